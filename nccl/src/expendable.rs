@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Mark};
 use crate::reaper::Working;
 use crate::sync::{Condvar, Mutex};
 use crate::threads;
@@ -107,6 +107,7 @@ impl NotBack {
                     what: format!("{function}, which should not wait and has not come back,"),
                     limit,
                 })
+                .marked(Mark::Inside)
             }
             Self::Interrupted => {
                 given_up("there is no use in it any more");

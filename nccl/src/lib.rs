@@ -180,7 +180,7 @@ pub mod launch {
     //! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank said
     //! last, rather than that its connection closed.
 
-    pub use nccl_base::signal::Signal;
+    pub use nccl_base::departure::Signal;
     pub use nccl_launch::{
         Event, Events, Exit, Fleet, FleetBuilder, Line, OomKill, Output, RankEnd, Report, Stream,
     };

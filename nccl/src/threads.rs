@@ -6,22 +6,23 @@
 use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
-pub(crate) use nccl_base::threads::are_exhausted;
-use nccl_base::threads::{STARTING, is_shortage};
+use nccl_base::threads::is_shortage;
 
-use crate::error::Error;
+use crate::error::{Error, Mark};
 use crate::{driver, preflight};
 
 /// The error for a thread that was not started: `purpose` goes on after "a thread".
 pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
     move |error| {
         // Not before: calls ask for their threads, and have them already.
-        let what = format!("{STARTING}{purpose}");
-        let what = match is_shortage(&error) {
-            true => format!("{what} ({})", preflight::thread_limits()),
-            false => what,
-        };
-        Error::io(what)(error)
+        let what = format!("starting a thread {purpose}");
+        match is_shortage(&error) {
+            true => {
+                let limits = preflight::thread_limits();
+                Error::io(format!("{what} ({limits})"))(error).marked(Mark::NoThread)
+            }
+            false => Error::io(what)(error),
+        }
     }
 }
 
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn an_error_for_want_of_a_thread_says_how_many_there_are_and_what_to_do() {
         let error = not_started("that watches")(io::Error::from_raw_os_error(11));
-        assert!(are_exhausted(error.kind()));
+        assert!(error.is(Mark::NoThread));
         let text = error.to_string();
         assert!(
             text.starts_with("starting a thread that watches (this process has "),
@@ -120,6 +121,6 @@ mod tests {
         );
         assert!(text.contains("pids.max or --pids-limit"), "{text}");
         let other = not_started("that watches")(io::Error::from_raw_os_error(12));
-        assert!(!are_exhausted(other.kind()), "{other}");
+        assert!(!other.is(Mark::NoThread), "{other}");
     }
 }

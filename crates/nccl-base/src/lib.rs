@@ -9,7 +9,7 @@
 //! | [`departure`] | how a rank left, how an exchange ended that was not finished |
 //! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
 //! | [`system`], [`launch_mode`] | what this machine and its environment say, and how NCCL is called |
-//! | [`signal`], [`threads`] | ends of processes, threads that the system does not give |
+//! | [`threads`] | ends of processes, threads that the system does not give |
 //! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
 //! | [`codec`], [`ranges`], [`visible`], [`say`], [`whole_file`] | bytes and texts on their way out |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
@@ -38,7 +38,6 @@ pub mod ranges;
 pub mod reduce_op;
 pub mod report;
 pub mod say;
-pub mod signal;
 pub mod sync;
 pub mod system;
 pub mod threads;

@@ -1,13 +1,7 @@
-//! How an error for want of a thread is known.
+//! Threads that the system does not give.
 
 use std::io;
 use std::thread::{Builder, Scope};
-
-use crate::error::ErrorKind;
-
-/// How the sentence begins by which such an error is known.
-#[doc(hidden)]
-pub const STARTING: &str = "starting a thread ";
 
 /// What can be done about it.
 #[doc(hidden)]
@@ -18,15 +12,6 @@ pub const FIX: &str = "raise the limit of processes and threads (ulimit -u, Limi
 #[doc(hidden)]
 pub fn is_shortage(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AGAIN.raw_os_error())
-}
-
-/// Whether an error is of this kind.
-#[doc(hidden)]
-pub fn are_exhausted(kind: &ErrorKind) -> bool {
-    match kind {
-        ErrorKind::Io { what, error } => what.starts_with(STARTING) && is_shortage(error),
-        _ => false,
-    }
 }
 
 /// There is no thread for something that would need one.

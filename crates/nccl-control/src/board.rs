@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::events::{Log, WorldEvent};
 use super::incoming::Known;
 use super::inquiry::Lateness;
-use super::message::Departure;
 use super::recordings::Target;
+use crate::departure::{Departure, Lost};
 
 /// How a rank ended.
 ///
@@ -192,13 +192,13 @@ impl Board {
     }
 
     /// A rank is gone, and the coordinator could not tell.
-    pub(super) fn gone(&mut self, rank: usize, how: &str) {
+    pub(super) fn gone(&mut self, rank: usize, lost: Lost) {
         let Some(seen) = self.ranks.get(rank) else {
             return;
         };
         if seen.known.departure.is_none() {
             let mut known = seen.known.clone();
-            known.departure = Some(Departure::Lost(how.to_owned()));
+            known.departure = Some(Departure::Lost(lost));
             self.learn(known);
         }
     }
@@ -282,8 +282,8 @@ impl Board {
                     .map(|(name, age)| (name.clone(), age.saturating_add(since))),
                 end: known.departure.clone().map(|departure| match departure {
                     Departure::Left => RankEnd::Left,
-                    Departure::Failed(chain) => RankEnd::Failed(chain),
-                    Departure::Lost(how) => RankEnd::Gone(how),
+                    Departure::Failed(why) => RankEnd::Failed(why.to_string()),
+                    Departure::Lost(lost) => RankEnd::Gone(lost.to_string()),
                 }),
             }
         });
@@ -323,11 +323,11 @@ mod tests {
         board.learn(known(Some("joined"), None));
         board.learn(known(Some("joined"), None));
         board.learn(known(Some("load"), None));
-        let gone = Departure::Lost(String::from("it died"));
+        let gone = Departure::lost(crate::departure::How::Unknown);
         board.learn(known(Some("load"), Some(gone.clone())));
         board.learn(known(Some("load"), Some(gone)));
-        board.gone(1, "again");
-        board.gone(7, "no such rank");
+        board.gone(1, Lost::said("again"));
+        board.gone(7, Lost::said("no such rank"));
         board.end("over");
         board.end("again");
         let mut next = 0;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::channels::{CAPACITY, LARGEST_MESSAGE};
 use super::exchange::check_rank;
 use super::mailbox::Taken;
-use super::message::{Departure, Incomplete};
+use super::message::Incomplete;
 use super::request::Request;
 use super::world::World;
+use crate::departure::Departure;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use super::hub::LONGEST_NAME;
 use super::incoming::{Answer, Push};
-use super::message::{Departure, Incomplete, Missing};
+use super::message::{Incomplete, Missing};
 use super::state::State;
+use crate::departure::Departure;
 
 /// How many messages of a channel may wait for one rank.
 pub(super) const CAPACITY: usize = 64;

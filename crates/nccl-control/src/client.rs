@@ -15,6 +15,7 @@ use super::reader::{Reader, Sink};
 use super::reporting::REPORT;
 use super::request::Request;
 use super::server::Job;
+use crate::departure::Failure;
 use crate::error::{Error, Result};
 use crate::time::deadline_after;
 
@@ -131,7 +132,8 @@ pub(super) fn fail(rendezvous: Rendezvous, chain: String) -> Result<()> {
         deadline,
         None,
     )?;
-    connection.enqueue(Request::Fail { chain }.encode(0));
+    let why = Failure::Said(chain);
+    connection.enqueue(Request::Fail { why }.encode(0));
     connection
         .drain(deadline)
         .map_err(Error::io(format!("telling rank 0 at {address}")))?;

@@ -24,11 +24,13 @@ use super::peer::{Peer, Stage, Talk};
 use super::place::{self, Address, Listener};
 use super::reactor::{EventFlags, Reactor, Source};
 use super::server::Job;
+use crate::departure::ProcessEnd;
+use crate::departure::Reason;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
 /// What to do when somebody tells how the coordinator's process ended.
-pub(super) type OnWord = Box<dyn Fn(&str) + Send + Sync>;
+pub(super) type OnWord = Box<dyn Fn(&ProcessEnd) + Send + Sync>;
 
 /// How long a guest may take to prove who it is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -284,7 +286,7 @@ impl Door {
         let refuse = |reason: &str| {
             let why = Incomplete::GivenUp {
                 rank: self.rank,
-                reason: reason.to_owned(),
+                reason: Reason::Said(reason.to_owned()),
             };
             let (kind, payload) = Answer::Incomplete(Arc::new(why)).encode();
             connection.enqueue(Outgoing::new(kind, id, payload));
@@ -323,10 +325,10 @@ impl Door {
         self.hub.coordinates()
     }
 
-    pub(super) fn coordinator_ended(&self, how: &str) {
+    pub(super) fn coordinator_ended(&self, end: &ProcessEnd) {
         let on_word = self.on_word.lock().clone();
         if let Some(on_word) = on_word {
-            on_word(how);
+            on_word(end);
         }
     }
 

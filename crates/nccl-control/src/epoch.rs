@@ -15,7 +15,7 @@ use super::going::Epoch;
 use super::incoming::{Answer, Push};
 use super::launcher;
 use super::line::{Line, Link};
-use super::message::{Departure, Incomplete};
+use super::message::Incomplete;
 use super::place::Address;
 use super::reader::{Reader, Sink};
 use super::request::Request;
@@ -23,14 +23,14 @@ use super::search::Search;
 use super::server::Server;
 use super::succession::Loss;
 use super::world::{Open, Origin, World};
+use crate::departure::Departure;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use nccl_base::from_outside::{FromOutside, world as world_limit};
-
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::sync::{Condvar, Mutex};
 use crate::time::{deadline_after, later};
+use nccl_base::from_outside::{FromOutside, world as world_limit};
 
 /// The topic, in errors.
 const TOPIC: &str = "the next epoch";

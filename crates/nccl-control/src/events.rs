@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::inquiry::Lateness;
-use super::message::Departure;
 use super::observer::Shared;
+use crate::departure::Departure;
 use crate::fault::Fault;
 use crate::forked;
 use crate::operation::OperationKind;
@@ -157,8 +157,14 @@ impl WorldEvent {
     pub(super) fn departed(rank: usize, departure: Departure) -> Self {
         match departure {
             Departure::Left => Self::Left { rank },
-            Departure::Failed(chain) => Self::Failed { rank, chain },
-            Departure::Lost(how) => Self::Gone { rank, how },
+            Departure::Failed(why) => Self::Failed {
+                rank,
+                chain: why.to_string(),
+            },
+            Departure::Lost(lost) => Self::Gone {
+                rank,
+                how: lost.to_string(),
+            },
         }
     }
 

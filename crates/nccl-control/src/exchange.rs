@@ -9,10 +9,11 @@ use super::environment::Rendezvous;
 use super::frame::LARGEST;
 use super::hub::cut;
 use super::incoming::Answer;
-use super::message::{Departure, Incomplete};
+use super::message::Incomplete;
 use super::request::Request;
 use super::substitute::stand_in;
 use super::world::World;
+use crate::departure::{Departure, Failure};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -87,7 +88,7 @@ impl World {
     pub fn fails(&mut self, error: &(dyn StdError + 'static)) {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
-        self.set_farewell(Departure::Failed(chain));
+        self.set_farewell(Departure::Failed(Failure::Said(chain)));
     }
 
     /// Some of the ranks, in this order, under a name. All of them have to name the same.
@@ -168,7 +169,8 @@ impl Rendezvous {
             return client::fail(self, chain);
         }
         let deadline = deadline_after(self.timeout);
-        stand_in(&self, Departure::Failed(chain), |_| {
+        let departure = Departure::Failed(Failure::Said(chain));
+        stand_in(&self, departure, |_| {
             std::thread::sleep(Duration::from_millis(5));
             Instant::now() >= deadline
         })

@@ -25,8 +25,9 @@ use super::connection::Connection;
 use super::frame::{Broken, Fields, Outgoing, put_index, put_number};
 use super::hub::{Hub, Outlet};
 use super::incoming::{Answer, Push};
-use super::message::{Departure, Incomplete, Missing};
+use super::message::{Incomplete, Missing};
 use super::state::State;
+use crate::departure::{Departure, How, Lost};
 
 /// An epoch that ranks have agreed upon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -229,11 +230,8 @@ impl State {
         let waited = self.going.waited(now);
         let missing = self.missing_from_going();
         if self.going.came.values().all(|coming| coming.leaves_behind) {
-            let limit = waited.as_secs_f64();
             for rank in missing {
-                let departure = Departure::Lost(format!(
-                    "it did not come to the next epoch within {limit:.1} s, and was left behind"
-                ));
+                let departure = Departure::lost(How::LeftBehind { after: waited });
                 // So that it knows, should it ever look.
                 if let Some(outlet) = self.members[rank].outlet.clone() {
                     let departure = departure.clone();
@@ -291,14 +289,14 @@ impl State {
     }
 
     /// One who asked to come in is gone, or has come.
-    pub(super) fn newcomer_gone(&mut self, number: u64, how: &str) {
+    pub(super) fn newcomer_gone(&mut self, number: u64, lost: Lost) {
         if self.going.newcomers.remove(&number).is_some() {
             return self.tell_newcomers();
         }
         if let Some(next) = &self.going.next
             && let Some(&rank) = next.invited.get(&number)
         {
-            next.hub.never_comes(rank, Departure::Lost(how.to_owned()));
+            next.hub.never_comes(rank, Departure::Lost(lost));
         }
     }
 

@@ -11,16 +11,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::heartbeat::Said;
-use super::hub::{Hub, Outlet, cut};
+use super::hub::{Hub, Outlet};
 use super::incoming::Push;
 use super::line;
-use super::mailbox::{Mailbox, Notice, ONE_WAY};
-use super::message::{Departure, Incomplete};
+use super::mailbox::{Mailbox, Notice};
+use super::message::Incomplete;
 use super::process;
 use super::reader::Sink as _;
 use super::request::Request;
 use super::state::State;
 use super::succession::{Action, Event, Loss, is_majority};
+use crate::departure::{Departure, How, Lost};
 
 /// How long the kernel takes to find a host silent to which something was sent.
 const SILENCE: Duration = Duration::from_millis(3500);
@@ -57,7 +58,7 @@ enum Stage {
 /// Ranks whose connections have broken in silence: it may be this host that is cut off.
 #[derive(Default)]
 pub(super) struct Doubt {
-    suspects: Vec<(usize, String)>,
+    suspects: Vec<(usize, Lost)>,
     /// The question that was asked then.
     asked: u64,
     /// Who has answered it.
@@ -289,8 +290,7 @@ impl State {
                     );
                     let from = from.collect();
                     self.tell(rank, &Push::CutOff { from, why });
-                    let how = String::from("the others went on without it");
-                    self.leave(rank, Departure::Lost(how), false);
+                    self.leave(rank, Departure::lost(How::PassedOver), false);
                 }
                 Action::CutOff { from, with } => {
                     let why = apart(&from, self.doubt.is_on_one_host);
@@ -341,17 +341,17 @@ impl State {
 
     /// A rank's connection broke, and nobody knows whether the rank lives: this host may be the one that is
     /// cut off. Decides when enough others are there.
-    pub(super) fn suspect(&mut self, rank: usize, mut why: String) {
+    pub(super) fn suspect(&mut self, rank: usize, mut lost: Lost) {
         if self.members[rank].is_closed() || self.doubt.suspects.iter().any(|(r, _)| *r == rank) {
             return;
         }
-        if !why.contains(ONE_WAY)
-            && let Some(how) = self.speaks_unheard(rank, Instant::now())
+        if let Some(silence) = lost.silence_mut()
+            && !silence.is_one_way()
         {
-            why = format!("{why}; {how}");
+            silence.heard = self.speaks_unheard(rank, Instant::now());
         }
         self.members[rank].outlet = None;
-        self.doubt.suspects.push((rank, why));
+        self.doubt.suspects.push((rank, lost));
         self.doubt.present.clear();
         self.beats.number += 1;
         self.doubt.asked = self.beats.number;
@@ -404,9 +404,9 @@ impl State {
         };
         if is_majority(sure, alive) {
             self.doubt.until = None;
-            for (rank, why) in std::mem::take(&mut self.doubt.suspects) {
+            for (rank, lost) in std::mem::take(&mut self.doubt.suspects) {
                 self.doubt.out_of_reach.insert(rank);
-                self.leave(rank, Departure::Lost(why), false);
+                self.leave(rank, Departure::Lost(lost), false);
             }
         } else if !is_majority(most, alive) && (late || sure == most) {
             // All that can be known of the others is known.
@@ -424,11 +424,11 @@ impl State {
                 from,
                 why: why.clone(),
             });
-            for (rank, mut how) in suspects {
-                how.push_str("; ");
-                how.push_str(&why);
-                cut(&mut how, 4096);
-                self.leave(rank, Departure::Lost(how), false);
+            for (rank, mut lost) in suspects {
+                if let Some(silence) = lost.silence_mut() {
+                    silence.undecided = Some(why.clone());
+                }
+                self.leave(rank, Departure::Lost(lost), false);
             }
         }
     }

@@ -11,16 +11,15 @@
 //! ranks whom it suspects, and has one of the suspect's host look at the process. The other way round, each
 //! rank counts the coordinator's beats that did not come.
 
-pub(crate) use nccl_base::departure::HEARTBEAT;
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::hub::Outlet;
 use super::incoming::Push;
-use super::mailbox::ONE_WAY;
 use super::process;
+use super::process_state::ProcessState;
 use super::state::State;
+use crate::departure::HeardOnly;
 
 /// How often the coordinator asks.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
@@ -37,7 +36,7 @@ pub struct Suspect {
     /// For how long.
     pub silent: Duration,
     /// What the kernel says of its process, where somebody on its host could look.
-    pub state: Option<String>,
+    pub state: Option<ProcessState>,
 }
 
 impl fmt::Display for Suspect {
@@ -220,7 +219,7 @@ impl State {
 
     /// Of a rank whose host acknowledges nothing any more: what tells that it lives all the same, if it has spoken
     /// since.
-    pub(super) fn speaks_unheard(&self, rank: usize, now: Instant) -> Option<String> {
+    pub(super) fn speaks_unheard(&self, rank: usize, now: Instant) -> Option<HeardOnly> {
         /// What it said may have been on the way when the last that it heard was sent.
         const ON_THE_WAY: Duration = Duration::from_millis(150);
         let member = &self.members[rank];
@@ -229,22 +228,19 @@ impl State {
         };
         let missing = connection.unacknowledged_for(now)?;
         let heard = member.pulse?.age(now);
-        (heard + ON_THE_WAY < missing).then(|| {
-            format!(
-                "{ONE_WAY}: it was heard {:.1} s ago, and its host has acknowledged nothing that was sent to it for {:.1} s",
-                heard.as_secs_f64(),
-                missing.as_secs_f64()
-            )
+        (heard + ON_THE_WAY < missing).then_some(HeardOnly {
+            heard,
+            unacknowledged: missing,
         })
     }
 
     /// A rank of the same host has looked.
-    pub(super) fn saw(&mut self, rank: usize, mut state: String, now: Instant) {
+    pub(super) fn saw(&mut self, rank: usize, mut state: ProcessState, now: Instant) {
         let Some(member) = self.members.get(rank) else {
             return;
         };
         if let Some(pulse) = member.pulse.filter(|pulse| pulse.suspected) {
-            super::hub::cut(&mut state, super::hub::LONGEST_NAME);
+            state.cut(super::hub::LONGEST_NAME);
             let silent = pulse.age(now);
             let said = Said::Silent(rank, silent, Some(state.clone()));
             self.said.push(said);
@@ -275,7 +271,7 @@ impl super::hub::Hub {
 #[derive(Debug)]
 pub(super) enum Said {
     /// A rank, for how long, and what was seen of its process.
-    Silent(usize, Duration, Option<String>),
+    Silent(usize, Duration, Option<ProcessState>),
     HeardAgain(usize, Duration),
     /// This rank has taken over.
     Leads(usize),
@@ -287,7 +283,8 @@ impl Said {
         match self {
             Self::Silent(rank, silent, state) => {
                 let silent_ms = millis(silent);
-                let state = state.as_deref().unwrap_or("unknown");
+                let state =
+                    state.map_or_else(|| String::from("unknown"), |state| state.to_string());
                 tracing::warn!(name: "nccl.rendezvous.silent", target: "nccl", rank, silent_ms, state, "a rank is alive, and silent");
             }
             Self::HeardAgain(rank, silent) => {
@@ -313,16 +310,21 @@ pub(super) struct Suspects {
 }
 
 /// Who, since when, and what was seen of its process.
-type Known = (usize, Instant, Option<Arc<str>>);
+type Known = (usize, Instant, Option<ProcessState>);
 
 impl Suspects {
     /// `silent` for so long, or heard again.
-    pub(super) fn learn(&mut self, rank: usize, silent: Option<Duration>, state: Option<&str>) {
+    pub(super) fn learn(
+        &mut self,
+        rank: usize,
+        silent: Option<Duration>,
+        state: Option<&ProcessState>,
+    ) {
         self.forget(rank);
         if let Some(silent) = silent {
             let now = Instant::now();
             let since = now.checked_sub(silent).unwrap_or(now);
-            self.known.push((rank, since, state.map(Arc::from)));
+            self.known.push((rank, since, state.cloned()));
         }
     }
 
@@ -365,7 +367,7 @@ impl Suspects {
         let suspect = |(rank, since, state): Known| Suspect {
             rank,
             silent: now.saturating_duration_since(since),
-            state: state.as_deref().map(str::to_owned),
+            state,
         };
         let mut all: Vec<_> = self.all_known(now).into_iter().map(suspect).collect();
         all.sort_by_key(|suspect| suspect.rank);
@@ -451,7 +453,7 @@ mod tests {
         let mut suspect = Suspect {
             rank: 3,
             silent: Duration::from_millis(3240),
-            state: Some(String::from("process state T (stopped)")),
+            state: Some(ProcessState::stopped()),
         };
         let text = "alive, but silent for 3.2 s: process state T (stopped)";
         assert_eq!(suspect.to_string(), text);

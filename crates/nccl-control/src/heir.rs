@@ -17,12 +17,13 @@ use super::handover::{Standing, apart};
 use super::hub::Hub;
 use super::launcher;
 use super::line::{Link, Member};
-use super::mailbox::{Mailbox, Notice, SILENT};
-use super::message::Departure;
+use super::mailbox::{Mailbox, Notice};
 use super::reader::{Reader, Sink};
 use super::request::Request;
 use super::server::Server;
 use super::succession::{Action, Event, Loss};
+use super::tcp;
+use crate::departure::{Departure, How, Lost, ProcessEnd, Sign};
 use crate::sync::Mutex;
 use nccl_base::threads;
 
@@ -160,7 +161,7 @@ pub(super) fn bereave(heir: &Heir, loss: Loss) {
         .spawn(move || go_on(&their, loss));
     if let Err(error) = spawned {
         let why = format!("the coordinator is gone, and no thread to look for another: {error}");
-        heir.mailbox.end(&why);
+        heir.mailbox.end(&Lost::said(why));
         heir.mailbox.settle();
     }
 }
@@ -168,7 +169,7 @@ pub(super) fn bereave(heir: &Heir, loss: Loss) {
 fn go_on(heir: &Heir, loss: Loss) {
     let mailbox = &heir.mailbox;
     let before = mailbox.coordinator();
-    let why = loss.to_string();
+    let why = loss.clone().into_lost();
     let has_left = mailbox.departure(before) == Some(Departure::Left);
     {
         let mut way = heir.way.lock();
@@ -190,7 +191,7 @@ fn go_on(heir: &Heir, loss: Loss) {
         return;
     }
     let loss = if has_left { Loss::Left } else { loss };
-    tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank = before, why, "the coordinator is gone");
+    tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank = before, why = why.to_string(), "the coordinator is gone");
     let mut actions = VecDeque::from(mailbox.step(Event::Lost(loss)));
     mailbox.settle();
     while let Some(action) = actions.pop_front() {
@@ -214,8 +215,12 @@ enum Answered {
     Follows(usize),
     Refused,
     /// There is nobody.
-    Closed(String),
-    Silent(String),
+    Closed(How),
+    Silent {
+        lost: Lost,
+        /// Nobody says that there is no way: a second look may find one.
+        is_unanswered: bool,
+    },
     Mute,
     /// Perhaps the next time.
     Busy,
@@ -240,7 +245,7 @@ impl Heir {
 
     fn ask(&self, server: &Server, rank: usize) -> Answered {
         let Some(address) = self.address_of(rank).and_then(launcher::place) else {
-            return Answered::Closed(String::from("it has no address"));
+            return Answered::Closed(How::NoAddress);
         };
         let claim = Claim::rank(self.rank, self.size);
         let deadline = Instant::now() + MUTENESS;
@@ -248,7 +253,7 @@ impl Heir {
             Tried::Met(met) if met.by == rank => Answered::Met(Box::new(met)),
             Tried::Met(met) => {
                 met.connection.shut();
-                Answered::Closed(format!("rank {} listens at its door: it died", met.by))
+                Answered::Closed(How::Replaced { by: met.by })
             }
             Tried::Follows { rank, .. } => Answered::Follows(rank),
             Tried::Refused(why) => {
@@ -257,13 +262,16 @@ impl Heir {
             }
             Tried::NotYet(error, _) => match error.kind() {
                 io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
-                    Answered::Closed(String::from("nobody listens at its door any more: it died"))
+                    Answered::Closed(How::NobodyListens)
                 }
                 kind if kind == MUTE => Answered::Mute,
                 io::ErrorKind::TimedOut
                 | io::ErrorKind::HostUnreachable
                 | io::ErrorKind::NetworkUnreachable
-                | io::ErrorKind::NetworkDown => Answered::Silent(format!("{SILENT}: {error}")),
+                | io::ErrorKind::NetworkDown => Answered::Silent {
+                    lost: Sign::Error(error.to_string()).into(),
+                    is_unanswered: tcp::is_unanswered(&error),
+                },
                 _ => Answered::Busy,
             },
         }
@@ -273,9 +281,9 @@ impl Heir {
     fn seek(&self, rank: usize, has_left: bool, mut met: Option<Box<Met>>) -> Vec<Action<Notice>> {
         let begun = Instant::now();
         let mailbox = &self.mailbox;
-        let closed = |how: String| match has_left {
+        let closed = |how: How| match has_left {
             true => Loss::Left,
-            false => Loss::Closed(how),
+            false => Loss::Lost(how.into()),
         };
         let mut pause = Duration::from_micros(500);
         loop {
@@ -283,7 +291,7 @@ impl Heir {
                 return Vec::new();
             };
             if let Some(how) = self.is_beside_a_silent_one(rank) {
-                return mailbox.step(Event::Lost(Loss::Silent(how)));
+                return mailbox.step(Event::Lost(Loss::Lost(how)));
             }
             let answer = match met.take() {
                 Some(met) => Answered::Met(met),
@@ -299,13 +307,18 @@ impl Heir {
                     } = *met;
                     return match self.follow(rank, server, connection, decoder) {
                         Ok(()) => Vec::new(),
-                        Err(error) => mailbox.step(Event::Lost(closed(error.to_string()))),
+                        Err(error) => {
+                            mailbox.step(Event::Lost(closed(How::Said(error.to_string()))))
+                        }
                     };
                 }
                 Answered::Follows(by) if by > rank => return mailbox.step(Event::Overtaken { by }),
                 Answered::Closed(how) => return mailbox.step(Event::Lost(closed(how))),
-                Answered::Silent(how) if begun.elapsed() > SILENCE || is_final(&how) => {
-                    return mailbox.step(Event::Lost(Loss::Silent(how)));
+                Answered::Silent {
+                    lost,
+                    is_unanswered,
+                } if begun.elapsed() > SILENCE || !is_unanswered => {
+                    return mailbox.step(Event::Lost(Loss::Lost(lost)));
                 }
                 Answered::Mute => return mailbox.step(Event::Lost(Loss::Mute)),
                 Answered::Refused => return mailbox.step(Event::Refused),
@@ -359,10 +372,11 @@ impl Heir {
                 }
                 let loss = match self.ask(&server, rank) {
                     Answered::Closed(_) if has_left => Some(Loss::Left),
-                    Answered::Closed(how) => Some(Loss::Closed(how)),
-                    Answered::Silent(how) if begun.elapsed() > SILENCE || is_final(&how) => {
-                        Some(Loss::Silent(how))
-                    }
+                    Answered::Closed(how) => Some(Loss::Lost(how.into())),
+                    Answered::Silent {
+                        lost,
+                        is_unanswered,
+                    } if begun.elapsed() > SILENCE || !is_unanswered => Some(Loss::Lost(lost)),
                     Answered::Mute => Some(Loss::Mute),
                     Answered::Met(met) => {
                         *overtaken.lock() = Some((rank, Some(met)));
@@ -374,7 +388,7 @@ impl Heir {
                     }
                     // It is about to come, or hears the one that this rank has lost.
                     Answered::Follows(_) | Answered::Refused if late => Some(Loss::Elsewhere),
-                    Answered::Busy | Answered::Silent(_) if late => Some(Loss::Mute),
+                    Answered::Busy | Answered::Silent { .. } if late => Some(Loss::Mute),
                     _ => None,
                 };
                 if let Some(loss) = loss
@@ -414,7 +428,7 @@ impl Heir {
     }
 
     /// Whether a rank's host was found silent already: then why.
-    fn is_beside_a_silent_one(&self, rank: usize) -> Option<String> {
+    fn is_beside_a_silent_one(&self, rank: usize) -> Option<Lost> {
         let members = self.members.get()?;
         let own = members.get(rank)?;
         let silent = self.mailbox.silent();
@@ -451,7 +465,7 @@ impl Heir {
         let reader = Reader::start(connection, decoder, sink)?;
         // Which keeps it, too: it has to be there until the word has come, or has not.
         let coming = Arc::clone(&reader);
-        server.on_word(move |how| coming.rank_0_ended(how));
+        server.on_word(move |end: &ProcessEnd| coming.rank_0_ended(end));
         if let Some(member) = self.members.get().and_then(|members| members.get(rank)) {
             reader.watch_rank_0(member.pid.into(), "");
         }
@@ -482,9 +496,4 @@ impl Heir {
         }
         Some(hub)
     }
-}
-
-/// Whether a host's silence needs no second look: somebody says that there is no way.
-fn is_final(how: &str) -> bool {
-    !how.contains("no answer")
 }

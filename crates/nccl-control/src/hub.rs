@@ -23,11 +23,12 @@ use super::heartbeat::{Beats, Said};
 use super::incoming::{Answer, Push};
 use super::inquiries::Inquiries;
 use super::mailbox::Mailbox;
-use super::message::Departure;
 use super::reporting::REPORT;
 use super::request::Request;
 use super::state::{Get, Member, State};
 use super::succession::Loss;
+pub(super) use crate::departure::cut;
+use crate::departure::{Departure, How, Lost};
 use crate::sync::Mutex;
 use crate::time::later;
 use nccl_base::clock;
@@ -224,8 +225,8 @@ impl Hub {
             .receive_newcomer(number, connection, welcome)
     }
 
-    pub(super) fn newcomer_gone(&self, number: u64, how: &str) {
-        self.state.lock().newcomer_gone(number, how);
+    pub(super) fn newcomer_gone(&self, number: u64, lost: Lost) {
+        self.state.lock().newcomer_gone(number, lost);
         self.flush();
     }
 
@@ -336,9 +337,9 @@ impl Hub {
                 };
                 state.push_to(to, &push);
             }
-            Request::Fail { chain } => state.leave(rank, Departure::Failed(chain), false),
-            Request::Stay { chain } => {
-                let departure = chain.map_or(Departure::Left, Departure::Failed);
+            Request::Fail { why } => state.leave(rank, Departure::Failed(why), false),
+            Request::Stay { why } => {
+                let departure = why.map_or(Departure::Left, Departure::Failed);
                 state.leave(rank, departure, true);
             }
             Request::Goodbye => state.leave(rank, Departure::Left, false),
@@ -379,7 +380,8 @@ impl Hub {
             }
             // Recordings are asked for at the doors, where they pass through nobody else.
             Request::Watches { .. } | Request::Ended { .. } | Request::Recording { .. } => {
-                state.lost(rank, String::from("it sent what only an observer may send"))
+                let sent = String::from("what only an observer may send");
+                state.lost(rank, How::Sent(sent).into())
             }
         }
     }
@@ -392,8 +394,8 @@ impl Hub {
             return self.go_on();
         }
         match loss {
-            Loss::Silent(why) => state.suspect(rank, why),
-            Loss::Told(why) | Loss::Closed(why) => state.lost(rank, why),
+            Loss::Lost(lost) if lost.may_live() => state.suspect(rank, lost),
+            Loss::Lost(lost) => state.lost(rank, lost),
             Loss::Mute | Loss::Elsewhere | Loss::Left => {}
         }
         drop(state);
@@ -531,15 +533,6 @@ impl Outlet {
             }
         }
     }
-}
-
-/// Cuts a text at a character.
-pub(super) fn cut(text: &mut String, longest: usize) {
-    let mut end = longest.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
 }
 
 impl fmt::Debug for Hub {

@@ -7,8 +7,10 @@ use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_nu
 use super::going::Epoch;
 use super::inquiry::{Lateness, nanos, put_nanos};
 use super::mailbox::Notice;
-use super::message::{Departure, Incomplete, Parts, departure, duration, millis, put_departure};
+use super::message::{Incomplete, Parts, duration, millis};
+use super::process_state::ProcessState;
 use super::testimony::{notices, put_notices};
+use crate::departure::{Departure, departure, put_departure};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
@@ -93,7 +95,7 @@ pub(super) enum Push {
     Suspected {
         rank: usize,
         silent: Option<Duration>,
-        state: Option<String>,
+        state: Option<ProcessState>,
     },
     /// For observers, at first: how many ranks there are.
     Size(usize),
@@ -318,7 +320,9 @@ impl Push {
                 put_index(&mut to, *rank);
                 put_number(&mut to, silent.map_or(0, |silent| millis(silent) + 1));
                 put_index(&mut to, state.is_some().into());
-                put_bytes(&mut to, state.as_deref().unwrap_or_default().as_bytes());
+                if let Some(state) = state {
+                    state.put(&mut to);
+                }
                 kind::SUSPECTED
             }
             Self::Size(size) => {
@@ -429,11 +433,11 @@ impl Incoming {
                 let rank = fields.index()?;
                 let silent = phase_age(&mut fields)?;
                 let seen = fields.number()? != 0;
-                let state = fields.said()?;
+                let state = seen.then(|| ProcessState::take(&mut fields)).transpose()?;
                 Self::Push(Push::Suspected {
                     rank,
                     silent,
-                    state: seen.then_some(state),
+                    state,
                 })
             }
             kind::SIZE => Self::Push(Push::Size(fields.index()?)),

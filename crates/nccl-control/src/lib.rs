@@ -36,7 +36,9 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
-use nccl_base::{error, fault, forked, host, operation, sync, time, visible, whole_file};
+use nccl_base::{
+    departure, error, fault, forked, host, operation, sync, time, visible, whole_file,
+};
 
 mod acknowledged;
 mod admission;
@@ -74,6 +76,7 @@ mod panics;
 mod peer;
 mod place;
 mod process;
+mod process_state;
 mod reactor;
 mod reader;
 mod recordings;
@@ -101,6 +104,7 @@ pub use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub use interface::{Interface, Own, is_within, own as own_addresses};
 pub use line::{Ended, Line, Member, launched, say_goodbye};
 pub use mailbox::Notice;
+pub use process_state::ProcessState;
 
 pub use board::{RankEnd, RankState, WorldState};
 pub use channel::{Channel, ChannelMessage};

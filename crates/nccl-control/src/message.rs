@@ -1,6 +1,6 @@
-//! What requests and answers are made of: rounds, departures, and why something did not end well.
+//! What requests and answers are made of: rounds, and why something did not end well.
 
-pub(crate) use nccl_base::departure::{Departure, Unfinished};
+use crate::departure::{Departure, Reason, Unfinished, departure, put_departure};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ pub(super) enum Incomplete {
     /// Another rank gave the round up.
     GivenUp {
         rank: usize,
-        reason: String,
+        reason: Reason,
     },
     /// The topic's round is of other ranks on another rank.
     OtherMembers,
@@ -108,27 +108,6 @@ impl Incomplete {
             | Self::NoKey { .. }
             | Self::Interrupted => None,
         }
-    }
-}
-
-pub(super) fn put_departure(to: &mut Vec<u8>, departure: &Departure) {
-    let (number, text) = match departure {
-        Departure::Left => (0, ""),
-        Departure::Failed(chain) => (1, &chain[..]),
-        Departure::Lost(how) => (2, &how[..]),
-    };
-    put_number(to, number);
-    put_bytes(to, text.as_bytes());
-}
-
-pub(super) fn departure(fields: &mut Fields<'_>) -> Result<Departure, Broken> {
-    let number = fields.number()?;
-    let text = fields.said()?;
-    match number {
-        0 => Ok(Departure::Left),
-        1 => Ok(Departure::Failed(text)),
-        2 => Ok(Departure::Lost(text)),
-        _ => Err(Broken("a departure of an unknown kind")),
     }
 }
 
@@ -170,7 +149,7 @@ impl Incomplete {
             Self::GivenUp { rank, reason } => {
                 put_number(to, 4);
                 put_index(to, *rank);
-                put_bytes(to, reason.as_bytes());
+                reason.put(to);
             }
             Self::OtherMembers => put_number(to, 5),
             Self::NoKey { waited } => {
@@ -215,7 +194,7 @@ impl Incomplete {
             },
             4 => Self::GivenUp {
                 rank: fields.index()?,
-                reason: fields.said()?,
+                reason: Reason::take(fields)?,
             },
             5 => Self::OtherMembers,
             6 => Self::NoKey {

@@ -20,6 +20,7 @@ use super::server::Job;
 use super::succession::Loss;
 #[cfg(doc)]
 use super::world::World;
+use crate::departure::{Lost, ProcessEnd};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -52,7 +53,7 @@ pub(super) struct State {
     pub(super) ear: u64,
     pub(super) link: Option<Arc<Reader>>,
     /// How the connection ended.
-    pub(super) broken: Option<String>,
+    pub(super) broken: Option<Lost>,
     /// Whether it has ever been there.
     pub(super) was_there: bool,
     /// The ranks that this process has started.
@@ -68,16 +69,13 @@ pub(super) struct State {
 pub(super) struct Word {
     pub(super) rank: usize,
     pub(super) pid: u64,
-    pub(super) how: String,
+    pub(super) end: ProcessEnd,
     /// Those who have to know do.
     pub(super) told: bool,
 }
 
 /// How long a dropped observer takes to say what it still has to say.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// How much of what a process has written at last goes into an error.
-const TAIL: usize = 1000;
 
 impl Observer {
     /// Observes the world that meets at this rendezvous, whose rank is not looked at: waits until rank 0
@@ -177,13 +175,23 @@ impl Observer {
     /// without goodbye". Says nothing when the rank has said goodbye, or why it fails. The rank is the one as which the process
     /// was started.
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
+        self.process_ended(rank, pid, ProcessEnd::in_words(how, stderr_tail))
+    }
+}
+
+impl Observer {
+    /// As [`rank_ended`](Self::rank_ended), for who knows how, and not only the words for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`].
+    pub fn process_ended(&self, rank: usize, pid: u32, end: ProcessEnd) -> Result<()> {
         forked::check()?;
         let mut state = self.shared.state.lock();
         check_rank(rank, &state)?;
         let word = Word {
             rank,
             pid: pid.into(),
-            how: with_tail(how, stderr_tail),
+            end,
             told: false,
         };
         state.words.push(word);
@@ -195,9 +203,7 @@ impl Observer {
         self.shared.notify();
         Ok(())
     }
-}
 
-impl Observer {
     /// Whether it has found the world, and has not lost it for good.
     pub fn is_on(&self) -> bool {
         let state = self.shared.state.lock();
@@ -230,22 +236,6 @@ fn check_rank(rank: usize, state: &State) -> Result<()> {
         rank,
         world_size,
     }))
-}
-
-/// How it ended, with the last lines that it wrote.
-fn with_tail(how: &str, tail: &str) -> String {
-    let lines = tail.lines().map(str::trim_end);
-    let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
-    let last = lines[lines.len().saturating_sub(5)..].join(" | ");
-    if last.is_empty() {
-        return how.to_owned();
-    }
-    let mut start = last.len().saturating_sub(TAIL);
-    while !last.is_char_boundary(start) {
-        start += 1;
-    }
-    let cut = if start > 0 { "…" } else { "" };
-    format!("{how}; stderr ended with: {cut}{}", &last[start..])
 }
 
 pub(super) fn send(link: &Reader, id: u64, request: Request) {
@@ -329,7 +319,7 @@ impl State {
             let request = Request::Ended {
                 rank,
                 pid: word.pid,
-                how: word.how.clone(),
+                end: word.end.clone(),
             };
             send(link, index as u64, request);
         }
@@ -417,7 +407,7 @@ impl Sink for Ear {
         let Some(mut state) = self.state() else {
             return;
         };
-        state.broken = Some(loss.to_string());
+        state.broken = Some(loss.into_lost());
         state.link = None;
         state.board.connected = false;
         drop(state);
@@ -456,22 +446,5 @@ impl fmt::Debug for Observer {
         f.debug_struct("Observer")
             .field("rendezvous", &self.shared.rendezvous.address.to_string())
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_what_a_process_wrote_the_last_lines_count() {
-        assert_eq!(with_tail("exited with 1", " \n\n"), "exited with 1");
-        let tail = "a\nb\n\nc\nd\ne\nf\n";
-        assert_eq!(
-            with_tail("exited with 1", tail),
-            "exited with 1; stderr ended with: b | c | d | e | f"
-        );
-        let long = with_tail("x", &"ä".repeat(5000));
-        assert!(long.len() < 1100 && long.contains("…ä"), "{long}");
     }
 }

@@ -14,12 +14,12 @@ use super::greeting::{
 };
 use super::hub::Outlet;
 use super::incoming::Answer;
-use super::message::Departure;
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
 use super::reader::loss_of;
 use super::request::Request;
 use super::succession::Loss;
+use crate::departure::{Departure, How, Lost};
 use crate::sync::Mutex;
 use crate::visible;
 use nccl_base::clock;
@@ -133,7 +133,7 @@ impl Bereaved for Peer {
         };
         let talk = &mut *self.talk.lock();
         if matches!(talk.stage, Stage::Member { .. }) {
-            self.lost(&door, talk, Loss::Closed(process::ended(pid)));
+            self.lost(&door, talk, Loss::Lost(How::Orphaned { pid }.into()));
         }
         door.hub.flush();
         door.schedule();
@@ -155,7 +155,8 @@ impl Peer {
             Stage::Dismissed => return Ok(()),
             // All that it can say is that it has come, or gives up.
             Stage::Newcomer => {
-                door.hub.newcomer_gone(self.number, "it gave up");
+                door.hub
+                    .newcomer_gone(self.number, Lost::said("it gave up"));
                 talk.stage = Stage::Dismissed;
                 return Ok(());
             }
@@ -279,10 +280,10 @@ impl Peer {
                 let handled = door.hub.handle_observer(self.number, frame.id, request);
                 handled.map_err(str::to_owned)?;
             }
-            (_, Request::Ended { rank, how, .. }) => {
+            (_, Request::Ended { rank, end, .. }) => {
                 // Another may have said so before, and who waits for an answer gets one all the same.
                 if rank == door.hub.coordinator() {
-                    door.coordinator_ended(&how);
+                    door.coordinator_ended(&end);
                 }
                 self.answer(frame.id, &Answer::Done);
             }
@@ -305,13 +306,13 @@ impl Peer {
         let why = refusal.why.as_str();
         match talk.stage {
             Stage::Member { rank, .. } => {
-                let departure = Departure::Lost(format!("it sent a broken request: {why}"));
-                door.hub.leave(rank, departure);
+                let sent = How::Sent(format!("a broken request: {why}"));
+                door.hub.leave(rank, Departure::lost(sent));
                 self.close(door, None);
             }
             Stage::Dismissed => self.close(door, None),
             Stage::Newcomer => {
-                door.hub.newcomer_gone(self.number, why);
+                door.hub.newcomer_gone(self.number, Lost::said(why));
                 self.close(door, None);
             }
             Stage::Observer | Stage::Messenger => {
@@ -344,7 +345,7 @@ impl Peer {
             }
             Stage::Dismissed | Stage::Messenger => self.close(door, None),
             Stage::Newcomer => {
-                door.hub.newcomer_gone(self.number, &loss.to_string());
+                door.hub.newcomer_gone(self.number, loss.into_lost());
                 self.close(door, None);
             }
             Stage::Observer => {

@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::process::{Pid, PidfdFlags};
 
+use nccl_base::codec::checksum;
+
+use super::process_state::{Held, ProcessState};
 use super::reactor::{EventFlags, Reactor, Source, poll};
 use crate::sync::Mutex;
-use nccl_base::codec::checksum;
 
 /// How long what a process has sent before its end may still take to come.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
@@ -121,50 +123,30 @@ pub(super) fn kernel_sum() -> u64 {
     }
 }
 
-/// Whether a process in this state, as [`state_of`] says it, cannot go on by itself now.
-pub(super) fn is_still(state: &str) -> bool {
-    let letters = ["state T", "state t", "state D", "state Z", "state X"];
-    letters.iter().any(|letter| state.contains(letter)) || state.contains("is frozen")
-}
-
 /// How it stands with a process of this kernel and namespace; `None` where the kernel does not say.
-pub(super) fn state_of(pid: u64) -> Option<String> {
+pub(super) fn state_of(pid: u64) -> Option<ProcessState> {
     let letter = letter(pid)?;
-    let meaning = match letter {
-        'R' => "running, or waiting for a processor",
-        'S' => "sleeping",
-        'D' => "waiting in the kernel, and cannot be interrupted",
-        'T' => "stopped",
-        't' => "stopped by a debugger",
-        'Z' | 'X' => "ended",
-        _ => "unknown",
-    };
-    let mut text = format!("process state {letter} ({meaning})");
-    if let Some(held) = held_back(pid) {
-        text.push_str(", ");
-        text.push_str(&held);
-    }
-    Some(text)
+    let held = held_back(pid);
+    Some(ProcessState { letter, held })
 }
 
 /// Whether the group of a process is frozen, or was denied processor time.
-fn held_back(pid: u64) -> Option<String> {
+fn held_back(pid: u64) -> Option<Held> {
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let directory = format!("/sys/fs/cgroup{path}");
+    let cgroup = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let directory = format!("/sys/fs/cgroup{cgroup}");
     let number = |file: &str, name: &str| -> Option<u64> {
         let text = std::fs::read_to_string(format!("{directory}/{file}")).ok()?;
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
         lines.find(|(key, _)| *key == name)?.1.trim().parse().ok()
     };
+    let cgroup = cgroup.to_owned();
     if number("cgroup.events", "frozen") == Some(1) {
-        return Some(format!("its cgroup {path} is frozen"));
+        return Some(Held::Frozen { cgroup });
     }
     let throttled = number("cpu.stat", "throttled_usec").filter(|time| *time > 0)?;
-    let seconds = Duration::from_micros(throttled).as_secs_f64();
-    Some(format!(
-        "its cgroup {path} was throttled for {seconds:.1} s in all"
-    ))
+    let time = Duration::from_micros(throttled);
+    Some(Held::Throttled { cgroup, time })
 }
 
 /// Who wants to hear of a process's end.
@@ -207,7 +189,7 @@ impl Vigil {
     }
 
     /// How it stands with the process.
-    pub(super) fn state(&self) -> Option<String> {
+    pub(super) fn state(&self) -> Option<ProcessState> {
         state_of(number_here(&self.descriptor)?)
     }
 
@@ -248,13 +230,6 @@ impl Drop for Vigil {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// How it reads.
-pub(super) fn ended(pid: u64) -> String {
-    format!(
-        "its process (pid {pid}) ended without goodbye: it died, and a child of it keeps its connection open"
-    )
 }
 
 #[cfg(test)]

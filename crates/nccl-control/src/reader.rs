@@ -10,31 +10,27 @@ use super::connection::{Connection, Received};
 use super::frame::Decoder;
 use super::heartbeat::{BEAT, Beats, Pulse, Turn};
 use super::incoming::{Answer, Incoming, Push};
-use super::mailbox::{ONE_WAY, SILENT};
 use super::process::{self, Bereaved, Vigil};
+use super::process_state::ProcessState;
 use super::reactor::{EventFlags, Reactor, Source};
 use super::request::Request;
 use super::succession::Loss;
-use super::watching::{WORD, word};
+use super::watching::WORD;
+use crate::departure::{How, Lost, ProcessEnd, Sign};
 use crate::sync::Mutex;
-
-/// What is said of a rank whose connection ends before it says that it leaves.
-pub(super) const LOST: &str = "its connection closed without goodbye: it died";
 
 /// What the end of a connection, or how it failed, says of the process at its other end.
 pub(super) fn loss_of(connection: &Connection, error: Option<&io::Error>) -> Loss {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let failed = error.filter(|error| !matches!(error.kind(), ConnectionReset | BrokenPipe));
-    match (failed, connection.unacknowledged_for(Instant::now())) {
-        (Some(error), _) => Loss::Silent(format!("{SILENT}: {error}")),
+    let lost = match (failed, connection.unacknowledged_for(Instant::now())) {
+        (Some(error), _) => Lost::from(Sign::Error(error.to_string())),
         // Its kernel says so.
-        (None, None) => Loss::Closed(LOST.to_owned()),
+        (None, None) => Lost::from(How::Closed),
         // The same, but of a host that does not hear this one: it gives up what works as far as it can see.
-        (None, Some(missing)) => Loss::Silent(format!(
-            "{SILENT}: {ONE_WAY}: its host gave it up, and had acknowledged nothing that was sent to it for {:.1} s",
-            missing.as_secs_f64()
-        )),
-    }
+        (None, Some(unacknowledged)) => Lost::from(Sign::GaveUp { unacknowledged }),
+    };
+    Loss::Lost(lost)
 }
 
 /// What takes what a coordinator sends.
@@ -46,7 +42,7 @@ pub(super) trait Sink: Send + Sync {
     /// The coordinator has asked whether this process is there, which says that it is itself.
     fn coordinator_heard(&self, _: Instant) {}
     /// It has not for long, as a process in this state; or it is heard again.
-    fn coordinator_turns(&self, _: Turn, _state: Option<String>) {}
+    fn coordinator_turns(&self, _: Turn, _state: Option<ProcessState>) {}
     /// Whether the end of the connection should wait for the word of the one that started rank 0.
     fn waits_for_word(&self) -> bool;
     /// Nothing comes any more.
@@ -66,7 +62,7 @@ struct Reading {
     decoder: Decoder,
     /// How the connection ended, how rank 0's process ended, and when one has to do without the other.
     ended: Option<Loss>,
-    word: Option<String>,
+    word: Option<ProcessEnd>,
     until: Option<Instant>,
     closed: bool,
     /// The coordinator's, which a rank looks after.
@@ -145,7 +141,8 @@ impl Reader {
                 Ok(Some(Ok(Incoming::Push(push)))) => self.sink.push(push),
                 Ok(None) => break true,
                 Ok(Some(Err(broken))) | Err(broken) => {
-                    reading.ended = Some(Loss::Closed(format!("it sent {}", broken.0)));
+                    let sent = How::Sent(broken.0.to_owned());
+                    reading.ended = Some(Loss::Lost(sent.into()));
                     break false;
                 }
             }
@@ -221,9 +218,9 @@ impl Reader {
     }
 
     /// How rank 0's process ended, as somebody says who knows. What it has said before counts.
-    pub(super) fn rank_0_ended(&self, how: &str) {
+    pub(super) fn rank_0_ended(&self, end: &ProcessEnd) {
         let mut reading = self.reading.lock();
-        reading.word.get_or_insert_with(|| word(how));
+        reading.word.get_or_insert_with(|| end.clone());
         self.conclude(&mut reading, false);
     }
 
@@ -233,8 +230,8 @@ impl Reader {
             return;
         }
         let loss = match (&reading.word, &reading.ended) {
-            (Some(word), Some(_)) => Loss::Told(word.clone()),
-            (Some(word), None) if late => Loss::Told(word.clone()),
+            (Some(word), Some(_)) => Loss::Lost(word.clone().into()),
+            (Some(word), None) if late => Loss::Lost(word.clone().into()),
             (None, Some(ended)) if late || !self.sink.waits_for_word() => ended.clone(),
             (None, None) => return,
             // One waits for the other.
@@ -257,7 +254,7 @@ impl Reader {
 impl Bereaved for Reader {
     fn process_ended(&self, pid: u64) {
         let mut reading = self.reading.lock();
-        let ended = || Loss::Closed(process::ended(pid));
+        let ended = || Loss::Lost(How::Orphaned { pid }.into());
         reading.ended.get_or_insert_with(ended);
         self.conclude(&mut reading, false);
     }
@@ -307,13 +304,11 @@ impl Source for Reader {
             if reading.unheard.take_if(|unheard| *unheard <= now).is_some()
                 && let Some(missing) = self.connection.unacknowledged_for(now)
             {
-                let how = format!(
-                    "{SILENT}: it was not heard for {:.1} s, and its host has acknowledged nothing that was sent to it \
-                     for {:.1} s",
-                    SILENCE.as_secs_f64(),
-                    missing.as_secs_f64()
-                );
-                reading.ended = Some(Loss::Silent(how));
+                let sign = Sign::Unheard {
+                    unheard: SILENCE,
+                    unacknowledged: missing,
+                };
+                reading.ended = Some(Loss::Lost(sign.into()));
                 self.connection.forget();
                 self.connection.shut();
                 return self.conclude(&mut reading, false);

@@ -6,8 +6,11 @@ use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_nu
 use super::inquiry::{Attendance, Suspicion};
 use super::mailbox::Notice;
 use super::message::{Round, duration, millis};
+use super::process_state::ProcessState;
 use super::succession::Report;
 use super::testimony::{put_report, report};
+use crate::departure::Reason;
+use crate::departure::{Failure, ProcessEnd, failure, process_end, put_failure, put_process_end};
 
 /// The coordinator answers those that expect it with an [`Answer`](super::incoming::Answer) of the same
 /// number, in any order.
@@ -21,7 +24,7 @@ pub(super) enum Request {
     },
     /// Gives up the request of the same number, and with it the round for all.
     Cancel {
-        reason: String,
+        reason: Reason,
     },
     Set {
         key: String,
@@ -49,12 +52,12 @@ pub(super) enum Request {
     },
     /// This rank ends with an error.
     Fail {
-        chain: String,
+        why: Failure,
     },
     /// This rank comes to no round any more, but to those of ends: its world is gone, and it still has
-    /// communicators. With the chain of an error, it fails.
+    /// communicators. With a reason, it fails.
     Stay {
-        chain: Option<String>,
+        why: Option<Failure>,
     },
     Goodbye,
     /// This rank wants to go on in the next epoch; answered when all that are left do.
@@ -102,7 +105,7 @@ pub(super) enum Request {
     /// The answer to a [`Push::Look`](super::incoming::Push::Look): how it stands with that rank's process.
     Saw {
         rank: usize,
-        state: String,
+        state: ProcessState,
     },
     /// An observer's: it has started these ranks, as these processes, and will say how they end.
     Watches {
@@ -112,7 +115,7 @@ pub(super) enum Request {
     Ended {
         rank: usize,
         pid: u64,
-        how: String,
+        end: ProcessEnd,
     },
 }
 
@@ -166,7 +169,7 @@ impl Request {
                 kind::COLLECT
             }
             Self::Cancel { reason } => {
-                put_bytes(&mut to, reason.as_bytes());
+                reason.put(&mut to);
                 kind::CANCEL
             }
             Self::Set { key, value } => {
@@ -198,13 +201,15 @@ impl Request {
                 put_bytes(&mut to, bytes);
                 kind::TELL
             }
-            Self::Fail { chain } => {
-                put_bytes(&mut to, chain.as_bytes());
+            Self::Fail { why } => {
+                put_failure(&mut to, why);
                 kind::FAIL
             }
-            Self::Stay { chain } => {
-                put_index(&mut to, chain.is_some().into());
-                put_bytes(&mut to, chain.as_deref().unwrap_or_default().as_bytes());
+            Self::Stay { why } => {
+                put_index(&mut to, why.is_some().into());
+                if let Some(why) = why {
+                    put_failure(&mut to, why);
+                }
                 kind::STAY
             }
             Self::Goodbye => kind::GOODBYE,
@@ -264,7 +269,7 @@ impl Request {
             }
             Self::Saw { rank, state } => {
                 put_index(&mut to, *rank);
-                put_bytes(&mut to, state.as_bytes());
+                state.put(&mut to);
                 kind::SAW
             }
             Self::Watches { ranks } => {
@@ -275,10 +280,10 @@ impl Request {
                 }
                 kind::WATCHES
             }
-            Self::Ended { rank, pid, how } => {
+            Self::Ended { rank, pid, end } => {
                 put_index(&mut to, *rank);
                 put_number(&mut to, *pid);
-                put_bytes(&mut to, how.as_bytes());
+                put_process_end(&mut to, end);
                 kind::ENDED
             }
         };
@@ -310,7 +315,7 @@ impl Request {
                 }
             }
             kind::CANCEL => Self::Cancel {
-                reason: fields.said()?,
+                reason: Reason::take(&mut fields)?,
             },
             kind::SET => Self::Set {
                 key: fields.text()?,
@@ -333,13 +338,12 @@ impl Request {
                 bytes: fields.bytes()?.to_vec(),
             },
             kind::FAIL => Self::Fail {
-                chain: fields.said()?,
+                why: failure(&mut fields)?,
             },
             kind::STAY => {
-                let failed = fields.number()? != 0;
-                let chain = fields.said()?;
-                let chain = failed.then_some(chain);
-                Self::Stay { chain }
+                let fails = fields.number()? != 0;
+                let why = fails.then(|| failure(&mut fields)).transpose()?;
+                Self::Stay { why }
             }
             kind::GOODBYE => Self::Goodbye,
             kind::GO_ON => Self::GoOn {
@@ -370,7 +374,7 @@ impl Request {
             },
             kind::SAW => Self::Saw {
                 rank: fields.index()?,
-                state: fields.said()?,
+                state: ProcessState::take(&mut fields)?,
             },
             kind::WATCHES => {
                 let ranks = (0..fields.count(16)?)
@@ -381,7 +385,7 @@ impl Request {
             kind::ENDED => Self::Ended {
                 rank: fields.index()?,
                 pid: fields.number()?,
-                how: fields.said()?,
+                end: process_end(&mut fields)?,
             },
             _ => return Err(Broken("a request of an unknown kind")),
         };

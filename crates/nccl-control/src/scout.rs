@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use super::client::{self, Claim, Met, Tried};
 use super::hub::Hub;
 use super::launcher;
-use super::message::Departure;
 use super::observer::{Ear, Shared, Word};
 use super::place::Address;
 use super::reader::{Reader, Sink};
 use super::request::Request;
 use super::search::{Looked, Search};
 use super::substitute::stand_in as stand_in_for_rank_0;
-use super::watching::{WORD, word};
+use super::watching::WORD;
+use crate::departure::{Departure, Lost, ProcessEnd};
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use nccl_base::threads;
@@ -62,7 +62,7 @@ fn observe(shared: &Arc<Shared>, deadline: Instant) -> String {
         Found::There => {}
         Found::Stopped => return String::from("the observer was dropped"),
         Found::Nobody(why) => return why,
-        Found::Dead(how) => return stand_in(shared, &how, deadline),
+        Found::Dead(end) => return stand_in(shared, &end, deadline),
     }
     let mut story = String::new();
     loop {
@@ -73,14 +73,15 @@ fn observe(shared: &Arc<Shared>, deadline: Instant) -> String {
                 go_on(shared, epoch);
                 continue;
             }
-            Seen::Dead(how) => (tell_all(shared, coordinator, &how), SUCCESSION),
+            Seen::Dead(end) => (tell_all(shared, coordinator, &end), SUCCESSION),
             Seen::Broken(why) => {
                 // The coordinator may be well, and only the connection broken.
                 if is_there_again(shared, coordinator) {
                     continue;
                 }
-                shared.state().board.gone(coordinator, &why);
-                (format!("rank {coordinator} is gone: {why}"), SUCCESSION)
+                let story = format!("rank {coordinator} is gone: {why}");
+                shared.state().board.gone(coordinator, why);
+                (story, SUCCESSION)
             }
             Seen::Over(how) => (how, LEAVING),
         };
@@ -240,7 +241,7 @@ enum Found {
     Stopped,
     Nobody(String),
     /// Rank 0's process ended before it was there.
-    Dead(String),
+    Dead(ProcessEnd),
 }
 
 fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
@@ -271,7 +272,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Found {
         let word = words.find(|word| word.rank == 0 && is_numbered);
         // Where others answer, rank 0 was a rank of an epoch before.
         if let Some(word) = word.filter(|_| !is_alive) {
-            return Found::Dead(word.how.clone());
+            return Found::Dead(word.end.clone());
         }
         if Instant::now() >= deadline {
             return Found::Nobody(search.failure());
@@ -344,8 +345,8 @@ enum Seen {
     /// To that epoch.
     GoesOn(u64),
     /// The coordinator's process has ended, as its parent says; nobody else has told the ranks.
-    Dead(String),
-    Broken(String),
+    Dead(ProcessEnd),
+    Broken(Lost),
     /// It has told the ranks itself.
     Over(String),
 }
@@ -370,7 +371,7 @@ fn watch(shared: &Arc<Shared>, coordinator: usize) -> Seen {
         let word = words.find(|word| !word.told && is_its(word.rank, word.pid));
         let has_parent = state.started.iter().any(|&(rank, pid)| is_its(rank, pid));
         match (&state.broken, word) {
-            (Some(_), Some(word)) => return Seen::Dead(word.how.clone()),
+            (Some(_), Some(word)) => return Seen::Dead(word.end.clone()),
             (Some(why), None) => {
                 // The parent hears of it at the same moment.
                 if !has_parent || patience.is_some_and(|until| until <= now) {
@@ -382,7 +383,7 @@ fn watch(shared: &Arc<Shared>, coordinator: usize) -> Seen {
                 // What it has said before its end is still to be read, and the connection then ends,
                 // unless a child of it holds it.
                 if patience.is_some_and(|until| until <= now) {
-                    return Seen::Dead(word.how.clone());
+                    return Seen::Dead(word.end.clone());
                 }
                 patience.get_or_insert(now + WORD / 3);
             }
@@ -422,7 +423,7 @@ fn farewell(shared: &Arc<Shared>) -> String {
 }
 
 /// Tells every rank at its own door how the coordinator ended.
-fn tell_all(shared: &Arc<Shared>, coordinator: usize, how: &str) -> String {
+fn tell_all(shared: &Arc<Shared>, coordinator: usize, end: &ProcessEnd) -> String {
     let (doors, pid, size) = {
         let state = shared.state();
         (
@@ -439,7 +440,7 @@ fn tell_all(shared: &Arc<Shared>, coordinator: usize, how: &str) -> String {
             let Some((_, door)) = rest.lock().next() else {
                 break;
             };
-            let word = (coordinator, pid, how);
+            let word = (coordinator, pid, end);
             if let Err(why) = tell(shared, &door, word, size, deadline) {
                 tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "end", door, why, "a rank was not told of the coordinator's end");
             }
@@ -451,21 +452,22 @@ fn tell_all(shared: &Arc<Shared>, coordinator: usize, how: &str) -> String {
         "to tell several ranks at once",
         tell_some,
     );
-    let how = word(how);
+    let lost = Lost::from(end.clone());
+    let story = format!("rank {coordinator} is gone: {lost}");
     let mut state = shared.state();
-    state.board.gone(coordinator, &how);
+    state.board.gone(coordinator, lost);
     for index in 0..state.words.len() {
         let Word { rank, pid, .. } = state.words[index];
         let is_its = state.rank_now(rank, pid) == Some(coordinator);
         state.words[index].told |= is_its;
     }
-    format!("rank {coordinator} is gone: {how}")
+    story
 }
 
 fn tell(
     shared: &Shared,
     door: &str,
-    (rank, pid, how): (usize, u64, &str),
+    (rank, pid, end): (usize, u64, &ProcessEnd),
     size: usize,
     deadline: Instant,
 ) -> Result<(), String> {
@@ -480,7 +482,7 @@ fn tell(
             let request = Request::Ended {
                 rank,
                 pid,
-                how: how.to_owned(),
+                end: end.clone(),
             };
             connection.enqueue(request.encode(0));
             let told = connection
@@ -495,11 +497,11 @@ fn tell(
 }
 
 /// Listens where rank 0 would have, and tells those who come that it will not.
-fn stand_in(shared: &Arc<Shared>, how: &str, deadline: Instant) -> String {
+fn stand_in(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
     let rendezvous = &shared.rendezvous;
-    let how = word(how);
-    let over = format!("rank 0 never came: {how}");
-    shared.state().board.gone(0, &how);
+    let lost = Lost::from(end.clone());
+    let over = format!("rank 0 never came: {lost}");
+    shared.state().board.gone(0, lost.clone());
     shared.notify();
     let size = rendezvous.world_size;
     if size == 0 {
@@ -510,8 +512,7 @@ fn stand_in(shared: &Arc<Shared>, how: &str, deadline: Instant) -> String {
         for word in state.words.iter_mut().filter(|word| !word.told) {
             word.told = true;
             if word.rank != 0 && word.rank < size {
-                let how = super::watching::word(&word.how);
-                hub.leave(word.rank, Departure::Lost(how));
+                hub.leave(word.rank, Departure::Lost(word.end.clone().into()));
             }
         }
         if state.stop || Instant::now() >= deadline {
@@ -520,7 +521,7 @@ fn stand_in(shared: &Arc<Shared>, how: &str, deadline: Instant) -> String {
         shared.wait(&mut state, Instant::now() + Duration::from_millis(20));
         false
     };
-    match stand_in_for_rank_0(rendezvous, Departure::Lost(how), enough) {
+    match stand_in_for_rank_0(rendezvous, Departure::Lost(lost), enough) {
         Ok(()) => over,
         Err(error) => format!("{over}; {error}"),
     }

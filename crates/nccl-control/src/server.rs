@@ -9,6 +9,7 @@ use super::door::{Door, OnWord, PATIENCE};
 use super::hub::Hub;
 use super::place::{self, Address, Listener};
 use super::secret::Secret;
+use crate::departure::ProcessEnd;
 use crate::error::{Error, Result};
 
 /// What all ranks of one launch have in common.
@@ -106,7 +107,7 @@ impl Server {
         hub: Hub,
         job: Job,
         places: Vec<Address>,
-        on_word: impl Fn(&str) + Send + Sync + 'static,
+        on_word: impl Fn(&ProcessEnd) + Send + Sync + 'static,
     ) -> Result<Self> {
         let (hub, listeners) = (Arc::new(hub), vec![listener]);
         let on_word: OnWord = Box::new(on_word);
@@ -115,7 +116,7 @@ impl Server {
     }
 
     /// Who wants to know from now on how the coordinator's process ended.
-    pub(super) fn on_word(&self, on_word: impl Fn(&str) + Send + Sync + 'static) {
+    pub(super) fn on_word(&self, on_word: impl Fn(&ProcessEnd) + Send + Sync + 'static) {
         self.door.on_word(Box::new(on_word));
     }
 

@@ -9,12 +9,14 @@ use super::channels::Channels;
 use super::frame::LARGEST;
 use super::going::Going;
 use super::handover::{Doubt, Handover};
-use super::heartbeat::{Beats, HEARTBEAT, Pulse, Said};
+use super::heartbeat::{Beats, Pulse, Said};
 use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::inquiries::Inquiries;
-use super::message::{Departure, Incomplete, Missing, Parts, Round};
+use super::message::{Incomplete, Missing, Parts, Round};
 use super::reporting::REPORT;
+use crate::departure::Reason;
+use crate::departure::{Departure, LastCall, Lost, ProcessEnd};
 
 /// The most open rounds and waiting gets; a program that has more has lost count of its topics.
 const MOST_OPEN: usize = 1 << 16;
@@ -72,9 +74,9 @@ pub(super) struct Member {
     /// The observer that has started it.
     pub(super) parent: Option<u64>,
     /// How its process ended, as its parent says.
-    pub(super) word: Option<String>,
+    pub(super) word: Option<ProcessEnd>,
     /// How its connection ended.
-    pub(super) closed: Option<String>,
+    pub(super) closed: Option<Lost>,
     /// When one of these two has to do without the other.
     pub(super) until: Option<Instant>,
 }
@@ -311,7 +313,7 @@ impl State {
         }
     }
 
-    pub(super) fn cancel(&mut self, rank: usize, id: u64, reason: String) {
+    pub(super) fn cancel(&mut self, rank: usize, id: u64, reason: Reason) {
         self.gets.retain(|get| (get.rank, get.id) != (rank, id));
         self.cancel_going_on(rank, id);
         let key = self
@@ -360,11 +362,11 @@ impl State {
         if member.is_closed() || (stays && member.departure.is_some()) {
             return;
         }
-        if let Departure::Lost(how) = &mut departure
+        if let Departure::Lost(lost) = &mut departure
             && let Some((call, at)) = member.last.take()
         {
-            let age = at.elapsed().as_secs_f64();
-            how.push_str(&format!("{HEARTBEAT}{age:.1} s before, told of {call}"));
+            let before = at.elapsed();
+            lost.last_call = Some(LastCall { call, before });
         }
         member.until = None;
         if !stays {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::environment::Rendezvous;
 use super::explain::ranges;
 use super::hub::Hub;
-use super::message::Departure;
 use super::server::Server;
+use crate::departure::Departure;
 use crate::error::{Error, Result};
 
 /// Tells every rank that comes why rank 0 will not. Ends when all have been told, or when `enough` says so,

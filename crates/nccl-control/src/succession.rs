@@ -33,15 +33,13 @@ mod rules;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::departure::Lost;
+
 /// How a rank came to be out of reach.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Loss {
-    /// Its process ended, says who started it.
-    Told(String),
-    /// Its kernel closed the connection, or its door: its process is gone.
-    Closed(String),
-    /// Its host does not acknowledge.
-    Silent(String),
+    /// With an account of it that can be told to all: its process is gone, or its host does not acknowledge.
+    Lost(Lost),
     /// Its host does, and it says nothing: frozen, or starved. It is passed over, and nobody calls it dead.
     Mute,
     /// It is there, and follows another coordinator.
@@ -53,32 +51,45 @@ pub(super) enum Loss {
 impl Loss {
     /// Whether its process is known to be gone.
     pub(super) fn is_certain(&self) -> bool {
-        matches!(self, Self::Told(_) | Self::Closed(_) | Self::Left)
+        match self {
+            Self::Lost(lost) => !lost.may_live(),
+            Self::Left => true,
+            Self::Mute | Self::Elsewhere => false,
+        }
     }
 
-    fn how(&self) -> Option<&str> {
+    /// What can be told to all.
+    fn account(&self) -> Option<&Lost> {
         match self {
-            Self::Told(how) | Self::Closed(how) | Self::Silent(how) => Some(how),
+            Self::Lost(lost) => Some(lost),
             Self::Mute | Self::Elsewhere | Self::Left => None,
+        }
+    }
+
+    /// The same for this process alone, which has to be told something.
+    pub(super) fn into_lost(self) -> Lost {
+        match self {
+            Self::Lost(lost) => lost,
+            other => Lost::said(other.to_string()),
         }
     }
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Told(how) | Self::Closed(how) | Self::Silent(how) => how,
-            Self::Mute => "it says nothing",
-            Self::Elsewhere => "it follows another rank",
-            Self::Left => "it left",
-        })
+        match self {
+            Self::Lost(lost) => lost.fmt(f),
+            Self::Mute => f.write_str("it says nothing"),
+            Self::Elsewhere => f.write_str("it follows another rank"),
+            Self::Left => f.write_str("it left"),
+        }
     }
 }
 
 /// What a coordinator tells all ranks.
 pub(super) trait Entry: Clone + PartialEq {
     /// A rank is gone.
-    fn gone(rank: usize, how: &str) -> Self;
+    fn gone(rank: usize, lost: &Lost) -> Self;
 
     /// Which rank is gone by it, and whether it may live all the same, out of reach.
     fn departed(&self) -> Option<(usize, bool)>;
@@ -398,11 +409,11 @@ impl<E: Entry> Succession<E> {
             }
         };
         for (rank, loss) in &lost {
-            if let Some(how) = loss.how()
+            if let Some(account) = loss.account()
                 && !self.has_departed(*rank)
                 && departure(&entries, *rank).is_none()
             {
-                tell(&mut entries, &self.log, E::gone(*rank, how));
+                tell(&mut entries, &self.log, E::gone(*rank, account));
             }
         }
         let said =
@@ -424,7 +435,7 @@ impl<E: Entry> Succession<E> {
         let out = self
             .lost
             .get(&from)
-            .is_some_and(|loss| loss.how().is_some());
+            .is_some_and(|loss| loss.account().is_some());
         // One that has not heard what is not kept any more cannot be told all.
         if out || report.end() < self.first || !report.begins(&self.report()) {
             return actions.push(Action::TurnAway(from));

@@ -300,10 +300,41 @@ pub(super) fn dial(place: &Place, turn: usize, deadline: Instant) -> io::Result<
     for target in targets {
         match connect(target, deadline.min(Instant::now() + TRY)) {
             Ok(socket) => return Ok(socket),
-            Err(error) => last = io::Error::new(error.kind(), format!("{target}: {error}")),
+            Err(error) => last = at(target, &error),
         }
     }
     Err(last)
+}
+
+/// Nothing at all came from there within the time of one try.
+#[derive(Debug)]
+struct Unanswered(SocketAddr);
+
+impl std::error::Error for Unanswered {}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(target) = self;
+        write!(
+            f,
+            "{target}: no answer at all; a firewall may drop it, or the host is down"
+        )
+    }
+}
+
+/// Whether a try to connect failed because nothing came, and not because somebody says that there is no way.
+pub(super) fn is_unanswered(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(|inner| inner.is::<Unanswered>())
+}
+
+/// What a try to connect to `target` came to, with its address.
+fn at(target: SocketAddr, error: &io::Error) -> io::Error {
+    match is_unanswered(error) {
+        true => io::Error::new(error.kind(), Unanswered(target)),
+        false => io::Error::new(error.kind(), format!("{target}: {error}")),
+    }
 }
 
 fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
@@ -312,10 +343,7 @@ fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
         Ok(()) => {}
         Err(Errno::INPROGRESS) => {
             if !poll(&socket, PollFlags::OUT, deadline)? {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "no answer at all; a firewall may drop it, or the host is down",
-                ));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, Unanswered(to)));
             }
             if let Err(error) = sockopt::socket_error(&socket)? {
                 return Err(explained(error));
@@ -400,4 +428,26 @@ pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_keepcnt(socket, 2)?;
     sockopt::set_tcp_user_timeout(socket, 3000)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_does_not_answer_is_told_apart_from_one_to_which_there_is_no_way() {
+        let target: SocketAddr = ([10, 0, 0, 1], 4000).into();
+        let silent = at(
+            target,
+            &io::Error::new(io::ErrorKind::TimedOut, Unanswered(target)),
+        );
+        assert_eq!(
+            silent.to_string(),
+            "10.0.0.1:4000: no answer at all; a firewall may drop it, or the host is down"
+        );
+        assert!(is_unanswered(&silent) && silent.kind() == io::ErrorKind::TimedOut);
+        let refused = at(target, &explained(Errno::HOSTUNREACH));
+        assert!(!is_unanswered(&refused), "{refused}");
+        assert!(refused.to_string().starts_with("10.0.0.1:4000: "));
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::frame::{Broken, Fields, put_bytes, put_index, put_number};
 use super::mailbox::Notice;
-use super::message::{departure, put_departure};
 use super::succession::{Loss, Report};
+use crate::departure::{departure, lost, put_departure, put_lost};
 
 pub(super) fn put_notices(to: &mut Vec<u8>, notices: &[Notice]) {
     put_index(to, notices.len());
@@ -56,17 +56,16 @@ pub(super) fn put_report(to: &mut Vec<u8>, report: &Report<Notice>) {
     put_notices(to, &report.unheard);
     put_index(to, report.lost.len());
     for (rank, loss) in &report.lost {
-        let (kind, text) = match loss {
-            Loss::Told(how) => (0, &how[..]),
-            Loss::Closed(how) => (1, &how[..]),
-            Loss::Silent(how) => (2, &how[..]),
-            Loss::Mute => (3, ""),
-            Loss::Elsewhere => (4, ""),
-            Loss::Left => (5, ""),
-        };
         put_index(to, *rank);
-        put_number(to, kind);
-        put_bytes(to, text.as_bytes());
+        match loss {
+            Loss::Lost(lost) => {
+                put_number(to, 0);
+                put_lost(to, lost);
+            }
+            Loss::Mute => put_number(to, 1),
+            Loss::Elsewhere => put_number(to, 2),
+            Loss::Left => put_number(to, 3),
+        }
     }
 }
 
@@ -76,18 +75,14 @@ pub(super) fn report(fields: &mut Fields<'_>) -> Result<Report<Notice>, Broken> 
         first: fields.index()?,
         log: notices(fields)?,
         unheard: notices(fields)?,
-        lost: (0..fields.count(24)?)
+        lost: (0..fields.count(16)?)
             .map(|_| {
                 let rank = fields.index()?;
-                let kind = fields.number()?;
-                let how = fields.said()?;
-                let loss = match kind {
-                    0 => Loss::Told(how),
-                    1 => Loss::Closed(how),
-                    2 => Loss::Silent(how),
-                    3 => Loss::Mute,
-                    4 => Loss::Elsewhere,
-                    5 => Loss::Left,
+                let loss = match fields.number()? {
+                    0 => Loss::Lost(lost(fields)?),
+                    1 => Loss::Mute,
+                    2 => Loss::Elsewhere,
+                    3 => Loss::Left,
                     _ => return Err(Broken("a loss of an unknown kind")),
                 };
                 Ok((rank, loss))

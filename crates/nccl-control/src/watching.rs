@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use super::hub::Outlet;
 use super::incoming::{Answer, Push};
-use super::message::Departure;
 use super::request::Request;
 use super::state::State;
 use super::succession::Loss;
+use crate::departure::{Departure, How, Lost, ProcessEnd};
 
 /// How long the end of a connection waits for the word of the one that started the process, or the word
 /// for the end of the connection.
 pub(super) const WORD: Duration = Duration::from_millis(500);
 
-/// The longest text about how a process ended, in bytes.
+/// The longest text of what is told about the end of a process, in bytes.
 const LONGEST_WORD: usize = 8 << 10;
 
 impl State {
@@ -80,14 +80,14 @@ impl State {
                     }
                 }
             }
-            Request::Ended { rank, pid, mut how } => {
+            Request::Ended { rank, pid, mut end } => {
                 if rank >= self.members.len() {
                     return Err("a rank ended that does not exist");
                 }
-                super::hub::cut(&mut how, LONGEST_WORD);
+                end.cut(LONGEST_WORD);
                 // The coordinator is the process that reads this.
-                if rank != self.me() && !self.is_word_for_successor(rank, pid, &how) {
-                    self.ended(rank, pid, how);
+                if rank != self.me() && !self.is_word_for_successor(rank, pid, &end) {
+                    self.ended(rank, pid, end);
                 }
                 if let Some(outlet) = self.observers.get(&number).cloned() {
                     outlet.answer(id, &Answer::Done, &mut None);
@@ -100,13 +100,13 @@ impl State {
     }
 
     /// A rank's connection has ended without goodbye.
-    pub(super) fn lost(&mut self, rank: usize, why: String) {
+    pub(super) fn lost(&mut self, rank: usize, why: Lost) {
         let member = &mut self.members[rank];
         if member.is_closed() || member.closed.is_some() {
             return;
         }
         match (member.word.take(), member.parent) {
-            (Some(word), _) => self.leave(rank, Departure::Lost(word), false),
+            (Some(word), _) => self.leave(rank, Departure::Lost(word.into()), false),
             (None, None) => self.leave(rank, Departure::Lost(why), false),
             (None, Some(_)) => {
                 member.closed = Some(why);
@@ -117,29 +117,28 @@ impl State {
 
     /// While this rank takes over, the word on an end is one of the answers that it waits for: it orders nothing
     /// yet. On a process that had another number, the connections decide.
-    fn is_word_for_successor(&mut self, rank: usize, pid: u64, how: &str) -> bool {
+    fn is_word_for_successor(&mut self, rank: usize, pid: u64, end: &ProcessEnd) -> bool {
         if !self.is_taking_over() {
             return false;
         }
         if self.members[rank].pid == pid {
-            self.is_found(rank, &Loss::Told(word(how)));
+            self.is_found(rank, &Loss::Lost(end.clone().into()));
         }
         true
     }
 
     /// A rank's process has ended, says who started it.
-    fn ended(&mut self, rank: usize, pid: u64, how: String) {
+    fn ended(&mut self, rank: usize, pid: u64, end: ProcessEnd) {
         let member = &mut self.members[rank];
         if member.is_closed() {
             return;
         }
-        let how = word(&how);
         if member.closed.is_some() || !member.has_come() {
-            return self.leave(rank, Departure::Lost(how), false);
+            return self.leave(rank, Departure::Lost(end.into()), false);
         }
         // What it has said before may still be on its way, a goodbye as well. A process that had another
         // number may have been another, from which this one was started: then the connection decides.
-        member.word = Some(how);
+        member.word = Some(end);
         if member.pid == pid {
             self.wait_for_the_other(rank);
         }
@@ -156,9 +155,10 @@ impl State {
         for rank in 0..self.members.len() {
             let member = &mut self.members[rank];
             if member.until.is_some_and(|until| until <= now) {
-                let how = member.word.take().or_else(|| member.closed.take());
-                let how = how.unwrap_or_else(|| String::from("it died"));
-                self.leave(rank, Departure::Lost(how), false);
+                let word = member.word.take().map(Lost::from);
+                let lost = word.or_else(|| member.closed.take());
+                let lost = lost.unwrap_or_else(|| How::Unknown.into());
+                self.leave(rank, Departure::Lost(lost), false);
             }
         }
     }
@@ -180,9 +180,4 @@ impl State {
             self.dirty.push(outlet.clone());
         }
     }
-}
-
-/// How the word about a process reads.
-pub(super) fn word(how: &str) -> String {
-    format!("its process ended: {how}")
 }

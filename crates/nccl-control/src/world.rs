@@ -14,20 +14,20 @@ use super::incoming::Answer;
 use super::launcher;
 use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
-use super::message::{Departure, Incomplete};
+use super::message::Incomplete;
 use super::panics;
 use super::place::{self, Address};
 use super::process;
 use super::reader::Sink;
 use super::request::Request;
 use super::server::{Job, Server};
-use nccl_base::from_outside::{FromOutside, world as world_limit};
-
+use crate::departure::{Departure, Failure, ProcessEnd};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::forked::{self, Resident};
 use crate::time::deadline_after;
 use crate::visible;
+use nccl_base::from_outside::{FromOutside, world as world_limit};
 
 /// All ranks of a job, seen from one of them.
 pub struct World {
@@ -157,7 +157,7 @@ impl World {
             let listener =
                 place::listen_beside(&address, beside, connection.fd()).map_err(alone)?;
             let hub = Hub::dormant(world_size, rank, job.epoch, Arc::clone(&mailbox));
-            let on_word = move |how: &str| coming.rank_0_ended(how);
+            let on_word = move |end: &ProcessEnd| coming.rank_0_ended(end);
             let server =
                 Server::beside(listener, rank, hub, job, places, on_word).map_err(alone)?;
             at = server.at().to_owned();
@@ -409,7 +409,7 @@ impl Drop for World {
         }
         let mut farewell = std::mem::replace(&mut self.farewell, Departure::Left);
         if farewell == Departure::Left && std::thread::panicking() {
-            farewell = Departure::Failed(panics::of_this_thread());
+            farewell = Departure::Failed(Failure::Said(panics::of_this_thread()));
         }
         self.line
             .mailbox

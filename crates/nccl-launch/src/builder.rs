@@ -303,8 +303,8 @@ impl FleetBuilder {
         self
     }
 
-    /// Whether this process takes part in the ranks' [`World`](crate::World) as an
-    /// [`Observer`](crate::Observer), and tells the other ranks how one ended; set unless this is called.
+    /// Whether this process takes part in the ranks' `World` as an
+    /// `Observer`, and tells the other ranks how one ended; set unless this is called.
     /// Programs that join no such world need none, and without it the ranks notice an end by themselves, as
     /// those do that another launcher has started. [`Fleet::joined`] then knows of none.
     ///

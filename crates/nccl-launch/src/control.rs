@@ -79,11 +79,11 @@ impl Control {
 
     /// Says how it ended, unless it is too early for that.
     pub(super) fn tell(&self, running: &mut Running, now: Instant) {
-        let Some((how, said)) = running.word(now) else {
+        let Some(end) = running.word(now) else {
             return;
         };
         for observer in &self.observers {
-            let _ = observer.rank_ended(running.rank(), running.id(), &how, &said);
+            let _ = observer.process_ended(running.rank(), running.id(), end.clone());
         }
     }
 }

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::exit::Signal;
 use super::output::Stream;
 use super::report::RankEnd;
+use crate::departure::Signal;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Events kept for those who have not read them.

@@ -42,7 +42,7 @@
 //! last, rather than that its connection closed.
 //!
 //! - `builder`, `environment`: what a rank is started with;
-//! - `fleet`, `event`, `report`, `exit`: what the caller sees;
+//! - `fleet`, `event`, `report`, and [`Exit`]: what the caller sees;
 //! - `watcher`: the thread that decides; `rank`, `process`: one process; `oom`: why it may have been killed;
 //! - `control`: what the other ranks learn of a rank's end;
 //! - `keeper`: what is left to do when this process is killed;
@@ -57,13 +57,12 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
-use nccl_base::{error, forked, host, say, sync, visible};
+use nccl_base::{departure, error, forked, host, say, sync, visible};
 
 mod builder;
 mod control;
 mod environment;
 mod event;
-mod exit;
 mod fleet;
 mod keeper;
 mod oom;
@@ -76,9 +75,8 @@ mod watcher;
 
 pub use builder::FleetBuilder;
 pub use event::{Event, Events};
-pub use exit::{Exit, Signal};
 pub use fleet::Fleet;
-pub use oom::OomKill;
+pub use nccl_base::departure::{Exit, OomKill, Signal};
 pub use output::{Line, Output, Stream};
 pub use report::{RankEnd, Report};
 #[doc(hidden)]

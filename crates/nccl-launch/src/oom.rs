@@ -3,87 +3,15 @@
 //! The counter says that *a* process of the group was killed, not which one. Together with a rank that a
 //! SIGKILL ended which nobody here sent, that is as good as certain; it is said as what it is.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+
+use crate::departure::OomKill;
 
 /// The file with the counter, and where the memory limit stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Counter {
     file: PathBuf,
     limit: PathBuf,
-}
-
-/// That the OOM killer was at work while a rank ran.
-///
-/// ```
-/// # fn show(end: &nccl::launch::RankEnd) {
-/// if let Some(oom) = end.oom() {
-///     eprintln!("rank {}: {oom}", end.rank());
-/// }
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OomKill {
-    pub(super) group: String,
-    pub(super) killed: u64,
-    pub(super) limit: Option<u64>,
-}
-
-impl OomKill {
-    /// The control group whose counter rose.
-    ///
-    /// ```
-    /// # fn example(oom: &nccl::launch::OomKill) {
-    /// println!("in {}", oom.group());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn group(&self) -> &str {
-        &self.group
-    }
-
-    /// How many of its processes the OOM killer ended while the rank ran.
-    ///
-    /// ```
-    /// # fn example(oom: &nccl::launch::OomKill) {
-    /// println!("{} processes", oom.killed());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn killed(&self) -> u64 {
-        self.killed
-    }
-
-    /// The group's memory limit in bytes, if it has one.
-    ///
-    /// ```
-    /// # fn example(oom: &nccl::launch::OomKill) {
-    /// println!("at {:?} bytes", oom.limit());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn limit(&self) -> Option<u64> {
-        self.limit
-    }
-}
-
-impl fmt::Display for OomKill {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            group,
-            killed,
-            limit,
-        } = self;
-        write!(
-            f,
-            "out of memory: the kernel's OOM killer ended {killed} process{} of control group {group}",
-            if *killed == 1 { "" } else { "es" }
-        )?;
-        if let Some(limit) = limit {
-            write!(f, " (limit {:.0} MiB)", *limit as f64 / 1048576.0)?;
-        }
-        f.write_str(" while it ran")
-    }
 }
 
 impl Counter {

@@ -9,8 +9,8 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal as Raw, WaitId, WaitIdOptions};
 
-use super::exit::{Exit, Signal};
 use super::keeper;
+use crate::departure::{Exit, Signal};
 
 pub(super) struct Process {
     child: Child,

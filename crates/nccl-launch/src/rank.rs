@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use super::control::PATIENCE;
-use super::exit::{Exit, Signal};
-use super::oom::{Counter, OomKill};
+use super::oom::Counter;
 use super::output::{Pumps, Settings, Source, Stream, Tail};
 use super::process::{Pipes, Process, Standing};
 use super::report::RankEnd;
+use crate::departure::{Exit, OomKill, ProcessEnd, Signal};
 use crate::sync::Mutex;
 
 /// How long what is left of an ended rank may take to write its last words: a `tee`, say, that a shell has
@@ -177,7 +177,7 @@ impl Running {
 
     /// How it ended, and what it said last, for the other ranks; once, and not before it has been read or there
     /// has been enough waiting for that.
-    pub(super) fn word(&mut self, now: Instant) -> Option<(String, String)> {
+    pub(super) fn word(&mut self, now: Instant) -> Option<ProcessEnd> {
         let (exit, _) = self.ended?;
         let due = self
             .tell_at()
@@ -186,14 +186,8 @@ impl Running {
             return None;
         }
         self.told = true;
-        let mut how = exit.to_string();
-        if let Some(sent) = self.sent {
-            how.push_str(&format!(", after {sent} from the process that started it"));
-        }
-        if let Some(oom) = self.oom() {
-            how.push_str(&format!("; {oom}"));
-        }
-        Some((how, self.said().join("\n")))
+        let said = self.said().join("\n");
+        Some(ProcessEnd::seen(exit, self.sent, self.oom(), &said))
     }
 
     fn oom(&self) -> Option<OomKill> {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::exit::{Exit, Signal};
-use super::oom::OomKill;
 use super::watcher::UNREAD;
+use crate::departure::OomKill;
+use crate::departure::{Exit, Signal};
 
 /// How one process of a rank ended.
 ///

@@ -26,10 +26,10 @@ use tempfile::TempDir;
 use super::control::Control;
 use super::environment::Environment;
 use super::event::{Board, Event};
-use super::exit::Signal;
 use super::keeper::Keeper;
 use super::output::{Pumps, Settings};
 use super::rank::Running;
+use crate::departure::Signal;
 use crate::error::{Error, Result};
 use restart::Restart;
 

@@ -8,7 +8,7 @@ use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 
 use super::Inner;
-use crate::error::{Error, ErrorKind, NcclFailure, Result};
+use crate::error::{Error, ErrorKind, Mark, NcclFailure, Result};
 use crate::ffi;
 use crate::forked;
 use crate::library::Library;
@@ -252,21 +252,22 @@ impl Unsettled {
 
     /// The error to hand out.
     pub(crate) fn into_error(self, what: &str, limit: Duration) -> Error {
-        Error::new(match self {
-            Self::Failed(failure) => ErrorKind::Nccl(failure),
-            Self::TimedOut => ErrorKind::TimedOut {
+        match self {
+            Self::Failed(failure) => Error::new(failure),
+            Self::TimedOut => Error::new(ErrorKind::TimedOut {
                 what: what.to_owned(),
                 limit,
-            },
-            Self::Lost => ErrorKind::TimedOut {
+            }),
+            Self::Lost => Error::new(ErrorKind::TimedOut {
                 what: format!(
                     "{what}, in ncclCommGetAsyncError, which should not wait and has not come back,"
                 ),
                 limit,
-            },
-            Self::Interrupted => ErrorKind::Aborted {
+            })
+            .marked(Mark::Inside),
+            Self::Interrupted => Error::new(ErrorKind::Aborted {
                 reason: format!("it was ended during {what}"),
-            },
-        })
+            }),
+        }
     }
 }

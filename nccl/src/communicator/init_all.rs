@@ -149,7 +149,8 @@ mod tests {
     use cudarc::driver::CudaContext;
 
     use super::*;
-    use crate::threads::{are_exhausted, scarcity};
+    use crate::error::Mark;
+    use crate::threads::scarcity;
 
     #[test]
     fn ranks_that_have_begun_do_not_wait_for_one_that_has_no_thread() {
@@ -168,7 +169,7 @@ mod tests {
         });
         scarcity::set(None);
         let error = made.expect_err("rank 1 has no thread");
-        assert!(are_exhausted(error.kind()), "{error}");
+        assert!(error.is(Mark::NoThread), "{error}");
         assert!(
             error.to_string().contains("for a rank of init_all"),
             "{error}"

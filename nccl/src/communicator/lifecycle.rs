@@ -12,7 +12,7 @@ use super::handle::Unsettled;
 use super::lost::Noticed;
 use super::state::Retired;
 use super::{Communicator, Inner, State, everybody};
-use crate::error::{Error, ErrorKind, Result, StreamRefusal};
+use crate::error::{Error, ErrorKind, Mark, Result, StreamRefusal};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
@@ -192,7 +192,7 @@ impl Inner {
                     reason: StreamRefusal::CapturedMeanwhile | StreamRefusal::InGraph,
                     ..
                 }
-        ) || threads::are_exhausted(error.kind());
+        ) || error.is(Mark::NoThread);
         if !follows || !self.phase.get().is_aborted() {
             return error;
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::everybody;
 use super::lifecycle::Why;
 use super::{Inner, State};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Mark};
 use crate::events;
 use crate::supervision::Cause;
 use crate::threads;
@@ -132,7 +132,7 @@ impl Inner {
     pub(crate) fn conclude_before(self: &Arc<Self>, error: Error) -> Error {
         self.ends_if_lost(&error, Noticed::Before);
         // The others would wait for what nobody could watch over.
-        if threads::are_exhausted(error.kind()) {
+        if error.is(Mark::NoThread) {
             self.abort(&error);
         }
         self.conclude(error)

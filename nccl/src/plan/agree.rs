@@ -248,6 +248,19 @@ pub(crate) fn encode(entries: &[Entry]) -> Vec<u8> {
 pub(crate) enum Done {
     Called,
     Captured,
+    /// They are in its plan of an all-to-all.
+    Has,
+}
+
+impl Done {
+    /// Where a rank has none.
+    pub(super) fn nothing(self) -> &'static str {
+        match self {
+            Self::Called => "called nothing",
+            Self::Captured => "captured nothing",
+            Self::Has => "made none",
+        }
+    }
 }
 
 impl fmt::Display for Done {
@@ -255,6 +268,7 @@ impl fmt::Display for Done {
         f.write_str(match self {
             Self::Called => "called",
             Self::Captured => "captured",
+            Self::Has => "has",
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::agree::{self, Compared, Entry};
+use super::agree::{self, Compared, Done, Entry};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rendezvous::Ended;
@@ -78,6 +78,7 @@ impl Comparison<'_> {
     /// together, or where nobody can be asked. A rank that has none says why.
     pub(crate) fn operations(
         &self,
+        done: Done,
         entries: std::result::Result<&[Entry], String>,
     ) -> Result<Option<String>> {
         let failed = entries.is_err();
@@ -91,8 +92,9 @@ impl Comparison<'_> {
             // What is wrong here is the better answer on this rank.
             Compared::Failed(..) if failed => Ok(None),
             Compared::Failed(rank, reason) => Ok(Some(format!(
-                "{} captured nothing, because {reason}",
-                self.names(&[rank])
+                "{} {}, because {reason}",
+                self.names(&[rank]),
+                done.nothing()
             ))),
             Compared::Gone(rank) => Err(self.gone(rank)),
             Compared::Different => {
@@ -106,11 +108,9 @@ impl Comparison<'_> {
                 let lists: Vec<_> = lists
                     .collect::<std::result::Result<_, _>>()
                     .map_err(broken)?;
-                Ok(Some(agree::difference(
-                    &lists,
-                    agree::Done::Captured,
-                    |ranks| self.names(ranks),
-                )))
+                Ok(Some(agree::difference(&lists, done, |ranks| {
+                    self.names(ranks)
+                })))
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
-use super::agree;
+use super::agree::{self, Done};
 use super::captured::CapturedPlan;
 use super::compare::Comparison;
 use super::pace::Pace;
@@ -177,7 +177,7 @@ impl Communicator {
             Ok(entries) => Ok(&entries[..]),
             Err(error) => Err(error.kind().to_string()),
         };
-        match comparison.operations(entries)? {
+        match comparison.operations(Done::Captured, entries)? {
             None => Ok(()),
             Some(difference) => Err(Error::new(ErrorKind::CaptureDiffers {
                 plan: number,

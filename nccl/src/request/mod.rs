@@ -304,7 +304,7 @@ impl Request {
         }
         match self.inner.overdue.get() {
             // The watchdog was faster.
-            Some(overdue) if overdue.sequence() == self.sequence => Err(Error::new(overdue.kind())),
+            Some(overdue) if overdue.sequence() == self.sequence => Err(overdue.error()),
             _ => Err(self.inner.out_of_use()),
         }
     }

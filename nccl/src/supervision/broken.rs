@@ -6,6 +6,7 @@ use super::elect::{Case, done_somewhere, elect};
 use super::fault::{Cause, Fault};
 use super::report::Report;
 use super::roster::Roster;
+use nccl_base::departure::{Failure, ProcessEnd, Sign};
 
 /// Bytes like `seed`, of which some are others: digits and signs of JSON more often than the rest.
 fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
@@ -35,13 +36,13 @@ fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
 #[test]
 fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way() {
     let causes = [
-        Cause::died("its process ended: killed by SIGKILL; stderr ended with: out"),
-        Cause::failed("no such file: weights"),
+        Cause::died(&ProcessEnd::in_words("killed by SIGKILL", "out").into()),
+        Cause::failed(&Failure::Said(String::from("no such file: weights"))),
         Cause::host_lost(
             "node-b",
             vec![1, 2],
             &Roster::default(),
-            "its connection broke without goodbye",
+            &Sign::Error(String::from("timed out")).into(),
         ),
         Cause::cut_off("cut off", &[0, 2], &Roster::default()),
         Cause::asked("enough"),

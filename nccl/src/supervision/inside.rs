@@ -34,7 +34,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::communicator::{Inner, Visit};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Mark, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::forked;
 use crate::sync::Mutex;
@@ -408,7 +408,8 @@ fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
     let error = Error::new(ErrorKind::TimedOut {
         what: format!("{}, and has not come back,", found.place.text()),
         limit: found.limit,
-    });
+    })
+    .marked(Mark::Inside);
     let now = Instant::now();
     match kind {
         Some(kind) => error.during(|| {

@@ -28,6 +28,7 @@ use super::fault::{Cause, Fault, Place};
 use super::report::Report;
 use super::watch::FAULT;
 use crate::events;
+use crate::rendezvous::ProcessState;
 use crate::rendezvous::{Line, Member};
 use crate::supervision::OfLine as _;
 use crate::sync::{Condvar, Mutex};
@@ -259,7 +260,8 @@ fn silent_coordinator(board: &Board, seen: &Fault) -> Option<Fault> {
         .all(|member| people.get(*member).is_some_and(Member::is_here));
     let own = people.get(coordinator).filter(|_| all_beside);
     let state = own.and_then(Member::standing_still);
-    let state = state.filter(|state| state.contains("stopped"));
+    let state = state.filter(ProcessState::is_stopped);
+    let state = state.map(|state| state.to_string());
     let place = Place {
         communicator: board.name(),
         roster: board.roster(),
@@ -306,7 +308,10 @@ fn standing_still(
             None => Some((rank, Some(here?))),
         }
     });
-    still.collect()
+    let in_words = |state: ProcessState| state.to_string();
+    still
+        .map(|(rank, state)| (rank, state.map(in_words)))
+        .collect()
 }
 
 fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>, slack: Duration) -> Fault {

@@ -18,7 +18,8 @@ use crate::error::Error;
 use crate::events;
 use crate::rendezvous::Line;
 use crate::supervision::OfLine as _;
-use nccl_base::departure::{Departure, Unfinished};
+use nccl_base::departure::Departure;
+use nccl_base::departure::{Reason, Unfinished};
 
 /// One that its ranks wanted to make.
 pub(crate) struct Unborn {
@@ -143,13 +144,16 @@ impl Unborn {
                 );
                 (*rank, self.never(None, FaultClass::Gone, text))
             }
-            Unfinished::GivenUp { rank, reason } if self.is_abort(reason) => {
+            Unfinished::GivenUp {
+                rank,
+                reason: reason @ Reason::Aborted,
+            } => {
                 let text = format!("{reason} before NCCL was started");
                 (*rank, Cause::asked(&text))
             }
             Unfinished::GivenUp { rank, reason } => {
                 let root = RootCause::ProgramFailed {
-                    reason: reason.clone(),
+                    reason: reason.to_string(),
                 };
                 let role = FaultRole::Initiating;
                 let text = format!("gave up to make {}: {reason}", self.named());
@@ -183,11 +187,6 @@ impl Unborn {
         let (member, cause) = cause;
         let place = self.places(&[member]).first().copied().unwrap_or_default();
         Arc::new(self.fault(cause, place))
-    }
-
-    /// Whether a rank took its part back because it was told to.
-    fn is_abort(&self, reason: &str) -> bool {
-        reason.contains("abort signal")
     }
 
     fn late(

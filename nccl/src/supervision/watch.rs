@@ -18,11 +18,12 @@ use super::trial::{self, REPORT, SYMPTOM, Trials};
 use super::watchdog;
 use crate::communicator::{end_struck, leave_struck};
 use crate::events;
-use crate::rendezvous::{Line, Member, Notice, launched};
+use crate::rendezvous::launched;
+use crate::rendezvous::{Line, Member, Notice};
 use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
-use nccl_base::departure::{Departure, SILENT};
+use nccl_base::departure::{Departure, How};
 
 /// What announcements of faults are called; the communicator's key follows.
 pub(super) const FAULT: &str = "fault/";
@@ -208,7 +209,7 @@ impl Watch {
             })
         };
         self.respond(self.docket.strike_all(fault));
-        let how = Departure::Lost(format!("it cannot be reached: this rank is {why}"));
+        let how = Departure::lost(How::CutOff(why.to_owned()));
         for &rank in from {
             self.docket.bury(rank, how.clone(), |_| None);
         }
@@ -281,14 +282,15 @@ impl Watch {
         let (host, pid) = self.person(rank);
         let roster = self.roster(who.members);
         let cause = match how {
-            Departure::Failed(chain) => Cause::failed(chain),
-            Departure::Lost(how) if how.starts_with(SILENT) => {
+            Departure::Left => return None,
+            Departure::Failed(why) => Cause::failed(why),
+            Departure::Lost(lost) if lost.may_live() => {
                 let members = who.members.iter().enumerate();
                 let there = members.filter(|(_, member)| self.are_beside(rank, **member));
                 let there = there.map(|(place, _)| place).collect();
-                Cause::host_lost(&host, there, &roster, how)
+                Cause::host_lost(&host, there, &roster, lost)
             }
-            how => Cause::died(&how.to_string()),
+            Departure::Lost(lost) => Cause::died(lost),
         };
         let place = Place {
             communicator: who.name,

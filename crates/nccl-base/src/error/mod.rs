@@ -64,6 +64,18 @@ struct Inner {
     also: Option<String>,
     /// How an exchange between the ranks ended, if it is about one.
     unfinished: Option<Unfinished>,
+    /// What else is known of the kind.
+    mark: Option<Mark>,
+}
+
+/// What is known of an error beyond its kind, where something follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// The system has no more threads, and one was needed.
+    NoThread,
+    /// What ran out of time waits for no other rank: a call that has not come back. Whoever polls ends that by itself at
+    /// the limit, so that what the watchdog finds under way after that is inside.
+    Inside,
 }
 
 impl Error {
@@ -78,6 +90,7 @@ impl Error {
             beside: None,
             also: None,
             unfinished: None,
+            mark: None,
         }))
     }
 
@@ -102,6 +115,19 @@ impl Error {
     pub fn of_exchange(mut self, unfinished: Option<Unfinished>) -> Self {
         self.0.unfinished = unfinished;
         self
+    }
+
+    /// Says what is known of it beyond its kind.
+    #[doc(hidden)]
+    pub fn marked(mut self, mark: Mark) -> Self {
+        self.0.mark = Some(mark);
+        self
+    }
+
+    /// Whether that is known of it.
+    #[doc(hidden)]
+    pub fn is(&self, mark: Mark) -> bool {
+        self.0.mark == Some(mark)
     }
 
     /// How the exchange between the ranks ended that it is about.
@@ -132,7 +158,7 @@ impl Error {
         let is_same = self.0.kind.is_timed_out() && told.is_timed_out();
         if !is_same {
             let seen = std::mem::replace(&mut self.0.kind, told);
-            self.0.is_told = true;
+            (self.0.is_told, self.0.mark) = (true, None);
             // An error that was told before keeps what was seen then.
             if !matches!(seen, ErrorKind::Aborted { .. }) {
                 self.0.seen = own.then_some(seen);
@@ -150,7 +176,7 @@ impl Error {
         let told = fault.kind();
         if std::mem::discriminant(&self.0.kind) != std::mem::discriminant(&told) {
             self.0.seen = Some(std::mem::replace(&mut self.0.kind, told));
-            self.0.is_told = true;
+            (self.0.is_told, self.0.mark) = (true, None);
         }
         self.with_fault(fault)
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use nccl_sys as sys;
 
-use super::{Error, ErrorKind};
+use super::{Error, ErrorKind, Mark};
 use crate::fault::ALONE;
 use crate::threads;
 
@@ -28,7 +28,7 @@ impl Error {
                 "calls on one communicator take turns: try again, give it a longer limit, or give each \
                  thread a communicator of its own",
             ),
-            kind if threads::are_exhausted(kind) => Some(threads::FIX),
+            _ if self.is(Mark::NoThread) => Some(threads::FIX),
             ErrorKind::Nccl(failure) => match failure.code {
                 sys::ncclResult_t::ncclRemoteError => Some(
                     "a peer's process exited or the network failed: this rank is a victim, look for \

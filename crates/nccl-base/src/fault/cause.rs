@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::roster::Roster;
+use crate::departure::{Exit, Signal};
 use crate::ranges::ranges;
-use crate::signal::Signal;
 
 /// What is at the root of a [`Fault`](super::Fault).
 ///
@@ -376,23 +376,14 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// As `launch::Exit` writes it, or a process that exits.
+    /// Of a process that ended so; `None` where its parent does not know.
     #[doc(hidden)]
-    pub fn read(how: &str) -> Option<Self> {
-        let code = ["exit code ", "exit status "];
-        if let Some(rest) = code.iter().find_map(|words| how.split(words).nth(1)) {
-            let digits = rest.split(|c: char| !c.is_ascii_digit() && c != '-').next();
-            return digits?.parse().ok().map(Self::Code);
+    pub fn of(exit: Exit) -> Option<Self> {
+        match exit {
+            Exit::Code(code) => Some(Self::Code(code)),
+            Exit::Signal { signal, .. } => Some(Self::Signal(signal.number())),
+            Exit::Unknown => None,
         }
-        let name = how.split("killed by ").nth(1)?;
-        let signal = match name.strip_prefix("signal ") {
-            Some(number) => number.split(' ').next()?.parse().ok()?,
-            None => {
-                let name = name.split(|c: char| !c.is_ascii_alphanumeric()).next()?;
-                Signal::named(name)?.number()
-            }
-        };
-        Some(Self::Signal(signal))
     }
 }
 
@@ -510,23 +501,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_a_process_ended_is_read_from_what_its_parent_says() {
-        for (how, ending) in [
-            ("exit code 3", Some(Ending::Code(3))),
-            (
-                "its process ended with exit status 7",
-                Some(Ending::Code(7)),
-            ),
-            ("killed by SIGKILL (out of memory)", Some(Ending::Signal(9))),
-            (
-                "killed by SIGSEGV (core dumped); stderr ended with: x",
-                Some(Ending::Signal(libc::SIGSEGV)),
-            ),
-            ("killed by signal 40", Some(Ending::Signal(40))),
-            ("it died", None),
-        ] {
-            assert_eq!(Ending::read(how), ending, "{how}");
-        }
+    fn the_ending_of_a_process_follows_from_its_exit() {
+        let signal = Signal::SEGV;
+        let exit = Exit::Signal {
+            signal,
+            core_dumped: true,
+        };
+        assert_eq!(Ending::of(exit), Some(Ending::Signal(signal.number())));
+        assert_eq!(Ending::of(Exit::Code(3)), Some(Ending::Code(3)));
+        assert_eq!(Ending::of(Exit::Unknown), None);
         assert_eq!(Ending::Signal(9).to_string(), "was killed by SIGKILL");
     }
 

@@ -9,9 +9,8 @@ use super::ALONE;
 use super::cause::{Ending, FaultRole, RootCause, Waiting};
 use super::roster::Roster;
 use super::{Fault, FaultClass};
-use crate::departure::{HEARTBEAT, ONE_WAY};
-use crate::error::{Error, ErrorKind, NcclFailure};
-use crate::threads;
+use crate::departure::{Failure, How, Lost, Silence};
+use crate::error::{Error, ErrorKind, Mark, NcclFailure};
 use crate::warning::{Class, FirstWarning};
 
 /// A fault before it is known whose it is.
@@ -32,18 +31,6 @@ pub struct Cause {
     pub began: Option<Instant>,
     /// The fault of another communicator, with which this one ends.
     pub told: Option<Box<Fault>>,
-}
-
-/// How the word of a parent begins, and what stands before the last that the process said.
-const WORD: &str = "its process ended: ";
-const STDERR: &str = "; stderr ended with: ";
-
-/// How a rank went, and the sentence on what its last heartbeat told.
-fn without_heartbeat(how: &str) -> (&str, Option<String>) {
-    match how.rsplit_once(HEARTBEAT) {
-        Some((how, told)) => (how, Some(format!("its last heartbeat, {told}"))),
-        None => (how, None),
-    }
 }
 
 impl Cause {
@@ -109,52 +96,47 @@ impl Cause {
 
     /// It said that it fails.
     #[doc(hidden)]
-    pub fn failed(chain: &str) -> Self {
-        let ending = chain
-            .starts_with("its process ended with exit status")
-            .then(|| Ending::read(chain));
-        let root = match ending.flatten() {
-            Some(ending) => RootCause::Died {
-                ending: Some(ending),
+    pub fn failed(why: &Failure) -> Self {
+        let root = match why {
+            Failure::Exits(status) => RootCause::Died {
+                ending: Some(Ending::Code(*status)),
                 out_of_memory: false,
             },
-            None => RootCause::ProgramFailed {
-                reason: chain.to_owned(),
+            Failure::Said(chain) => RootCause::ProgramFailed {
+                reason: chain.clone(),
             },
         };
         Self {
             evidence: vec![String::from("it said so itself before it left")],
-            ..Self::gone(root, format!("failed: {chain}"))
+            ..Self::gone(root, format!("failed: {why}"))
         }
     }
 
     /// Its process is gone.
     #[doc(hidden)]
-    pub fn died(how: &str) -> Self {
-        let (how, heartbeat) = without_heartbeat(how);
-        let (what, said) = match how.split_once(STDERR) {
-            Some((what, said)) => (what, Some(said)),
-            None => (how, None),
+    pub fn died(lost: &Lost) -> Self {
+        let end = match &lost.how {
+            How::Ended(end) => Some(end),
+            _ => None,
         };
-        let told = what.strip_prefix(WORD);
-        let out_of_memory = told.is_some_and(|told| told.contains("out of memory"));
+        let out_of_memory = end.is_some_and(|end| end.is_out_of_memory());
         let root = RootCause::Died {
-            ending: told.and_then(Ending::read),
+            ending: end.and_then(|end| Ending::of(end.exit()?)),
             out_of_memory,
         };
-        let text = match told {
-            Some(told) => format!("died: {told}"),
-            None => format!("is gone: {what}"),
+        let text = match end {
+            Some(end) => format!("died: {}", end.told),
+            None => format!("is gone: {}", lost.how),
         };
         let mut cause = Self::gone(root, text);
-        cause.evidence.push(String::from(match told {
+        cause.evidence.push(String::from(match end {
             Some(_) => "the process that started it told how it ended, and it had said no goodbye",
             None => {
                 "the kernel told that its connection or its process ended; it had said no goodbye"
             }
         }));
-        cause.evidence.extend(heartbeat);
-        if let Some(said) = said {
+        cause.evidence.extend(heartbeat(lost));
+        if let Some(said) = end.and_then(|end| end.stderr.as_ref()) {
             cause
                 .evidence
                 .push(format!("its stderr ended with: {said}"));
@@ -168,16 +150,17 @@ impl Cause {
         cause
     }
 
-    /// Its host does not answer any more: those ranks of the communicator live there.
+    /// Its host does not answer any more: those ranks of the communicator live there. With packets that come through
+    /// one way only, the host itself is up.
     #[doc(hidden)]
-    pub fn host_lost(host: &str, ranks: Vec<usize>, roster: &Roster, how: &str) -> Self {
-        let (how, heartbeat) = without_heartbeat(how);
+    pub fn host_lost(host: &str, ranks: Vec<usize>, roster: &Roster, gone: &Lost) -> Self {
+        let (how, heartbeat) = (&gone.how, heartbeat(gone));
         let lost = roster.who(&ranks);
         let root = RootCause::HostLost {
             host: host.to_owned(),
             ranks,
         };
-        if how.contains(ONE_WAY) {
+        if gone.silence().is_some_and(Silence::is_one_way) {
             let text = format!("cannot be reached on its host {host}: {how}");
             let mut evidence = vec![
                 format!(
@@ -328,7 +311,7 @@ impl From<&Error> for Cause {
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
             // A call that should have come back, whatever the others do.
-            ErrorKind::TimedOut { what, .. } if is_stuck(what) => {
+            ErrorKind::TimedOut { what, .. } if error.is(Mark::Inside) => {
                 let operation = what.trim_end_matches(',').to_owned();
                 let root = RootCause::StuckInside { operation };
                 (FaultClass::TimedOut, FaultRole::Initiating, root)
@@ -368,7 +351,7 @@ impl From<&Error> for Cause {
                 };
                 (FaultClass::Failed, FaultRole::Initiating, root)
             }
-            kind if threads::are_exhausted(kind) => {
+            _ if error.is(Mark::NoThread) => {
                 let resource = String::from("threads or processes");
                 let root = RootCause::ResourceExhausted { resource };
                 (FaultClass::Failed, FaultRole::Initiating, root)
@@ -429,14 +412,10 @@ fn role_of(failure: &NcclFailure) -> FaultRole {
     }
 }
 
+/// What its last heartbeat told of a rank that is gone.
+fn heartbeat(lost: &Lost) -> Option<String> {
+    lost.last_call.as_ref().map(ToString::to_string)
+}
+
 /// CUDA's code for it.
 const OUT_OF_MEMORY: u32 = 2;
-
-/// Whether what ran out of time was not a wait for others: a call that does not wait for them, and has not come back.
-/// Whoever polls ends that by itself at the limit, so that what the watchdog finds under way after that is inside.
-fn is_stuck(what: &str) -> bool {
-    what.contains("has not come back")
-        || what.starts_with("the call into NCCL, under way for")
-        || what.starts_with("the launch of the replay, under way for")
-        || what.starts_with("a call of NCCL's or CUDA's")
-}

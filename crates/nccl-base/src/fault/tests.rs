@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::wire::LONGEST;
 use super::{Cause, Fault, FaultClass, Place};
 use super::{Ending, FaultRole, RootCause, Roster, Waiting};
+use crate::departure::{Exit, Failure, How, LastCall, Lost, ProcessEnd, Sign};
 use crate::error::{Error, ErrorKind};
 
 fn fault(cause: Cause) -> Fault {
@@ -39,7 +40,7 @@ fn what_another_process_says_of_a_fault_moves_no_cursor() {
 
 #[test]
 fn a_fault_names_rank_host_process_operation_and_cause() {
-    let gone = fault(Cause::died("it died"));
+    let gone = fault(Cause::died(&How::Unknown.into()));
     assert_eq!(
         gone.to_string(),
         "rank 2 (node-b, pid 977) is gone: it died"
@@ -123,8 +124,8 @@ fn no_rank_is_the_culprit_of_what_was_not_found() {
 
 #[test]
 fn what_a_parent_tells_is_the_cause_and_what_the_process_said_last_is_evidence() {
-    let told = "its process ended: killed by SIGKILL (out of memory: 1 process); stderr ended with: layer 7";
-    let died = fault(Cause::died(told));
+    let told = ProcessEnd::in_words("killed by SIGKILL (out of memory: 1 process)", "layer 7");
+    let died = fault(Cause::died(&told.into()));
     let died = died.with_also(vec![Waiting {
         ranks: vec![0, 1, 3],
         operation: String::from("all_to_all #42"),
@@ -151,13 +152,13 @@ fn what_a_parent_tells_is_the_cause_and_what_the_process_said_last_is_evidence()
 
 #[test]
 fn a_rank_that_fails_or_exits_is_told_apart_from_one_that_dies() {
-    let exits = Cause::failed("its process ended with exit status 7");
+    let exits = Cause::failed(&Failure::Exits(7));
     let root = RootCause::Died {
         ending: Some(Ending::Code(7)),
         out_of_memory: false,
     };
     assert_eq!(exits.root, root);
-    let fails = Cause::failed("no such file: model.bin");
+    let fails = Cause::failed(&Failure::Said(String::from("no such file: model.bin")));
     assert!(matches!(fails.root, RootCause::ProgramFailed { .. }));
 }
 
@@ -238,7 +239,9 @@ fn what_nccl_said_tells_what_there_is_no_more_of_and_that_a_kernel_failed_before
 
 #[test]
 fn a_fault_comes_through_whole_or_not_at_all() {
-    let fault = fault(Cause::died("its process ended: exit code 3"));
+    let fault = fault(Cause::died(
+        &ProcessEnd::seen(Exit::Code(3), None, None, "").into(),
+    ));
     let bytes = fault.encode(&[4, 7]);
     let (come, members) = Fault::decode(&bytes).unwrap();
     assert_eq!((&come, &members[..]), (&fault, &[4, 7][..]));
@@ -257,21 +260,26 @@ fn a_long_cause_is_cut_at_a_character() {
 
 #[test]
 fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
-    let heartbeat = "; its last heartbeat, 0.3 s before, told of all_reduce #4 on \"tp\", called 0.1 s before that";
-    let silent = format!("its connection broke without goodbye: timed out{heartbeat}");
+    let heartbeat = "its last heartbeat, 0.3 s before, told of all_reduce #4 on \"tp\", called 0.1 s before that";
+    let lost = |lost: Lost| Lost {
+        last_call: Some(LastCall {
+            call: String::from("all_reduce #4 on \"tp\", called 0.1 s before that"),
+            before: Duration::from_millis(300),
+        }),
+        ..lost
+    };
+    let silent = Sign::Error(String::from("timed out"));
     let causes = [
-        Cause::died(&format!(
-            "its connection closed without goodbye: it died{heartbeat}"
+        Cause::died(&lost(How::Closed.into())),
+        Cause::died(&lost(
+            ProcessEnd::in_words("killed by SIGKILL", "oh").into(),
         )),
-        Cause::died(&format!(
-            "its process ended: killed by SIGKILL; stderr ended with: oh{heartbeat}"
-        )),
-        Cause::host_lost("h2", vec![3], &Roster::default(), &silent),
+        Cause::host_lost("h2", vec![3], &Roster::default(), &lost(silent.into())),
     ];
     for cause in causes {
         assert!(!cause.text.contains("heartbeat"), "{}", cause.text);
         let evidence = cause.evidence.join("; ");
-        assert!(evidence.contains(&heartbeat[2..]), "{evidence}");
+        assert!(evidence.contains(heartbeat), "{evidence}");
     }
 }
 
@@ -303,7 +311,7 @@ fn passed_on(cause: Cause, rank: usize, epoch: u64, members: &[usize]) -> Fault 
 
 #[test]
 fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_numbers() {
-    let died = || Cause::died("its process ended: killed by SIGKILL");
+    let died = || Cause::died(&ProcessEnd::in_words("killed by SIGKILL", "").into());
     let same = passed_on(died(), 1, 2, &[0, 2, 3]);
     assert_eq!(
         same.to_string(),
@@ -398,8 +406,8 @@ fn what_to_do_is_no_other_ranks_matter_where_there_is_none_or_what_they_do_is_no
     let alone = fault(Cause::from(&late()).of_one_rank());
     assert!(hint(&alone).starts_with("the communicator has no other rank"));
     // What says itself what it is, keeps that.
-    let died = fault(Cause::died("it died"));
+    let died = fault(Cause::died(&How::Unknown.into()));
     assert_eq!(hint(&died.without_others()), hint(&died));
-    let died = fault(Cause::died("it died").of_one_rank());
+    let died = fault(Cause::died(&How::Unknown.into()).of_one_rank());
     assert!(!hint(&died).starts_with("the communicator has no other rank"));
 }

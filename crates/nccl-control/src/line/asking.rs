@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Line, Link};
+use crate::departure::Reason;
+use crate::departure::Unfinished;
+use crate::departure::{Departure, Lost};
 use crate::door::PATIENCE;
 use crate::error::{Error, Result};
 use crate::forked;
@@ -11,11 +14,8 @@ use crate::frame::LARGEST;
 use crate::incoming::Answer;
 use crate::inquiry::{Attendance, Suspicion};
 use crate::mailbox::{Notice, Waited};
-use crate::message::{Departure, Incomplete, Missing, Round, Unfinished};
+use crate::message::{Incomplete, Missing, Round};
 use crate::request::Request;
-
-/// Why a rank takes its part of a round back.
-const ABORTED: &str = "its abort signal was given";
 
 /// How long the coordinator may take to say how a round ended that a rank has given up.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -59,13 +59,12 @@ impl Line {
         let is_round = matches!(request, Request::Collect { .. });
         let mut given_up = false;
         self.send(ticket.id, request);
-        let give_up = |incomplete: &Incomplete, reason: &str| {
-            let reason = reason.to_owned();
+        let give_up = |incomplete: &Incomplete, reason: Reason| {
             self.send(ticket.id, Request::Cancel { reason });
             Err(self.explain(topic, incomplete))
         };
         if let Some(incomplete) = refused {
-            return give_up(&incomplete, "its part is too large");
+            return give_up(&incomplete, Reason::TooLarge);
         }
         let mut patience = deadline;
         loop {
@@ -85,12 +84,12 @@ impl Line {
                 }
                 Waited::Interrupted if is_round => {
                     // What all hear of the round counts: it may have ended otherwise a moment ago.
-                    let reason = ABORTED.to_owned();
+                    let reason = Reason::Aborted;
                     self.send(ticket.id, Request::Cancel { reason });
                     (interrupted, given_up) = (None, true);
                     patience = Instant::now() + ANSWER;
                 }
-                Waited::Interrupted => return give_up(&Incomplete::Interrupted, ABORTED),
+                Waited::Interrupted => return give_up(&Incomplete::Interrupted, Reason::Aborted),
                 Waited::Late if given_up => return Err(self.gave_up(topic)),
                 // The hub keeps the deadline, so that all hear the same.
                 Waited::Late => match self.link() {
@@ -110,7 +109,7 @@ impl Line {
                             remarks: Vec::new(),
                         };
                         let by = self.coordinator();
-                        let gave_up: Result<Answer> = give_up(&silent, "it got no answer");
+                        let gave_up: Result<Answer> = give_up(&silent, Reason::Unanswered);
                         let unanswered = Some(Unfinished::Unanswered { by });
                         return gave_up.map_err(|error| error.of_exchange(unanswered));
                     }
@@ -123,7 +122,7 @@ impl Line {
     fn gave_up(&self, topic: &str) -> Error {
         let unfinished = Unfinished::GivenUp {
             rank: self.rank,
-            reason: ABORTED.to_owned(),
+            reason: Reason::Aborted,
         };
         self.explain(topic, &Incomplete::Interrupted)
             .of_exchange(Some(unfinished))
@@ -133,7 +132,7 @@ impl Line {
     pub(crate) fn lost_with_coordinator(
         &self,
         topic: &str,
-        (coordinator, why): (usize, String),
+        (coordinator, why): (usize, Lost),
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Error {

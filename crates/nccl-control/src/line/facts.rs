@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::{Line, Link, Member, launched};
 use crate::attached::Attached;
+use crate::departure::Departure;
 use crate::events::{Happenings, WorldEvent};
 use crate::fault::{Fault, Roster};
 use crate::forked;
 use crate::heartbeat::Suspect;
-use crate::message::Departure;
 
 impl Line {
     /// Who coordinates, as far as this rank knows.

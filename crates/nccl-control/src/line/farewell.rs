@@ -4,7 +4,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use super::{Line, Link};
-use crate::message::Departure;
+use crate::departure::{Departure, Failure};
 use crate::request::Request;
 use crate::sync::{Condvar, Mutex};
 
@@ -30,8 +30,7 @@ pub fn say_goodbye(status: i32) {
             continue;
         }
         if status != 0 {
-            let chain = format!("its process ended with exit status {status}");
-            *line.farewell.lock() = Departure::Failed(chain);
+            *line.farewell.lock() = Departure::Failed(Failure::Exits(status));
         }
         line.leave();
     }
@@ -45,17 +44,18 @@ pub fn say_goodbye(status: i32) {
 impl Line {
     /// Says that this rank fails, whatever becomes of this value.
     pub(crate) fn fail(&self, chain: String) {
+        let why = Failure::Said(chain);
         if self.watcher.get().is_some() {
             // Its communicators still have to end, and the others wait for that.
-            return self.send(u64::MAX, Request::Stay { chain: Some(chain) });
+            return self.send(u64::MAX, Request::Stay { why: Some(why) });
         }
         match self.link() {
-            Link::Here { hub, .. } => hub.leave(self.rank, Departure::Failed(chain)),
+            Link::Here { hub, .. } => hub.leave(self.rank, Departure::Failed(why)),
             Link::Elsewhere { connection, .. } => {
-                connection.enqueue(Request::Fail { chain }.encode(0));
+                connection.enqueue(Request::Fail { why }.encode(0));
                 let _ = connection.drain(Instant::now() + FAREWELL);
             }
-            Link::Between { .. } => self.send(u64::MAX, Request::Fail { chain }),
+            Link::Between { .. } => self.send(u64::MAX, Request::Fail { why }),
         }
     }
 
@@ -65,11 +65,11 @@ impl Line {
             *self.farewell.lock() = farewell;
             return;
         }
-        let chain = match farewell {
-            Departure::Failed(chain) => Some(chain),
+        let why = match farewell {
+            Departure::Failed(why) => Some(why),
             Departure::Left | Departure::Lost(_) => None,
         };
-        self.send(u64::MAX, Request::Stay { chain });
+        self.send(u64::MAX, Request::Stay { why });
     }
 
     /// Says goodbye, for good.
@@ -81,7 +81,7 @@ impl Line {
             Link::Between { .. } => {}
             Link::Elsewhere { connection, .. } => {
                 let last = match farewell {
-                    Departure::Failed(chain) => Request::Fail { chain },
+                    Departure::Failed(why) => Request::Fail { why },
                     _ => Request::Goodbye,
                 };
                 connection.enqueue(last.encode(0));

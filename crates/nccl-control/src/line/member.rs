@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::process;
+use crate::process_state::ProcessState;
 
 /// What is known of a rank.
 #[derive(Clone, Debug)]
@@ -61,12 +62,12 @@ impl Member {
     }
 
     /// What the kernel says of it, if that is this one, and says that the process cannot go on now.
-    pub fn standing_still(&self) -> Option<String> {
+    pub fn standing_still(&self) -> Option<ProcessState> {
         let state = self
             .is_here()
             .then(|| process::state_of(self.pid.into()))
             .flatten();
-        state.filter(|state| process::is_still(state))
+        state.filter(ProcessState::is_still)
     }
 }
 

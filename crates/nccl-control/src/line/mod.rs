@@ -33,9 +33,9 @@ use super::events::WorldEvent;
 use super::heir::{self, Heir, Way};
 use super::hub::Hub;
 use super::mailbox::{Mailbox, Notice};
-use super::message::Departure;
 use super::panics;
 use super::server::Server;
+use crate::departure::Departure;
 use crate::forked;
 use crate::sync::Mutex;
 

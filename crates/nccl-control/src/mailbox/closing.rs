@@ -1,8 +1,8 @@
 //! When nothing comes any more: who waits learns why.
 
 use super::{Mailbox, Notice};
+use crate::departure::{Departure, Lost};
 use crate::events::WorldEvent;
-use crate::message::Departure;
 use crate::succession::Loss;
 
 impl Mailbox {
@@ -32,7 +32,7 @@ impl Mailbox {
             });
             state.inbox.push_back(Notice::CutOff { from, why });
         }
-        self.end(why);
+        self.end(&Lost::said(why));
     }
 
     /// Nothing comes any more: everybody who waits learns why. Unless the coordinator has said that it
@@ -44,7 +44,7 @@ impl Mailbox {
         }
         let mut state = self.state.lock();
         let coordinator = state.coordinator();
-        let why = loss.to_string();
+        let why = loss.into_lost();
         if state.closed.is_none() && !state.departed.contains_key(&coordinator) {
             let departure = Departure::Lost(why.clone());
             let rank = coordinator;
@@ -55,18 +55,18 @@ impl Mailbox {
     }
 
     /// Nobody gets an answer any more.
-    pub(crate) fn end(&self, why: &str) {
+    pub(crate) fn end(&self, why: &Lost) {
         let mut state = self.state.lock();
         if state.closed.is_some() {
             return;
         }
-        state.closed = Some(why.to_owned());
+        state.closed = Some(why.clone());
         let coordinator = state.coordinator();
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.bell.notify_all();
         for slot in waiting.into_values() {
-            slot.put(Err((coordinator, why.to_owned())));
+            slot.put(Err((coordinator, why.clone())));
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Mailbox;
+use crate::departure::Departure;
 use crate::heartbeat::Suspect;
-use crate::message::Departure;
 
 impl Mailbox {
     /// Who coordinates, as far as this rank knows.

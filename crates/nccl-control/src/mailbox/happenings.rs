@@ -69,7 +69,7 @@ impl State {
             happenings.note(WorldEvent::Silent {
                 rank: suspect.rank,
                 silent: suspect.silent,
-                process: suspect.state,
+                process: suspect.state.map(|state| state.to_string()),
             });
         }
         self.happenings = Some(Arc::clone(happenings));

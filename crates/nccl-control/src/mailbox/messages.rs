@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Mailbox;
 use crate::channels::CAPACITY;
-use crate::message::Departure;
+use crate::departure::{Departure, Lost};
 
 /// What has come over a channel.
 #[derive(Default)]
@@ -26,8 +26,8 @@ pub(crate) enum Taken {
         took: Option<usize>,
     },
     Over(usize, Departure),
-    /// The connection is closed; the text says why.
-    Closed(String),
+    /// The connection is closed, and why.
+    Closed(Lost),
     Late,
 }
 

@@ -29,13 +29,12 @@ use self::succession::OnLoss;
 use self::ticket::Slot;
 use super::events::{Happenings, WorldEvent};
 use super::heartbeat::Suspects;
-use super::message::Departure;
 use super::succession::Succession;
+use crate::departure::{Departure, Lost};
 use crate::sync::{Condvar, Mutex};
 
 pub(super) use self::messages::Taken;
 pub use self::notice::Notice;
-pub(crate) use self::notice::{ONE_WAY, SILENT};
 pub(super) use self::ticket::Waited;
 
 #[derive(Default)]
@@ -72,7 +71,7 @@ struct State {
     newcomers: usize,
     suspects: Suspects,
     /// Why nothing comes any more.
-    closed: Option<String>,
+    closed: Option<Lost>,
     /// Whom this rank cannot reach any more, and why, if that is it.
     cut_off: Option<(Vec<usize>, String)>,
     /// What happens, once somebody has asked; in the next epoch, too.

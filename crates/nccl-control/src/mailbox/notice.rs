@@ -1,11 +1,10 @@
 //! What this rank hears of the others without having asked.
 
-pub(crate) use nccl_base::departure::{ONE_WAY, SILENT};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::departure::{Departure, Lost};
 use crate::inquiry::Lateness;
-use crate::message::Departure;
 use crate::succession::Entry;
 
 /// Something that another rank announced, or that happened to it.
@@ -44,15 +43,15 @@ pub enum Notice {
 }
 
 impl Entry for Notice {
-    fn gone(rank: usize, how: &str) -> Self {
-        let departure = Departure::Lost(how.to_owned());
+    fn gone(rank: usize, lost: &Lost) -> Self {
+        let departure = Departure::Lost(lost.clone());
         Self::Gone { rank, departure }
     }
 
     fn departed(&self) -> Option<(usize, bool)> {
         match self {
             Self::Gone { rank, departure } => {
-                let lives = matches!(departure, Departure::Lost(how) if how.starts_with(SILENT));
+                let lives = matches!(departure, Departure::Lost(lost) if lost.may_live());
                 Some((*rank, lives))
             }
             _ => None,

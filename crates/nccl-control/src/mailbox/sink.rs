@@ -6,6 +6,7 @@ use super::{Mailbox, Notice};
 use crate::events::WorldEvent;
 use crate::heartbeat::{Said, Turn};
 use crate::incoming::{Answer, Push};
+use crate::process_state::ProcessState;
 use crate::reader::Sink;
 use crate::succession::{Event, Loss};
 
@@ -61,12 +62,12 @@ impl Mailbox {
                 state: seen,
             } => {
                 if !state.departed.contains_key(&rank) {
-                    state.suspects.learn(rank, silent, seen.as_deref());
+                    state.suspects.learn(rank, silent, seen.as_ref());
                     state.happens(|| match silent {
                         Some(silent) => WorldEvent::Silent {
                             rank,
                             silent,
-                            process: seen,
+                            process: seen.as_ref().map(ToString::to_string),
                         },
                         None => WorldEvent::Answers { rank },
                     });
@@ -129,17 +130,17 @@ impl Sink for Mailbox {
         self.state.lock().suspects.coordinator_heard(now);
     }
 
-    fn coordinator_turns(&self, turn: Turn, seen: Option<String>) {
+    fn coordinator_turns(&self, turn: Turn, seen: Option<ProcessState>) {
         let mut state = self.state.lock();
         let rank = state.coordinator();
         let said = match turn {
             Turn::Same => return,
             Turn::Silent(silent) => {
-                state.suspects.learn(rank, Some(silent), seen.as_deref());
+                state.suspects.learn(rank, Some(silent), seen.as_ref());
                 state.happens(|| WorldEvent::Silent {
                     rank,
                     silent,
-                    process: seen.clone(),
+                    process: seen.as_ref().map(ToString::to_string),
                 });
                 Said::Silent(rank, silent, seen)
             }

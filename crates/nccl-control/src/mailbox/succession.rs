@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Mailbox, Notice, State};
+use crate::departure::{Departure, Lost};
 use crate::events::WorldEvent;
-use crate::message::Departure;
 use crate::succession::{Action, Event, Loss, Report, Stage, Succession};
 
 /// What to do when the coordinator is gone.
@@ -44,14 +44,14 @@ impl Mailbox {
     }
 
     /// Whose hosts this rank found silent itself, and how.
-    pub(crate) fn silent(&self) -> Vec<(usize, String)> {
+    pub(crate) fn silent(&self) -> Vec<(usize, Lost)> {
         let state = self.state.lock();
         let lost = state
             .succession
             .iter()
             .flat_map(|succession| succession.lost());
         lost.filter_map(|(rank, loss)| match loss {
-            Loss::Silent(how) => Some((*rank, how.clone())),
+            Loss::Lost(lost) if lost.may_live() => Some((*rank, lost.clone())),
             _ => None,
         })
         .collect()
@@ -101,7 +101,7 @@ impl Mailbox {
 
     /// Those who wait for the coordinator's answer learn that it is gone, but for those whose question goes
     /// on to its successor.
-    pub(crate) fn interrupt(&self, why: &str) {
+    pub(crate) fn interrupt(&self, why: &Lost) {
         let mut state = self.state.lock();
         state.watched = false;
         state.suspects.begin_anew(Instant::now());
@@ -114,7 +114,7 @@ impl Mailbox {
         let ended: Vec<_> = waiting.extract_if(|id, _| !lasting.contains(id)).collect();
         drop(state);
         for (_, slot) in ended {
-            slot.put(Err((coordinator, why.to_owned())));
+            slot.put(Err((coordinator, why.clone())));
         }
     }
 }

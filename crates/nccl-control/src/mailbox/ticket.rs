@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Mailbox;
+use crate::departure::Lost;
 use crate::incoming::Answer;
 use crate::sync::{Condvar, Mutex};
 
 #[derive(Default)]
 pub(super) struct Slot {
     /// Who was to give it, and why it cannot.
-    answer: Mutex<Option<Result<Answer, (usize, String)>>>,
+    answer: Mutex<Option<Result<Answer, (usize, Lost)>>>,
     came: Condvar,
 }
 
 impl Slot {
-    pub(super) fn put(&self, answer: Result<Answer, (usize, String)>) {
+    pub(super) fn put(&self, answer: Result<Answer, (usize, Lost)>) {
         *self.answer.lock() = Some(answer);
         self.came.notify_all();
     }
@@ -25,8 +26,8 @@ impl Slot {
 #[derive(Debug)]
 pub(crate) enum Waited {
     Answer(Answer),
-    /// The connection to that rank is closed; the text says why.
-    Closed(usize, String),
+    /// The connection to that rank is closed, and why.
+    Closed(usize, Lost),
     Late,
     Interrupted,
 }

@@ -16,6 +16,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
+use crate::departure::{How, Sign};
 
 const RANKS: usize = 4;
 
@@ -26,8 +27,8 @@ enum Fact {
 }
 
 impl Entry for Fact {
-    fn gone(rank: usize, how: &str) -> Self {
-        let lives = how == "silent";
+    fn gone(rank: usize, lost: &Lost) -> Self {
+        let lives = lost.may_live();
         Self::Gone { rank, lives }
     }
 
@@ -291,8 +292,8 @@ impl World {
 
     fn loss(&self, at: usize, of: usize) -> Loss {
         match self.reach(at, of) {
-            true => Loss::Closed(String::from("closed")),
-            false => Loss::Silent(String::from("silent")),
+            true => Loss::Lost(How::Closed.into()),
+            false => Loss::Lost(Sign::Error(String::from("silent")).into()),
         }
     }
 

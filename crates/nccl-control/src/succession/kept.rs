@@ -1,6 +1,7 @@
 //! What is kept of a long log, and what follows for those who are behind.
 
 use super::*;
+use crate::departure::How;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Line {
@@ -9,7 +10,7 @@ enum Line {
 }
 
 impl Entry for Line {
-    fn gone(rank: usize, _: &str) -> Self {
+    fn gone(rank: usize, _: &Lost) -> Self {
         Self::Gone(rank)
     }
 
@@ -31,7 +32,7 @@ fn after(me: usize, faults: usize) -> Succession<Line> {
 
 /// What rank 1 does when rank 0 has died and rank 2 says how far it has heard.
 fn succeed(mut heir: Succession<Line>, other: &Succession<Line>) -> Vec<Action<Line>> {
-    let mut actions = heir.step(Event::Lost(Loss::Closed(String::from("its process ended"))));
+    let mut actions = heir.step(Event::Lost(Loss::Lost(How::Closed.into())));
     let report = other.report();
     actions.extend(heir.step(Event::Reported { from: 2, report }));
     actions
@@ -45,7 +46,7 @@ fn a_log_is_bounded_and_deaths_of_long_ago_are_known() {
     assert!(machine.has_departed(3) && !machine.has_departed(2));
     // So nobody waits for its report.
     let mut heir = machine;
-    let actions = heir.step(Event::Lost(Loss::Closed(String::from("its process ended"))));
+    let actions = heir.step(Event::Lost(Loss::Lost(How::Closed.into())));
     assert_eq!(actions, [Action::Collect(vec![2])]);
 }
 

@@ -1,42 +1,48 @@
 //! The rules one by one, where `check` would need more of the world to tell them apart.
 
 use super::*;
+use crate::departure::{How, ProcessEnd, Sign};
 
 #[derive(Clone, Debug, PartialEq)]
 enum Line {
     Fault(usize),
-    Gone(usize, String),
+    Gone(usize, Lost),
 }
 
 use Line::{Fault, Gone};
 
 impl Entry for Line {
-    fn gone(rank: usize, how: &str) -> Self {
-        Gone(rank, how.to_owned())
+    fn gone(rank: usize, lost: &Lost) -> Self {
+        Gone(rank, lost.clone())
     }
 
     fn departed(&self) -> Option<(usize, bool)> {
         match self {
             Fault(_) => None,
-            Gone(rank, how) => Some((*rank, how == "silent")),
+            Gone(rank, lost) => Some((*rank, lost.may_live())),
         }
     }
 }
 
 fn closed() -> Loss {
-    Loss::Closed(String::from("closed"))
+    Loss::Lost(How::Closed.into())
 }
 
 fn silent() -> Loss {
-    Loss::Silent(String::from("silent"))
+    Loss::Lost(Sign::Error(String::from("silent")).into())
 }
 
 fn told() -> Loss {
-    Loss::Told(String::from("told"))
+    Loss::Lost(ProcessEnd::in_words("told", "").into())
 }
 
-fn gone(rank: usize, how: &str) -> Action<Line> {
-    Action::Deliver(Line::gone(rank, how))
+/// The entry that says so.
+fn entry(rank: usize, loss: Loss) -> Line {
+    Line::gone(rank, &loss.into_lost())
+}
+
+fn gone(rank: usize, loss: Loss) -> Action<Line> {
+    Action::Deliver(entry(rank, loss))
 }
 
 fn reported(from: usize, report: Report<Line>) -> Event<Line> {
@@ -62,9 +68,9 @@ fn cut_off(from: &[usize], with: &[usize]) -> Action<Line> {
 
 #[test]
 fn of_two_ranks_one_goes_on_alone_when_the_other_is_gone_and_not_when_it_is_silent() {
-    for (loss, how) in [(closed(), "closed"), (told(), "told")] {
-        let (machine, actions) = all(1, 2, vec![Event::Lost(loss)]);
-        let expected = [Action::Collect(vec![]), Action::Lead, gone(0, how)];
+    for loss in [closed(), told()] {
+        let (machine, actions) = all(1, 2, vec![Event::Lost(loss.clone())]);
+        let expected = [Action::Collect(vec![]), Action::Lead, gone(0, loss)];
         assert_eq!(actions, expected);
         assert_eq!(machine.report().synced, 1);
     }
@@ -117,9 +123,9 @@ fn one_that_is_gone_behind_its_report_is_gone() {
     let expected = [
         Action::Collect(vec![2, 3]),
         Action::Lead,
-        gone(0, "closed"),
-        gone(2, "closed"),
-        gone(3, "closed"),
+        gone(0, closed()),
+        gone(2, closed()),
+        gone(3, closed()),
     ];
     assert_eq!(actions, expected);
 }
@@ -142,8 +148,8 @@ fn one_that_reports_is_there_whatever_was_found_or_others_say() {
         .iter()
         .filter(|action| matches!(action, Action::Deliver(_)))
         .collect();
-    assert_eq!(lost, [&gone(0, "told")]);
-    assert_eq!(machine.log(), [Gone(0, String::from("told"))]);
+    assert_eq!(lost, [&gone(0, told())]);
+    assert_eq!(machine.log(), [entry(0, told())]);
     for rank in [2, 3] {
         let admitted = |action: &Action<Line>| matches!(action, Action::Admit { to, start: 0, .. } if *to == rank);
         assert!(actions.iter().any(admitted), "{actions:?}");
@@ -168,7 +174,7 @@ fn what_ranks_have_said_and_nobody_told_is_told_once() {
     machine.step(Event::Lost(closed()));
     machine.step(reported(2, two.report()));
     machine.step(found(3, closed()));
-    let how = |rank| Gone(rank, String::from("closed"));
+    let how = |rank| entry(rank, closed());
     assert_eq!(
         machine.log(),
         [Fault(1), how(0), how(3), Fault(2), Fault(3)]
@@ -276,13 +282,13 @@ fn the_log_of_the_latest_view_counts_and_not_the_longest() {
 fn those_out_of_reach_may_live_and_come_no_more_into_account_when_they_report() {
     // Rank 3 was declared lost, because its host was silent: it still counts among those who may live.
     let mut one = Succession::new(1, 4);
-    one.record(Line::gone(3, "silent"));
+    one.record(entry(3, silent()));
     one.step(Event::Lost(silent()));
     let actions = one.step(reported(2, Succession::new(2, 4).report()));
     assert_eq!(actions, [cut_off(&[0], &[2])]);
     // One that died does not.
     let mut one = Succession::new(1, 4);
-    one.record(Line::gone(3, "closed"));
+    one.record(entry(3, closed()));
     one.step(Event::Lost(silent()));
     let actions = one.step(reported(2, Succession::new(2, 4).report()));
     assert!(actions.contains(&Action::Lead), "{actions:?}");
@@ -292,7 +298,7 @@ fn those_out_of_reach_may_live_and_come_no_more_into_account_when_they_report() 
 #[test]
 fn one_that_was_lost_before_is_none_of_the_majority_when_it_reports() {
     let mut one = Succession::new(1, 5);
-    one.record(Line::gone(4, "silent"));
+    one.record(entry(4, silent()));
     one.step(Event::Lost(silent()));
     one.step(reported(4, Succession::new(4, 5).report()));
     one.step(reported(2, Succession::new(2, 5).report()));
@@ -304,6 +310,6 @@ fn one_that_was_lost_before_is_none_of_the_majority_when_it_reports() {
 fn in_a_large_world_all_may_go_at_once_and_are_kept() {
     let size = 3 * KEPT;
     let mut machine = Succession::new(1, size);
-    (2..size).for_each(|rank| machine.record(Line::gone(rank, "closed")));
+    (2..size).for_each(|rank| machine.record(entry(rank, closed())));
     assert_eq!(machine.log().len(), size - 2);
 }

@@ -6,13 +6,18 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::departure::{
+    Departure, Exit, Failure, HeardOnly, How, LastCall, Lost, OomKill, ProcessEnd, Reason, Sign,
+    Signal, Silence,
+};
 use crate::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
 use crate::going::Epoch;
 use crate::greeting::{Again, Greeting, Hello, NONCE, Role};
 use crate::incoming::{Answer, Incoming, Known, Push};
 use crate::mailbox::Notice;
-use crate::message::{Departure, Incomplete, Missing};
+use crate::message::{Incomplete, Missing};
 use crate::operation::OperationKind;
+use crate::process_state::ProcessState;
 use crate::succession::{Loss, Report};
 use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 use crate::{holder, interface, tcp};
@@ -75,7 +80,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         },
         Notice::Gone {
             rank: 0,
-            departure: Departure::Lost(text("it died")),
+            departure: Departure::lost(How::Unknown),
         },
     ];
     let report = Report {
@@ -84,9 +89,9 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         log: told.clone(),
         unheard: told[..1].to_vec(),
         lost: vec![
-            (0, Loss::Told(text("t"))),
-            (1, Loss::Closed(text("c"))),
-            (2, Loss::Silent(text("s"))),
+            (0, Loss::Lost(ProcessEnd::in_words("t", "").into())),
+            (1, Loss::Lost(How::Closed.into())),
+            (2, Loss::Lost(Sign::Error(text("s")).into())),
             (3, Loss::Mute),
             (4, Loss::Elsewhere),
             (5, Loss::Left),
@@ -155,7 +160,13 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ("refused", refused.encode()),
         ("collect", collect(None).encode(1)),
         ("collect-some", collect(Some([2, 0].into())).encode(2)),
-        ("cancel", Request::Cancel { reason: text("x") }.encode(1)),
+        (
+            "cancel",
+            Request::Cancel {
+                reason: Reason::Said(text("x")),
+            }
+            .encode(1),
+        ),
         (
             "set",
             Request::Set {
@@ -184,7 +195,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         (
             "fail",
             Request::Fail {
-                chain: text("a: b"),
+                why: Failure::Said(String::from("a: b")),
             }
             .encode(0),
         ),
@@ -203,7 +214,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "saw",
             Request::Saw {
                 rank: 2,
-                state: text("process state T"),
+                state: ProcessState::stopped(),
             }
             .encode(0),
         ),
@@ -237,15 +248,15 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             Push::Suspected {
                 rank: 2,
                 silent: Some(Duration::from_millis(3200)),
-                state: Some(text("process state T")),
+                state: Some(ProcessState::stopped()),
             }
             .encode(),
         ),
-        ("stay", Request::Stay { chain: None }.encode(0)),
+        ("stay", Request::Stay { why: None }.encode(0)),
         (
             "stay-failed",
             Request::Stay {
-                chain: Some(text("a: b")),
+                why: Some(Failure::Said(String::from("a: b"))),
             }
             .encode(0),
         ),
@@ -311,7 +322,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             Request::Ended {
                 rank: 1,
                 pid: 77,
-                how: text("killed"),
+                end: ProcessEnd::in_words("killed", ""),
             }
             .encode(8),
         ),
@@ -342,7 +353,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "gone",
             incomplete(Incomplete::Gone {
                 rank: 1,
-                departure: Departure::Lost(text("it died")),
+                departure: Departure::lost(How::Unknown),
             }),
         ),
         ("twice", incomplete(Incomplete::Twice)),
@@ -351,7 +362,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "given-up",
             incomplete(Incomplete::GivenUp {
                 rank: 1,
-                reason: text("x"),
+                reason: Reason::Said(text("x")),
             }),
         ),
         ("other-members", incomplete(Incomplete::OtherMembers)),
@@ -375,7 +386,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "push-failed",
             Push::Gone {
                 rank: 1,
-                departure: Departure::Failed(text("a: b")),
+                departure: Departure::Failed(Failure::Said(String::from("a: b"))),
             }
             .encode(),
         ),
@@ -403,6 +414,51 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 phase: Some((text("load"), Duration::from_secs(3))),
                 departure: Some(Departure::Left),
             })
+            .encode(),
+        ),
+        (
+            "push-killed",
+            Push::Gone {
+                rank: 1,
+                departure: Departure::Lost(Lost {
+                    last_call: Some(LastCall {
+                        call: text("all_reduce #4"),
+                        before: Duration::from_millis(300),
+                    }),
+                    ..ProcessEnd::seen(
+                        Exit::Signal {
+                            signal: Signal::KILL,
+                            core_dumped: false,
+                        },
+                        Some(Signal::TERM),
+                        Some(OomKill {
+                            group: text("/job"),
+                            killed: 1,
+                            limit: Some(64 << 20),
+                        }),
+                        "oh",
+                    )
+                    .into()
+                }),
+            }
+            .encode(),
+        ),
+        (
+            "push-silent",
+            Push::Gone {
+                rank: 1,
+                departure: Departure::lost(How::Silent(Box::new(Silence {
+                    sign: Sign::Unheard {
+                        unheard: Duration::from_secs(3),
+                        unacknowledged: Duration::from_secs(4),
+                    },
+                    heard: Some(HeardOnly {
+                        heard: Duration::from_secs(1),
+                        unacknowledged: Duration::from_secs(4),
+                    }),
+                    undecided: Some(text("cut off")),
+                }))),
+            }
             .encode(),
         ),
         (

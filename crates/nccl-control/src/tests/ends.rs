@@ -2,8 +2,8 @@
 
 use super::super::line::Ended;
 use super::super::mailbox::Notice;
-use super::super::message::Departure;
 use super::*;
+use crate::departure::{Departure, Failure, How};
 use crate::sync::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -84,10 +84,9 @@ fn a_rank_that_dies_after_its_world_is_gone_is_heard_of() {
         let line = Arc::clone(&stays.line);
         drop(stays);
         line.cut_for_a_test();
-        eventually(
-            "the death",
-            || matches!(&heard.lock()[..], [(dead, Departure::Lost(how))] if *dead == rank && how.contains("died")),
-        );
+        eventually("the death", || {
+            *heard.lock() == [(rank, Departure::lost(How::Closed))]
+        });
         std::mem::forget(line);
     }
 }
@@ -98,7 +97,10 @@ fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
     let heard = departures(&zero);
     let line = Arc::clone(&one.line);
     one.fail(&std::io::Error::other("out of paper"));
-    let failed = (1, Departure::Failed(String::from("out of paper")));
+    let failed = (
+        1,
+        Departure::Failed(Failure::Said(String::from("out of paper"))),
+    );
     eventually("the failure", || *heard.lock() == [failed.clone()]);
     let members: Arc<[usize]> = [0, 1].into();
     let soon = Duration::from_millis(50);

@@ -129,7 +129,7 @@ fn who_gave_up_going_on_does_not_count_when_it_is_waited_again() {
     let first = mailbox.ticket();
     hub.handle(0, first.id, wish(LIMIT));
     std::thread::sleep(long);
-    let reason = String::from("its abort signal was given");
+    let reason = crate::departure::Reason::Aborted;
     hub.handle(0, first.id, Request::Cancel { reason });
     let second = mailbox.ticket();
     hub.handle(0, second.id, wish(Duration::ZERO));

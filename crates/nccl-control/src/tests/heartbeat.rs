@@ -6,10 +6,12 @@ use std::sync::mpsc;
 
 use super::*;
 use crate::connection::Connection;
+use crate::departure::How;
 use crate::frame::{Decoder, LARGEST_FRAME};
 use crate::heartbeat::{BEAT, Turn};
 use crate::hub::{Hub, Outlet};
 use crate::incoming::{Incoming, Push};
+use crate::process_state::ProcessState;
 use crate::reader::Sink as _;
 use crate::succession::Loss;
 
@@ -81,7 +83,7 @@ fn one_that_is_silent_is_looked_at_by_its_neighbour_and_all_hear_of_it() {
     assert_eq!(mailbox.suspects().len(), 1);
     assert_eq!(mailbox.suspects()[0].state, None);
 
-    let state = String::from("process state T (stopped)");
+    let state = ProcessState::stopped();
     hub.handle(
         3,
         u64::MAX,
@@ -99,7 +101,7 @@ fn one_that_is_silent_is_looked_at_by_its_neighbour_and_all_hear_of_it() {
         u64::MAX,
         Request::Saw {
             rank: 9,
-            state: String::new(),
+            state: ProcessState::stopped(),
         },
     );
     hub.flush();
@@ -136,7 +138,7 @@ fn one_that_dies_is_no_suspect_any_more() {
     let ages = hub.heartbeat_ages();
     assert_eq!(ages.len(), 1);
     assert_eq!(ages[0].0, 1);
-    hub.leave(1, nccl_base::departure::Departure::Left);
+    hub.leave(1, crate::departure::Departure::Left);
     assert_eq!(mailbox.suspects(), []);
     assert_eq!(hub.heartbeat_ages(), []);
 }
@@ -153,15 +155,15 @@ fn what_a_rank_said_last_is_told_of_one_that_dies_and_of_no_other() {
         hub.handle(rank, u64::MAX, Request::Last { call });
     }
     let died = |rank| {
-        hub.lost(rank, Loss::Closed(String::from("it died")));
+        hub.lost(rank, Loss::Lost(How::Unknown.into()));
         mailbox.departure(rank).map(|how| how.to_string())
     };
     let words = "it died; its last heartbeat, 0.0 s before, told of all_reduce #1 on \"tp\", called 0.1 s before that";
     assert_eq!(died(1).as_deref(), Some(words));
     assert_eq!(died(3).as_deref(), Some("it died"));
-    hub.leave(2, nccl_base::departure::Departure::Left);
+    hub.leave(2, crate::departure::Departure::Left);
     let left = mailbox.departure(2).expect("it left");
-    assert_eq!(left, nccl_base::departure::Departure::Left);
+    assert_eq!(left, crate::departure::Departure::Left);
 }
 
 /// Listens to the log, and asks how the world is whenever something is said.
@@ -211,7 +213,7 @@ fn whoever_listens_to_the_log_may_ask_how_the_world_is() {
             for beat in 1..=5 {
                 hub.tick(begun + beat * BEAT + Duration::from_millis(10));
             }
-            let state = String::from("process state T (stopped)");
+            let state = ProcessState::stopped();
             let saw = Request::Saw { rank: 1, state };
             hub.handle(0, u64::MAX, saw);
             hub.flush();

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::departure::{Departure, How};
 use crate::hub::{Hub, Outlet};
 use crate::mailbox::{Mailbox, Notice};
 use crate::operation::OperationKind;
 use crate::request::Request;
 use crate::sync::Mutex;
 use crate::{Attendance, Lateness, Subject, Suspicion};
-use nccl_base::departure::Departure;
 
 /// What a rank has heard.
 type Heard = Arc<Mutex<Vec<Notice>>>;
@@ -144,7 +144,7 @@ fn nobody_is_named_when_all_have_entered_and_one_that_is_silent_is_when_it_is_du
     // One that is gone is told of otherwise.
     say(&hub, 0, suspects(3, false, &[]));
     say(&hub, 1, attends(3, Some(Duration::from_secs(2))));
-    hub.leave(2, Departure::Lost(String::from("it died")));
+    hub.leave(2, Departure::lost(How::Unknown));
     taken(&heard[0]);
     hub.tick(Instant::now() + Duration::from_millis(1100));
     assert_eq!(taken(&heard[0]), []);

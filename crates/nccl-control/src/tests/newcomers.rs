@@ -5,7 +5,9 @@ use std::sync::Barrier;
 use super::super::handover::Standing;
 use super::super::{Observer, WorldEvent};
 use super::*;
+use crate::departure::Sign;
 use crate::error::Result;
+use crate::succession::Loss;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -199,7 +201,7 @@ fn a_side_that_may_not_decide_lets_nobody_in() {
     let worlds = joined(2, meet);
     let door = worlds[0].line.own_door().unwrap();
     // As if the host of the other had fallen silent: of two, one is no majority.
-    let silent = super::super::succession::Loss::Silent(String::from("no answer"));
+    let silent = Loss::Lost(Sign::Error(String::from("no answer")).into());
     door.hub().lost(1, silent);
     let begun = Instant::now();
     while door.hub().standing() != Standing::Apart {

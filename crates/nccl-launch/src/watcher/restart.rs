@@ -3,8 +3,8 @@
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use super::super::exit::Signal;
 use super::{KILL, Watcher};
+use crate::departure::Signal;
 use crate::error::{Error, Result};
 
 /// A rank that is ended in order to be started again.

@@ -17,7 +17,7 @@ use crate::dtype::{DataType, NcclType};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::plan::{Comparison, entries_of};
+use crate::plan::{Comparison, Done, entries_of};
 use crate::recorded::{Function, Recorded};
 
 /// Makes an [`AllToAll`]: what is exchanged, and how.
@@ -454,12 +454,10 @@ impl<'c> AllToAllBuilder<'c> {
         let differ = |difference: String| {
             Err(Error::new(ErrorKind::PlansDiffer {
                 plan: number,
-                difference: difference
-                    .replace(" captured nothing, ", " made none, ")
-                    .replace(" captured ", " has "),
+                difference,
             }))
         };
-        if let Some(difference) = comparison.operations(entries)? {
+        if let Some(difference) = comparison.operations(Done::Has, entries)? {
             return differ(difference);
         }
         let Ok(decision) = made else {

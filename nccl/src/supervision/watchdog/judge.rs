@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::facts::Clock;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind, Mark};
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::recorder::TrackedCall;
 
@@ -268,8 +268,21 @@ impl Overdue {
         self.standing.call
     }
 
-    /// As an error says it.
-    pub(crate) fn kind(&self) -> ErrorKind {
+    /// The error of it.
+    pub(crate) fn error(&self) -> Error {
+        let error = Error::new(self.kind());
+        let is_inside = match self.standing.clock {
+            Clock::Queued => false,
+            Clock::Issuing => true,
+            Clock::Running => self.stuck.is_some(),
+        };
+        match is_inside {
+            true => error.marked(Mark::Inside),
+            false => error,
+        }
+    }
+
+    fn kind(&self) -> ErrorKind {
         let Standing {
             call,
             clock,
@@ -441,7 +454,9 @@ mod tests {
         let standing = judge(&mut Court::default(), std::slice::from_ref(&queue), 1);
         assert_eq!(standing.clock, Clock::Issuing);
         assert!(standing.overdue(LIMIT).is_none(), "its caller is first");
-        let text = standing.overdue(at(60)).expect("late").kind().to_string();
+        let error = standing.overdue(at(60)).expect("late").error();
+        assert!(error.is(Mark::Inside), "{error}");
+        let text = error.to_string();
         assert!(text.contains("the launch of the replay"), "{text}");
     }
 
@@ -454,7 +469,9 @@ mod tests {
         queue.unreached = vec![mark(1111, 5, false)];
         let standing = judge(&mut court, std::slice::from_ref(&queue), 5);
         assert_eq!(standing.call.number, 1);
-        let text = standing.overdue(at(35)).expect("late").kind().to_string();
+        let error = standing.overdue(at(35)).expect("late").error();
+        assert!(!error.is(Mark::Inside), "{error}");
+        let text = error.to_string();
         assert!(text.contains("one of those up to #1111"), "{text}");
         // Done as far as somebody saw, it is forgotten; one that failed is as well.
         queue.update(&later, 599, at(6));

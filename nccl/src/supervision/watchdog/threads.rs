@@ -9,7 +9,6 @@ use super::judge::Overdue;
 use super::look::{self, Eye, Found, Report, Task};
 use super::registry::{Entry, LINGER, STATE, State, Watched, period};
 use crate::communicator::{self, Inner, Visit, same_stream};
-use crate::error::Error;
 use crate::reaper;
 use crate::supervision::recorder::{limit_of_word, origin};
 use crate::supervision::short_key;
@@ -421,7 +420,7 @@ fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
 fn end_overdue(inner: &Arc<Inner>, overdue: &Overdue) {
     let call = overdue.call();
     let since = origin().monotonic + call.since;
-    let error = Error::new(overdue.kind());
+    let error = overdue.error();
     let describe = || inner.operation(call.kind, overdue.shape, Some(call.number), since);
     let error = error.during(describe);
     // So that a request for it says the same.

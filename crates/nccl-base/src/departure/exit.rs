@@ -1,0 +1,369 @@
+//! How a process ended, as its parent sees it: the exit status, and whether the kernel's OOM killer was at work.
+
+use std::fmt;
+use std::process::ExitStatus;
+
+use std::os::unix::process::ExitStatusExt;
+
+/// A signal, by its number on this machine.
+///
+/// ```
+/// use nccl::launch::Signal;
+///
+/// assert_eq!(Signal::KILL.to_string(), "SIGKILL");
+/// assert_eq!(Signal::named("usr1"), Some(Signal::USR1));
+/// assert_eq!(Signal::new(64).to_string(), "signal 64");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Signal(i32);
+
+macro_rules! signals {
+    ($($(#[$doc:meta])* $name:ident = $number:ident;)*) => {
+        impl Signal {
+            $($(#[$doc])* pub const $name: Self = Self(libc::$number);)*
+
+            const NAMES: &[(i32, &'static str)] = &[$((libc::$number, stringify!($number))),*];
+        }
+    };
+}
+
+signals! {
+    /// The terminal is gone.
+    HUP = SIGHUP;
+    /// Ctrl-C.
+    INT = SIGINT;
+    /// Ctrl-\: end with a core dump.
+    QUIT = SIGQUIT;
+    /// An illegal instruction.
+    ILL = SIGILL;
+    /// A breakpoint.
+    TRAP = SIGTRAP;
+    /// `abort()`: a failed assertion, a C++ exception that nobody caught.
+    ABRT = SIGABRT;
+    /// An access beyond the end of a mapped file, or of `/dev/shm`.
+    BUS = SIGBUS;
+    /// A division by zero.
+    FPE = SIGFPE;
+    /// Ends a process without asking it; also what the kernel's OOM killer sends.
+    KILL = SIGKILL;
+    /// The program's own.
+    USR1 = SIGUSR1;
+    /// An access to memory that is not there.
+    SEGV = SIGSEGV;
+    /// The program's own.
+    USR2 = SIGUSR2;
+    /// A write to a pipe or socket that nobody reads.
+    PIPE = SIGPIPE;
+    /// A timer.
+    ALRM = SIGALRM;
+    /// Asks a process to end.
+    TERM = SIGTERM;
+    /// Goes on after a stop.
+    CONT = SIGCONT;
+    /// Stops a process without asking it.
+    STOP = SIGSTOP;
+    /// Ctrl-Z.
+    TSTP = SIGTSTP;
+    /// A read from the terminal in the background.
+    TTIN = SIGTTIN;
+    /// A write to the terminal in the background.
+    TTOU = SIGTTOU;
+    /// Too much CPU time (`ulimit -t`).
+    XCPU = SIGXCPU;
+    /// Too large a file (`ulimit -f`).
+    XFSZ = SIGXFSZ;
+    /// The terminal has another size.
+    WINCH = SIGWINCH;
+    /// A forbidden system call (seccomp).
+    SYS = SIGSYS;
+}
+
+impl Signal {
+    /// The signal of this number.
+    ///
+    /// ```
+    /// # use nccl::launch::Signal;
+    /// assert_eq!(Signal::new(9), Signal::KILL);
+    /// ```
+    #[must_use]
+    pub const fn new(number: i32) -> Self {
+        Self(number)
+    }
+
+    /// The signal of this name, with or without `SIG`, in either case.
+    ///
+    /// ```
+    /// # use nccl::launch::Signal;
+    /// assert_eq!(Signal::named("SIGHUP"), Some(Signal::HUP));
+    /// assert_eq!(Signal::named("SIGNAL"), None);
+    /// ```
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let name = name.to_ascii_uppercase();
+        let short = name.strip_prefix("SIG").unwrap_or(&name);
+        let found = Self::NAMES.iter().find(|(_, known)| &known[3..] == short);
+        found.map(|&(number, _)| Self(number))
+    }
+
+    /// Its number.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Signal::TERM.number(), 15);
+    /// ```
+    #[must_use]
+    pub const fn number(self) -> i32 {
+        self.0
+    }
+
+    /// What a shell returns for a process that this signal ended.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Signal::KILL.exit_code(), 137);
+    /// ```
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        u8::try_from(128 + self.0).unwrap_or(1)
+    }
+
+    #[doc(hidden)]
+    pub fn raw(self) -> Option<rustix::process::Signal> {
+        rustix::process::Signal::from_named_raw(self.0)
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMES.iter().find(|(number, _)| *number == self.0) {
+            Some((_, name)) => f.write_str(name),
+            None => write!(f, "signal {}", self.0),
+        }
+    }
+}
+
+/// How a process ended.
+///
+/// ```
+/// use nccl::launch::{Exit, Signal};
+///
+/// let exit = Exit::Signal { signal: Signal::SEGV, core_dumped: true };
+/// assert_eq!(exit.to_string(), "killed by SIGSEGV (core dumped)");
+/// assert_eq!((exit.code(), exit.is_success()), (139, false));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Exit {
+    /// It returned this exit code.
+    Code(i32),
+    /// A signal ended it.
+    Signal {
+        /// Which one.
+        signal: Signal,
+        /// Whether the kernel wrote a core dump, or handed one to a program for that.
+        core_dumped: bool,
+    },
+    /// Other code of this process took its exit status, or lets the kernel drop it (`SIGCHLD` ignored).
+    Unknown,
+}
+
+impl Exit {
+    /// Whether it returned 0.
+    ///
+    /// ```
+    /// # use nccl::launch::Exit;
+    /// assert!(Exit::Code(0).is_success() && !Exit::Unknown.is_success());
+    /// ```
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        *self == Self::Code(0)
+    }
+
+    /// What a shell returns for it: the exit code, or 128 and the signal.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Exit::Code(3).code(), 3);
+    /// ```
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        match *self {
+            Self::Code(code) => u8::try_from(code).unwrap_or(1),
+            Self::Signal { signal, .. } => signal.exit_code(),
+            Self::Unknown => 1,
+        }
+    }
+
+    /// The signal that ended it.
+    ///
+    /// ```
+    /// assert_eq!(nccl::launch::Exit::Code(3).signal(), None);
+    /// ```
+    #[must_use]
+    pub fn signal(&self) -> Option<Signal> {
+        match *self {
+            Self::Signal { signal, .. } => Some(signal),
+            _ => None,
+        }
+    }
+}
+
+impl Exit {
+    /// From the words of a launcher that is not ours, where they are like those of this type or of `exit status 3`: the
+    /// one place where words are read.
+    #[doc(hidden)]
+    pub fn read(words: &str) -> Option<Self> {
+        let code = ["exit code ", "exit status "];
+        if let Some(rest) = code.iter().find_map(|code| words.split(code).nth(1)) {
+            let digits = rest.split(|c: char| !c.is_ascii_digit() && c != '-').next();
+            return digits?.parse().ok().map(Self::Code);
+        }
+        let name = words.split("killed by ").nth(1)?;
+        let signal = match name.strip_prefix("signal ") {
+            Some(number) => Signal(number.split(' ').next()?.parse().ok()?),
+            None => Signal::named(name.split(|c: char| !c.is_ascii_alphanumeric()).next()?)?,
+        };
+        Some(Self::Signal {
+            signal,
+            core_dumped: words.contains("(core dumped)"),
+        })
+    }
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, Some(signal)) => Self::Signal {
+                signal: Signal(signal),
+                core_dumped: status.core_dumped(),
+            },
+            (None, None) => Self::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal {
+                signal,
+                core_dumped,
+            } => {
+                write!(f, "killed by {signal}")?;
+                if *core_dumped {
+                    f.write_str(" (core dumped)")?;
+                }
+                Ok(())
+            }
+            Self::Unknown => f.write_str(
+                "exit status unknown (other code of the process that started it took it away)",
+            ),
+        }
+    }
+}
+
+/// That the OOM killer was at work while a rank ran.
+///
+/// ```
+/// # fn show(end: &nccl::launch::RankEnd) {
+/// if let Some(oom) = end.oom() {
+///     eprintln!("rank {}: {oom}", end.rank());
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OomKill {
+    #[doc(hidden)]
+    pub group: String,
+    #[doc(hidden)]
+    pub killed: u64,
+    #[doc(hidden)]
+    pub limit: Option<u64>,
+}
+
+impl OomKill {
+    /// The control group whose counter rose.
+    ///
+    /// ```
+    /// # fn example(oom: &nccl::launch::OomKill) {
+    /// println!("in {}", oom.group());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// How many of its processes the OOM killer ended while the rank ran.
+    ///
+    /// ```
+    /// # fn example(oom: &nccl::launch::OomKill) {
+    /// println!("{} processes", oom.killed());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn killed(&self) -> u64 {
+        self.killed
+    }
+
+    /// The group's memory limit in bytes, if it has one.
+    ///
+    /// ```
+    /// # fn example(oom: &nccl::launch::OomKill) {
+    /// println!("at {:?} bytes", oom.limit());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+}
+
+impl fmt::Display for OomKill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            group,
+            killed,
+            limit,
+        } = self;
+        write!(
+            f,
+            "out of memory: the kernel's OOM killer ended {killed} process{} of control group {group}",
+            if *killed == 1 { "" } else { "es" }
+        )?;
+        if let Some(limit) = limit {
+            write!(f, " (limit {:.0} MiB)", *limit as f64 / 1048576.0)?;
+        }
+        f.write_str(" while it ran")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_status_is_read_as_a_shell_reads_it() {
+        for (raw, text, code) in [
+            (0, "exit code 0", 0),
+            (3 << 8, "exit code 3", 3),
+            (9, "killed by SIGKILL", 137),
+            (11 | 0x80, "killed by SIGSEGV (core dumped)", 139),
+            (40, "killed by signal 40", 168),
+        ] {
+            let exit = Exit::from(ExitStatus::from_raw(raw));
+            assert_eq!((exit.to_string().as_str(), exit.code()), (text, code));
+            assert_eq!(exit.is_success(), raw == 0);
+        }
+        assert_eq!(Exit::Unknown.code(), 1);
+    }
+
+    #[test]
+    fn signals_have_names_both_ways() {
+        assert_eq!(Signal::named("SIGTERM"), Some(Signal::TERM));
+        assert_eq!(Signal::named("Quit"), Some(Signal::QUIT));
+        assert_eq!(Signal::named("SIG"), None);
+        assert_eq!(Signal::named("nope"), None);
+        assert_eq!(Signal::USR2.to_string(), "SIGUSR2");
+        assert!(Signal::new(999).raw().is_none());
+    }
+}

@@ -1,0 +1,80 @@
+//! How an exchange ended that was not finished.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::Departure;
+use crate::codec::{Broken, Fields, put_bytes, put_number};
+
+/// Why a rank gave up what it had asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Reason {
+    /// Its program gave the signal for it.
+    Aborted,
+    /// Its part has more bytes than the limit.
+    TooLarge,
+    /// The coordinator stood still.
+    Unanswered,
+    /// What it lacks, in its words.
+    Said(String),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Aborted => "its abort signal was given",
+            Self::TooLarge => "its part is too large",
+            Self::Unanswered => "it got no answer",
+            Self::Said(text) => text,
+        })
+    }
+}
+
+impl Reason {
+    #[doc(hidden)]
+    pub fn put(&self, to: &mut Vec<u8>) {
+        let (kind, text) = match self {
+            Self::Aborted => (0, ""),
+            Self::TooLarge => (1, ""),
+            Self::Unanswered => (2, ""),
+            Self::Said(text) => (3, &text[..]),
+        };
+        put_number(to, kind);
+        put_bytes(to, text.as_bytes());
+    }
+
+    #[doc(hidden)]
+    pub fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
+        let kind = fields.number()?;
+        let text = fields.said()?;
+        Ok(match kind {
+            0 => Self::Aborted,
+            1 => Self::TooLarge,
+            2 => Self::Unanswered,
+            3 => Self::Said(text),
+            _ => return Err(Broken("a reason to give up of an unknown kind")),
+        })
+    }
+}
+
+/// How an exchange between ranks ended before this one had what it came for, as all ranks hear it: the words are in an
+/// [`Error`](crate::error::Error), which carries this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Unfinished {
+    /// A rank that is gone, or has failed.
+    Gone { rank: usize, departure: Departure },
+    /// A rank gave it up.
+    GivenUp { rank: usize, reason: Reason },
+    /// Some did not come in time: the first of them, all, and what the first does, as it says.
+    Late {
+        missing: Vec<usize>,
+        phase: Option<(String, Duration)>,
+        waited: Duration,
+    },
+    /// The coordinator does not answer.
+    Unanswered { by: usize },
+    /// This rank and those cannot reach each other.
+    CutOff { from: Vec<usize>, why: String },
+}

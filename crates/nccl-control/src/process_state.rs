@@ -1,0 +1,167 @@
+//! How it stands with a process, as its kernel says: seen by whoever is on its host, and told to all ranks.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::frame::{Broken, Fields, put_bytes, put_number};
+use crate::departure::cut;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct ProcessState {
+    /// What its main thread does, by the letter that `/proc` has for it.
+    pub(super) letter: char,
+    pub(super) held: Option<Held>,
+}
+
+/// What its control group, of this path, keeps from a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Everything.
+    Frozen { cgroup: String },
+    /// Processor time, for so long in all.
+    Throttled { cgroup: String, time: Duration },
+}
+
+impl ProcessState {
+    /// Whether it cannot go on by itself now.
+    pub(super) fn is_still(&self) -> bool {
+        matches!(self.letter, 'T' | 't' | 'D' | 'Z' | 'X')
+            || matches!(self.held, Some(Held::Frozen { .. }))
+    }
+
+    /// Whether a signal or a debugger has stopped it.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.letter, 'T' | 't')
+    }
+
+    /// Cuts what another process says of it.
+    pub(super) fn cut(&mut self, longest: usize) {
+        if let Some(Held::Frozen { cgroup } | Held::Throttled { cgroup, .. }) = &mut self.held {
+            cut(cgroup, longest);
+        }
+    }
+
+    pub(super) fn put(&self, to: &mut Vec<u8>) {
+        put_number(to, u32::from(self.letter).into());
+        let (kind, cgroup, time) = match &self.held {
+            None => (0, "", Duration::ZERO),
+            Some(Held::Frozen { cgroup }) => (1, &cgroup[..], Duration::ZERO),
+            Some(Held::Throttled { cgroup, time }) => (2, &cgroup[..], *time),
+        };
+        put_number(to, kind);
+        put_bytes(to, cgroup.as_bytes());
+        put_number(to, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+    }
+
+    pub(super) fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
+        let letter = u8::try_from(fields.number()?).map(char::from);
+        let letter = letter
+            .ok()
+            .filter(char::is_ascii_alphabetic)
+            .ok_or(Broken("a state of a process of an unknown kind"))?;
+        let kind = fields.number()?;
+        let cgroup = fields.said()?;
+        let time = Duration::from_micros(fields.number()?);
+        let held = match kind {
+            0 => None,
+            1 => Some(Held::Frozen { cgroup }),
+            2 => Some(Held::Throttled { cgroup, time }),
+            _ => return Err(Broken("a control group of an unknown kind")),
+        };
+        Ok(Self { letter, held })
+    }
+}
+
+impl fmt::Display for ProcessState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { letter, held } = self;
+        let meaning = match letter {
+            'R' => "running, or waiting for a processor",
+            'S' => "sleeping",
+            'D' => "waiting in the kernel, and cannot be interrupted",
+            'T' => "stopped",
+            't' => "stopped by a debugger",
+            'Z' | 'X' => "ended",
+            _ => "unknown",
+        };
+        write!(f, "process state {letter} ({meaning})")?;
+        match held {
+            None => Ok(()),
+            Some(Held::Frozen { cgroup }) => write!(f, ", its cgroup {cgroup} is frozen"),
+            Some(Held::Throttled { cgroup, time }) => write!(
+                f,
+                ", its cgroup {cgroup} was throttled for {:.1} s in all",
+                time.as_secs_f64()
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+impl ProcessState {
+    /// Of a process that SIGSTOP has stopped.
+    pub(crate) fn stopped() -> Self {
+        let held = None;
+        Self { letter: 'T', held }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_cannot_go_on_is_told_apart_from_one_that_gets_little_time() {
+        let state = |letter, held| ProcessState { letter, held };
+        let cgroup = || String::from("/a stopped job");
+        let time = Duration::from_millis(1240);
+        let frozen = || Some(Held::Frozen { cgroup: cgroup() });
+        let cgroup = cgroup();
+        let throttled = Some(Held::Throttled { cgroup, time });
+        for (state, is_still, is_stopped, text) in [
+            (
+                ProcessState::stopped(),
+                true,
+                true,
+                "process state T (stopped)",
+            ),
+            (
+                state('t', None),
+                true,
+                true,
+                "process state t (stopped by a debugger)",
+            ),
+            (
+                state('D', None),
+                true,
+                false,
+                "process state D (waiting in the kernel, and cannot be interrupted)",
+            ),
+            (
+                state('S', frozen()),
+                true,
+                false,
+                "process state S (sleeping), its cgroup /a stopped job is frozen",
+            ),
+            (
+                state('R', throttled),
+                false,
+                false,
+                "process state R (running, or waiting for a processor), its cgroup /a stopped job was throttled for \
+                 1.2 s in all",
+            ),
+        ] {
+            assert_eq!(state.to_string(), text);
+            assert_eq!(
+                (state.is_still(), state.is_stopped()),
+                (is_still, is_stopped),
+                "{text}"
+            );
+            let mut bytes = Vec::new();
+            state.put(&mut bytes);
+            assert_eq!(ProcessState::take(&mut Fields(&bytes)), Ok(state));
+        }
+    }
+}
