@@ -18,7 +18,7 @@ use crate::reaper;
 use crate::sync::Mutex;
 use crate::threads;
 
-/// How often it looks; how much later than its limit a call may end.
+/// How often it looks. A call may end up to two of these later than its limit: it counts from the first look at it.
 const TICK: Duration = Duration::from_millis(5);
 
 /// After how many looks without a call it goes to sleep.

@@ -22,7 +22,7 @@
 //! ended the call. The call takes the word back when it comes out, and so learns of that exactly if the guard was first. How long
 //! a call has been inside, the guard knows by itself, from the first look at which it was: no clock is read for it.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -214,6 +214,8 @@ impl Switch {
         // No fence, which would cost as much as a message: when the guard has said that it sleeps, it looks once more a tick later,
         // and what was written before that is seen by then; whoever writes later finds it asleep.
         self.inside.store(call, Ordering::Release);
+        // Nor does the compiler move the look before the store.
+        compiler_fence(Ordering::SeqCst);
         guard::stay_awake();
         Inside(self)
     }

@@ -140,8 +140,10 @@ fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
         snapshot: recorder::of_place(&home.place().of_rank(rank)),
     };
     let reference = line.describe(line.rank());
+    // Before the others are asked, who may take their time: what is compared is not to be overwritten meanwhile.
+    let mine = own(line.rank());
     match line.ask_for_recordings(limit, &decode) {
-        Some(asked) => timeline(reference, vec![own(line.rank())], asked),
+        Some(asked) => timeline(reference, vec![mine], asked),
         // All ranks are threads of this process.
         None => {
             let (job, epoch) = line.job();
@@ -161,6 +163,9 @@ pub(crate) fn decode(
     reading: ClockReading,
     bytes: &[u8],
 ) -> Result<RankRecording, String> {
+    if bytes.is_empty() {
+        return Err(String::from("its program records nothing"));
+    }
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let snapshot = Snapshot::from_json(text).map_err(|error| error.to_string())?;
     Ok(RankRecording {

@@ -28,7 +28,9 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+};
 use std::sync::{Arc, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -148,6 +150,8 @@ pub(crate) fn enter(inner: &Inner, place: Place, limit: Duration) -> Inside {
             .store(limit.subsec_nanos(), Ordering::Relaxed);
         slot.place.store(place as u8, Ordering::Relaxed);
         slot.turn.store(turn.wrapping_add(1), Ordering::Release);
+        // The compiler does not move the look before the store; the processor's buffer is empty long before a tick is over.
+        compiler_fence(Ordering::SeqCst);
         if !AWAKE.load(Ordering::Relaxed) {
             wake();
         }

@@ -12,7 +12,8 @@ use super::known;
 const TOLD: usize = 256;
 
 /// Of more, only the first are looked at.
-const MOST: usize = 512;
+#[doc(hidden)]
+pub const MOST: usize = 512;
 
 /// As much of a name, of a value and of a line as NCCL takes.
 const LONGEST_WORD: usize = 1023;

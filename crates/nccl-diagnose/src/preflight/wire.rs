@@ -18,6 +18,7 @@ pub(super) const LONGEST_TEXT: usize = 4096;
 
 /// The longest list of a fact; ranks are as many as there are.
 pub(super) const LONGEST_LIST: usize = 512;
+const _: () = assert!(nccl_base::system::variables::MOST <= LONGEST_LIST);
 
 /// More ranks than NCCL was ever started with.
 pub(super) const MOST_RANKS: usize = 1 << 20;
