@@ -124,7 +124,6 @@ impl Wish {
     }
 
     #[doc(hidden)]
-
     pub fn of_code(code: u8) -> Option<Self> {
         match code {
             0 => Some(Self::Asked(LaunchMode::NonBlocking)),

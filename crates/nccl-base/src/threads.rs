@@ -71,7 +71,7 @@ mod tests {
                     *left = usize::checked_sub(*left, 1)
                         .ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))?;
                 }
-                scope.spawn(&work);
+                scope.spawn(work);
                 Ok(())
             });
             let mut done = done.lock().clone();
