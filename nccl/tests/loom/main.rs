@@ -17,6 +17,7 @@ mod life;
 mod listing;
 mod verdicts;
 
+#[allow(unreachable_pub, missing_docs)]
 #[path = "../../../crates/nccl-base/src/sync.rs"]
 mod sync;
 
