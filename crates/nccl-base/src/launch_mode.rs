@@ -23,7 +23,7 @@ use crate::system::variables::number;
 /// `World::with_launch_mode`, or the variable `NCCL_RUN_LAUNCH_MODE=blocking-child` or
 /// `non-blocking` where the program sets none), the ranks agree on `BlockingChild` where the library of every rank can
 /// do that and no variable of NCCL's contradicts it, and on `NonBlocking` otherwise. On NCCL 2.32.3 a grouped exchange
-/// of 8 bytes between processes took 172 µs of host time in `NonBlocking` and 4 µs in `BlockingChild`, the medians of
+/// of 8 bytes between processes took 98 µs of host time in `NonBlocking` and 4 µs in `BlockingChild`, the medians of
 /// `docs/results/host_costs.md`. Ranks with different releases have to leave out the checks before the start
 /// (`CommunicatorBuilder::without_preflight`), which refuse that.
 ///
