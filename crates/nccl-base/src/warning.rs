@@ -260,7 +260,7 @@ const TABLE: &[Known] = table! {
 #[doc(hidden)]
 pub struct FirstWarning {
     pub text: String,
-    /// The name of the entry that knows it; `None` for one that nobody knows.
+    /// The name of the entry that knows it; `None` for a text that is in no entry.
     pub check: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! How it stands with a process, as its kernel says: seen by whoever is on its host, and told to all ranks.
+//! The state of a process, as its kernel reports it: read by a rank on the same host, and sent to all ranks.
 
 use std::fmt;
 use std::time::Duration;

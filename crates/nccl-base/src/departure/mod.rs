@@ -80,7 +80,7 @@ pub enum How {
     Closed,
     /// Its process of this number ended, while a child holds its connection open.
     Orphaned { pid: u64 },
-    /// Its kernel says that nobody listens where it did.
+    /// Its host refuses connections to the address at which it listened.
     NobodyListens,
     /// Another rank listens where it did.
     Replaced { by: usize },
@@ -165,7 +165,7 @@ pub enum Told {
     },
 }
 
-/// The most bytes of an account that ends with why nobody may decide.
+/// The longest account of a silence with the reason why the reporting rank may not decide, in bytes.
 const LONGEST_UNDECIDED: usize = 4096;
 
 /// How much of what a process has written at last goes into an error.
@@ -207,7 +207,7 @@ impl From<Sign> for Lost {
 }
 
 impl Lost {
-    /// What somebody else said about it.
+    /// A loss that is known by the words of the system or of another process.
     #[doc(hidden)]
     pub fn said(text: impl Into<String>) -> Self {
         How::Said(text.into()).into()

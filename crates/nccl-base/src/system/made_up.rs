@@ -1,13 +1,14 @@
-//! Trees of files that a test makes up.
+//! Trees of files that look like a machine's, written by tests.
+#![allow(dead_code, reason = "two crates use it, not all of it each")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A tree of files that looks like a machine's, as far as somebody has written it.
-pub(super) struct Tree(PathBuf);
+/// A directory with those files of a machine that a test has written; removed with this value.
+pub(crate) struct Tree(PathBuf);
 
 impl Tree {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("nccl-system-{}-{number}", std::process::id());
@@ -16,14 +17,20 @@ impl Tree {
         Self(path)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub(super) fn write(&self, path: &str, text: &str) {
+    pub(crate) fn write(&self, path: &str, text: &str) {
         let path = self.0.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn link(&self, path: &str, target: &str) {
+        let path = self.0.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, path).unwrap();
     }
 }
 
