@@ -6,7 +6,7 @@
 use nccl_base::codec::{Broken, Fields, checksum, put_bytes, put_number};
 
 use crate::error::{Error, Result};
-use crate::rendezvous::Line;
+use crate::peers::Peers;
 use crate::unique_id::UniqueId;
 
 const MAGIC: [u8; 8] = *b"ncclid.1";
@@ -47,18 +47,18 @@ pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<Un
 }
 
 /// The token for communicator `name`, to send to the other ranks of the line.
-pub(crate) fn seal_on(line: &Line, name: &str, id: &UniqueId) -> Vec<u8> {
-    let (job, epoch) = line.job();
+pub(crate) fn seal_on(peers: &dyn Peers, name: &str, id: &UniqueId) -> Vec<u8> {
+    let (job, epoch) = peers.job();
     seal(job, epoch, name, id)
 }
 
 /// The token that was sealed for communicator `name` of the line's job and epoch.
-pub(crate) fn open_on(line: &Line, name: &str, bytes: &[u8]) -> Result<UniqueId> {
-    let (job, epoch) = line.job();
+pub(crate) fn open_on(peers: &dyn Peers, name: &str, bytes: &[u8]) -> Result<UniqueId> {
+    let (job, epoch) = peers.job();
     open(job, epoch, name, bytes).map_err(|why| {
         Error::rendezvous(format!(
             "the token of communicator {name:?} from {} cannot be used: {why}",
-            line.describe(0)
+            peers.describe(0)
         ))
     })
 }

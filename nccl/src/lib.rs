@@ -195,6 +195,7 @@ mod memory;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod observer;
+mod peers;
 mod plan;
 pub mod preflight;
 mod reaper;

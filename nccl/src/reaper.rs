@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
@@ -21,7 +21,6 @@ use cudarc::driver::{CudaEvent, CudaStream, sys};
 use crate::driver;
 use crate::events;
 use crate::forked;
-use crate::rendezvous;
 use crate::sync::{Condvar, Mutex};
 use crate::threads;
 use crate::time::deadline_after;
@@ -281,6 +280,15 @@ impl Drop for Working {
     }
 }
 
+/// What is said at the end of the process, with its exit status.
+static GOODBYE: OnceLock<fn(i32)> = OnceLock::new();
+
+/// Has `goodbye` called when the process exits, once nothing of its communicators runs any more. The first one stays.
+pub fn at_exit_say(goodbye: fn(i32)) {
+    let _ = GOODBYE.set(goodbye);
+    register_exit();
+}
+
 /// Has [`at_exit`] run when the process exits.
 pub(crate) fn register_exit() {
     static ONCE: Once = Once::new();
@@ -335,7 +343,9 @@ extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
         std::thread::sleep(Duration::from_millis(1));
     }
     // Nothing of the communicators runs here any more that could be ended.
-    rendezvous::say_goodbye(status);
+    if let Some(goodbye) = GOODBYE.get() {
+        goodbye(status);
+    }
 }
 
 /// The moment on a stream behind which something may be let go of.

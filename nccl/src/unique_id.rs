@@ -1,9 +1,11 @@
 //! The token with which ranks find each other inside NCCL.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nccl_sys as sys;
+use sha2::{Digest as _, Sha256};
 
 use crate::communicator::Timeouts;
 use crate::time::deadline_after;
@@ -106,6 +108,16 @@ impl UniqueId {
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::LEN] {
         &self.0
+    }
+
+    /// What all ranks call the communicator that is made with it.
+    pub(crate) fn key(&self) -> Arc<str> {
+        let mut key = String::with_capacity(32);
+        for byte in &Sha256::digest(self.as_bytes())[..16] {
+            // Writing to a string does not fail.
+            let _ = write!(key, "{byte:02x}");
+        }
+        key.into()
     }
 
     pub(crate) fn raw(&self) -> sys::ncclUniqueId {

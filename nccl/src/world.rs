@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::communicator::{Communicator, CommunicatorBuilder, LaunchMode, Timeouts};
 #[cfg(doc)]
@@ -11,8 +11,9 @@ use crate::error::Result;
 use crate::fault::Fault;
 use crate::forked;
 use crate::preflight::Checks;
+use crate::peers::{Company, Terms};
 use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
-use crate::supervision::{OfLine as _, introduce, recorder};
+use crate::supervision::{OfLine as _, Session, introduce, recorder};
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
 ///
@@ -35,7 +36,7 @@ pub struct World {
     /// Of its communicators.
     pub(crate) timeouts: Timeouts,
     /// Whether its communicators are NCCL's.
-    needs_nccl: bool,
+    pub(crate) needs_nccl: bool,
     /// How its communicators call NCCL.
     launch_mode: Option<LaunchMode>,
     /// Whether what NCCL needs is checked before its communicators are made, and has been.
@@ -223,7 +224,7 @@ impl World {
     /// # }
     /// ```
     pub fn communicator<'a>(&'a self, name: &'a str) -> CommunicatorBuilder<'a> {
-        CommunicatorBuilder::with_world(name, self)
+        CommunicatorBuilder::with_world(name, self.terms())
     }
 
     /// Why the communicator of this world was ended that was ended last, on this rank; `None` while there is none.
@@ -620,15 +621,6 @@ impl World {
         })
     }
 
-    pub(crate) fn needs_nccl(&self) -> bool {
-        self.needs_nccl
-    }
-
-    /// How its communicators call NCCL, if the program said so.
-    pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
-        self.launch_mode
-    }
-
     /// What the control plane has of it.
     pub(crate) fn member(&self) -> &rendezvous::World {
         &self.member
@@ -643,21 +635,17 @@ impl World {
     pub(crate) fn timeout(&self) -> Duration {
         self.member.timeout()
     }
+}
 
-    /// Gives `part` to all ranks, and takes theirs, by rank.
-    pub(crate) fn collect(
-        &self,
-        topic: &str,
-        part: &[u8],
-        deadline: Instant,
-        interrupted: impl Fn() -> bool,
-    ) -> Result<Vec<Vec<u8>>> {
-        self.member.collect(topic, part, deadline, interrupted)
-    }
-
-    /// A rank with its host and process.
-    pub(crate) fn describe(&self, rank: usize) -> String {
-        self.line().describe(rank)
+impl Company for World {
+    fn terms(&self) -> Terms<'_> {
+        Terms {
+            peers: Session::of(self.line()),
+            timeouts: self.timeouts,
+            launch_mode: self.launch_mode,
+            needs_nccl: self.needs_nccl,
+            check: self,
+        }
     }
 }
 

@@ -102,7 +102,7 @@ pub use attached::{Attached, ClockReading, Host, Watcher, set_host};
 pub use door::strangers;
 pub use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub use interface::{Interface, Own, is_within, own as own_addresses};
-pub use line::{Ended, Line, Member, launched, say_goodbye};
+pub use line::{Line, Member, launched, say_goodbye};
 pub use mailbox::Notice;
 pub use process_state::ProcessState;
 

@@ -91,11 +91,8 @@ impl Communicator {
 
     /// The host of each rank, where a world knows them.
     pub(super) fn hosts(&self) -> Option<Vec<String>> {
-        let (line, members) = self.inner.board.as_ref()?.line();
-        let people = line.members();
-        let people = people.get()?;
-        let host = |member: &usize| people.get(*member).map(|person| person.host.clone());
-        members.iter().map(host).collect()
+        let board = self.inner.board.as_ref()?;
+        board.peers().hosts(board.members())
     }
 
     /// The bytes of an element that the loaded NCCL knows.

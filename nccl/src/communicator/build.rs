@@ -20,7 +20,7 @@ use crate::forked;
 use crate::library::{Capability, Library};
 use crate::local;
 use crate::operation::{Operation, OperationKind, Shape};
-use crate::preflight::Settings;
+use crate::peers::About;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -105,7 +105,7 @@ impl CommunicatorBuilder<'_> {
                 way: None,
                 growing: None,
             },
-            Origin::World(world) => {
+            Origin::World(ref terms) => {
                 let prepared = self.prepare(false, signal.clone(), &birth);
                 // A world of one rank has its mode on a library that the others do not use.
                 let inherited = parent.filter(|parent| !local::is(parent.library()));
@@ -114,7 +114,7 @@ impl CommunicatorBuilder<'_> {
                 // Before NCCL is asked for anything, because it remembers what it found in its environment.
                 let interrupted = || signal.is_aborted();
                 let about = self.checks.then(|| self.about());
-                let checked = world.check(about.as_ref(), deadline, &interrupted);
+                let checked = terms.check.check(about, deadline, &interrupted);
                 let prepared = match (prepared, checked) {
                     // It is the same on all ranks.
                     (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
@@ -130,7 +130,7 @@ impl CommunicatorBuilder<'_> {
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
                 let meeting = Meeting {
-                    world,
+                    peers: &*terms.peers,
                     name: self.name,
                     parent,
                     deadline,
@@ -162,24 +162,20 @@ impl CommunicatorBuilder<'_> {
     fn wanted_library(&self) -> Result<Library> {
         match (&self.library, &self.origin) {
             (Some(library), _) => Ok(library.clone()),
-            (None, Origin::World(world)) if !world.needs_nccl() => local::library(),
+            (None, Origin::World(terms)) if !terms.needs_nccl => local::library(),
             (None, _) => Library::load(),
         }
     }
 
     /// What the ranks compare before they start.
-    fn about(&self) -> Settings {
-        let mut settings = Settings::new();
-        if let Some(stream) = &self.stream {
-            settings = settings.stream(stream);
-        }
-        match self.wanted_library() {
-            Ok(library) => match wish(self.mode, &library) {
-                Ok((wish, _)) => settings.library(&library).wish(wish),
-                Err(_) => settings.library(&library),
-            },
-            // Which `prepare` tells.
-            Err(_) => settings,
+    fn about(&self) -> About {
+        // Why there is none, `prepare` tells.
+        let library = self.wanted_library().ok();
+        let wish = library.as_ref().map(|library| wish(self.mode, library));
+        About {
+            stream: self.stream.clone(),
+            wish: wish.and_then(Result::ok).map(|(wish, _)| wish),
+            library,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::library::Library;
 use crate::local;
 use crate::unique_id::UniqueId;
-use crate::world::World;
+use crate::peers::Terms;
 
 /// Makes a [`Communicator`]; from [`World::communicator`](crate::World::communicator) or
 /// [`Communicator::builder`].
@@ -54,7 +54,7 @@ pub struct CommunicatorBuilder<'a> {
 pub(super) enum Origin<'a> {
     Given(UniqueId),
     /// Rank 0 of the world makes one, and everybody learns whether everybody is ready.
-    World(&'a World),
+    World(Terms<'a>),
     /// The ranks of another communicator exchange it.
     Split,
 }
@@ -64,12 +64,14 @@ impl<'a> CommunicatorBuilder<'a> {
         Self::new(name, Origin::Given(id), rank, world_size)
     }
 
-    pub(crate) fn with_world(name: &'a str, world: &'a World) -> Self {
+    pub fn with_world(name: &'a str, terms: Terms<'a>) -> Self {
+        let peers = &terms.peers;
+        let (rank, size) = (peers.rank(), peers.size());
         Self {
-            company: Some((Arc::clone(world.line()), (0..world.size()).collect())),
-            timeouts: world.timeouts,
-            mode: world.launch_mode(),
-            ..Self::new(name, Origin::World(world), world.rank(), world.size())
+            company: Some((Arc::clone(peers), (0..size).collect())),
+            timeouts: terms.timeouts,
+            mode: terms.launch_mode,
+            ..Self::new(name, Origin::World(terms.clone()), rank, size)
         }
     }
 
@@ -82,9 +84,9 @@ impl<'a> CommunicatorBuilder<'a> {
     ) -> Self {
         let inner = &parent.inner;
         let company = inner.board.as_ref().map(|board| {
-            let (line, ranks) = board.line();
+            let ranks = board.members();
             let ranks = members.iter().map(|&member| ranks[member]).collect();
-            (Arc::clone(line), ranks)
+            (Arc::clone(board.peers()), ranks)
         });
         let world = parent.world_ranks();
         let world_ranks = members.iter().map(|&member| world.get(member).copied());
@@ -101,7 +103,7 @@ impl<'a> CommunicatorBuilder<'a> {
     }
 
     /// Of all ranks of `world`, of which those of `parent` are the first.
-    pub(super) fn of_grow(name: &'a str, world: &'a World, parent: &Communicator) -> Self {
+    pub(super) fn of_grow(name: &'a str, terms: Terms<'a>, parent: &Communicator) -> Self {
         let inner = &parent.inner;
         Self {
             stream: Some(Arc::clone(&parent.stream)),
@@ -112,13 +114,13 @@ impl<'a> CommunicatorBuilder<'a> {
                 .filter(|library| !local::is(library))
                 .cloned(),
             abort_signals: vec![inner.abort_signal.clone()],
-            ..Self::with_world(name, world)
+            ..Self::with_world(name, terms)
         }
     }
 
     /// For ranks that did not meet in a world: the way to each other.
-    pub(super) fn in_company(mut self, company: Company) -> Self {
-        self.company = Some(company);
+    pub(super) fn in_company(mut self, company: Option<Company>) -> Self {
+        self.company = company;
         self
     }
 

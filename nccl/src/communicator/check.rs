@@ -12,8 +12,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::operation::OperationKind;
 use crate::plan::agree::{self, Compared, Entry};
 use crate::recorded::Recorded;
-use crate::rendezvous::Ended;
-use crate::supervision::Board;
+use nccl_base::departure::Ended;
+use crate::peers::Supervisor;
 use nccl_base::codec::Broken;
 
 const VARIABLE: &str = "NCCL_RUN_CHECK";
@@ -46,12 +46,12 @@ impl Inner {
             kind,
             OperationKind::Group | OperationKind::Send | OperationKind::Recv
         ) && entries.iter().all(Entry::is_message);
-        if of_some || board.line().1.len() == 1 {
+        if of_some || board.members().len() == 1 {
             return Ok(());
         }
         let number = board.next_check();
         let Some(digests) = self.gather(
-            board,
+            &**board,
             &format!("call/{number}"),
             &agree::digest(Ok(&entries)),
             number,
@@ -70,7 +70,7 @@ impl Inner {
             Compared::Different => {
                 let told = agree::encode(&entries);
                 let topic = format!("call/{number}/all");
-                let lists = self.gather(board, &topic, &told, number, deadline)?;
+                let lists = self.gather(&**board, &topic, &told, number, deadline)?;
                 let lists = lists.unwrap_or_default();
                 let lists = lists.iter().map(|list| agree::decode(list));
                 let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
@@ -83,7 +83,7 @@ impl Inner {
 
     fn gather(
         &self,
-        board: &Board,
+        board: &dyn Supervisor,
         topic: &str,
         part: &[u8],
         number: u64,

@@ -42,7 +42,7 @@ use crate::ffi;
 use crate::local;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
-use crate::world::World;
+use crate::peers::{Company, Peers};
 #[cfg(doc)]
 use crate::{ErrorKind, Timeouts};
 
@@ -139,8 +139,10 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn grow(&self, world: &World, name: &str) -> Result<Grown> {
-        let builder = CommunicatorBuilder::of_grow(name, world, self);
+    pub fn grow(&self, world: &impl Company, name: &str) -> Result<Grown> {
+        let terms = world.terms();
+        let world = Arc::clone(&terms.peers);
+        let builder = CommunicatorBuilder::of_grow(name, terms, self);
         let (communicator, way) = builder.build_from(Some(self))?;
         // There is one wherever a rank brings a communicator.
         let way = way.unwrap_or(GrowWay::Native);
@@ -153,7 +155,7 @@ impl Communicator {
 pub(super) fn cannot_grow(
     prepared: &Prepared,
     parent: Option<&Communicator>,
-    world: &World,
+    world: &dyn Peers,
 ) -> Option<String> {
     if let Err(error) = prepared.library().function(sys::Api::ncclCommGrow) {
         return Some(error.kind().to_string());

@@ -30,13 +30,12 @@ use crate::ffi;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::Plans;
-use crate::rendezvous::Line;
+use crate::peers::{Peers, Ward};
 use crate::stats::Counting;
-use crate::supervision::OfLine as _;
 use crate::supervision::inside;
 use crate::supervision::recorder::{Home, Identity, Tracked};
 use crate::supervision::watchdog;
-use crate::supervision::{Board, Roster};
+use crate::supervision::Roster;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
@@ -61,11 +60,11 @@ pub(super) struct Plan<'a> {
 }
 
 /// The way to the other ranks of a communicator, and which of its ranks they are, in order.
-pub(super) type Company = (Arc<Line>, Arc<[usize]>);
+pub(super) type Company = (Arc<dyn Peers>, Arc<[usize]>);
 
 /// Which ranks of the world, and of its launcher, these are.
 pub(super) fn roster_of(company: Option<&Company>) -> Roster {
-    company.map_or_else(Roster::default, |(line, members)| line.roster(members))
+    company.map_or_else(Roster::default, |(peers, members)| peers.roster(members))
 }
 
 /// What passed the checks of this rank alone.
@@ -126,7 +125,7 @@ impl Plan<'_> {
         let configs = AnyConfigs::new(self.config, mode, &self.library, self.name)?;
         let company = self.company.as_ref();
         Ok(Prepared {
-            home: company.map(|(line, _)| line.home()),
+            home: company.map(|(peers, _)| peers.home()),
             members: company
                 .map(|(_, members)| Arc::clone(members))
                 .or(self.members),
@@ -306,20 +305,26 @@ impl Prepared {
         });
         self.birth.lives(&phase);
         let counting = Counting::new(&self.name, self.world_size, &phase);
+        let key = id.map(UniqueId::key);
         let identity = Identity {
             name: Arc::clone(&self.name),
             rank: self.rank,
             world_size: self.world_size,
-            key: id.map(Board::key_of),
+            key: key.clone(),
             home: self.home,
             members: self.members,
             roster: Arc::clone(&self.roster),
         };
         let (tracked, recorder) = Tracked::new(identity, &phase, counting.tally());
-        let board = self.company.zip(id).map(|((line, members), id)| {
-            let confirm = self.timeouts.confirm;
-            let members = (members, self.roster);
-            Board::new(&line, &self.name, id, members, self.rank, confirm)
+        let board = self.company.zip(key).map(|((peers, members), key)| {
+            peers.supervise(Ward {
+                key,
+                name: &self.name,
+                members,
+                roster: self.roster,
+                rank: self.rank,
+                patience: self.timeouts.confirm,
+            })
         });
         let handle = Handle {
             raw: None,

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 use crate::threads;
 use crate::unique_id::UniqueId;
-use crate::world::World;
+use crate::peers;
 
 impl Communicator {
     /// Makes the communicators of a world whose ranks are all in this process, one for each stream.
@@ -71,20 +71,17 @@ impl Communicator {
         let id = UniqueId::new(&Library::load()?)?;
         // So that what ends one of them ends all.
         let everybody: Arc<[usize]> = (0..streams.len()).collect();
-        let lines: Vec<_> = World::threads(streams.len())
-            .iter()
-            .map(|world| Arc::clone(world.line()))
-            .collect();
+        let mut peers = peers::of_threads(streams.len()).map(Vec::into_iter);
         // A rank that fails would let the others wait for it.
         let failed = AbortSignal::new();
         let made: Vec<Result<Self>> = std::thread::scope(|scope| {
             let ranks: Vec<_> = streams
                 .iter()
-                .zip(lines)
                 .enumerate()
-                .map(|(rank, (stream, line))| {
+                .map(|(rank, stream)| {
                     let (set, failed) = (&set, &failed);
-                    let company = (line, Arc::clone(&everybody));
+                    let peers = peers.as_mut().and_then(Iterator::next);
+                    let company = peers.map(|peers| (peers, Arc::clone(&everybody)));
                     let make = move || {
                         let _guard = AbortOnPanic(failed);
                         let builder = Self::builder(name, id, rank, streams.len())

@@ -25,7 +25,7 @@ use super::handle::Backoff;
 use crate::driver;
 use crate::events;
 use crate::reaper;
-use crate::supervision::LetGo;
+use crate::peers::LetGo;
 use crate::threads;
 use crate::time::deadline_after;
 

@@ -17,6 +17,7 @@ use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
+use crate::peers::{AbortHandle, Ending};
 use crate::supervision::{Cause, Fault, short_key};
 use crate::threads;
 use crate::time::deadline_after;
@@ -210,9 +211,8 @@ impl Inner {
     pub(super) fn come_under_protection(self: &Arc<Self>) {
         everybody::lives(self);
         let Some(board) = &self.board else { return };
-        let inner = Arc::downgrade(self);
         // It may have happened before.
-        if let Some(fault) = board.protects(inner) {
+        if let Some(fault) = board.protects(AbortHandle::new(self)) {
             self.abort_in_background(&fault);
         }
     }
@@ -256,7 +256,7 @@ impl Inner {
         if let Why::Own(cause) = why {
             match &self.board {
                 // Before NCCL is asked: the others may have to abort for this abort to come back.
-                Some(board) => board.announce(*cause),
+                Some(board) => Arc::clone(board).announce(*cause),
                 // Nobody else tells of it.
                 None => {
                     let place = (&*self.name, &**self.roster());
@@ -453,21 +453,21 @@ impl Inner {
 
 /// As [`end_struck`], where there is no thread to end them on: nobody waits for what NCCL has of them any more, and it is
 /// leaked.
-pub(crate) fn leave_struck(struck: Vec<(Arc<Inner>, bool)>) {
-    for (inner, _) in struck.into_iter().filter(|(_, begun)| *begun) {
+pub fn leave_struck(struck: Vec<Ending>) {
+    for Ending { inner, .. } in struck.into_iter().filter(|one| one.begun) {
         let _ = inner.conclude_end(false);
     }
 }
 
 /// Ends communicators whose boards were struck: those whose abort has begun with that, together; and waits for
 /// whoever is at the others. Then says so to the other ranks.
-pub(crate) fn end_struck(struck: Vec<(Arc<Inner>, bool)>) {
+pub fn end_struck(struck: Vec<Ending>) {
     match &struck[..] {
-        [(inner, true)] => drop(inner.carry_out_abort()),
-        [(inner, false)] => drop(inner.wait_for_the_end()),
-        _ => everybody::end_together(struck.clone()),
+        [Ending { inner, begun: true }] => drop(inner.carry_out_abort()),
+        [Ending { inner, begun: false }] => drop(inner.wait_for_the_end()),
+        _ => everybody::end_together(struck.iter().map(|one| (Arc::clone(&one.inner), one.begun)).collect()),
     }
-    for (inner, _) in struck {
+    for Ending { inner, .. } in struck {
         let freed = matches!(inner.phase.get(), State::Finalized | State::Aborted);
         // One that was finalized before has nothing left to end.
         if let Some(board) = &inner.board {

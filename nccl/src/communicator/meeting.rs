@@ -9,6 +9,7 @@
 //!                          ──▶ it did, and somebody cannot:  a token, in a second round    ──▶ a new one
 //! ```
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::build::common_mode;
@@ -19,14 +20,13 @@ use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::envelope::{open_on, seal_on};
 use crate::error::{Error, Result};
-use crate::supervision::Unborn;
+use crate::peers::{Peers, Unmade};
 use crate::unique_id::UniqueId;
-use crate::world::World;
 use nccl_base::codec::{Fields, put_bytes, put_index};
 
 /// What one rank brings to it.
 pub(super) struct Meeting<'m> {
-    pub(super) world: &'m World,
+    pub(super) peers: &'m dyn Peers,
     pub(super) name: &'m str,
     /// The communicator that is to grow; none on a rank that is new, or of a communicator that is.
     pub(super) parent: Option<&'m Communicator>,
@@ -64,7 +64,7 @@ pub(super) struct Said {
 
 impl Said {
     /// Of a rank that cannot take part.
-    fn failed(error: &Error, unborn: &Unborn) -> Self {
+    fn failed(error: &Error, unborn: &dyn Unmade) -> Self {
         Self {
             failed: Some(error.kind().to_string()),
             fault: unborn.tell(error),
@@ -124,7 +124,7 @@ impl<'m> Meeting<'m> {
         self,
         prepared: Result<(Prepared, Option<UniqueId>)>,
     ) -> Result<Agreed<'m>> {
-        let Self { world, name, .. } = self;
+        let Self { peers, name, .. } = self;
         let own = match &prepared {
             Ok((prepared, id)) => Said {
                 mode: prepared.wish().code(),
@@ -134,10 +134,10 @@ impl<'m> Meeting<'m> {
                     let key = parent.key().unwrap_or_default();
                     (key.to_owned(), parent.world_size())
                 }),
-                cannot_grow: cannot_grow(prepared, self.parent, world),
+                cannot_grow: cannot_grow(prepared, self.parent, peers),
                 ..Said::default()
             },
-            Err(error) => Said::failed(error, &self.unborn()),
+            Err(error) => Said::failed(error, &*self.unborn()),
         };
         let topic = format!("communicator/{name}");
         let answers = self.round(&topic, &own.encode());
@@ -147,10 +147,10 @@ impl<'m> Meeting<'m> {
             Err(own) => return Err(self.none_can(&topic, answers, own)),
         };
         let wishes: Vec<_> = said.iter().map(|one| Wish::of_code(one.mode)).collect();
-        let mode = common_mode(&wishes, |rank| world.describe(rank)).map_err(|error| {
+        let mode = common_mode(&wishes, |rank| peers.describe(rank)).map_err(|error| {
             let modes = Wish::modes(&wishes);
             let unborn = self.unborn();
-            unborn.struck(error, unborn.differ(&modes))
+            unborn.struck(error, Arc::new(unborn.differ(&modes)))
         })?;
         let prepared = prepared.in_mode(mode);
         let obstacle = said.iter().position(|one| one.obstacle.is_some());
@@ -164,7 +164,7 @@ impl<'m> Meeting<'m> {
         if first.is_none_or(|first| first.parent.is_none()) {
             let token = first.map(|first| &first.token[..]).unwrap_or_default();
             return Ok(Agreed {
-                id: open_on(world.line(), name, token)?,
+                id: open_on(peers, name, token)?,
                 prepared,
                 way,
                 growing: None,
@@ -186,7 +186,7 @@ impl<'m> Meeting<'m> {
         prepared: &Prepared,
         way: Option<&GrowWay>,
     ) -> Result<(UniqueId, Option<Growing<'m>>)> {
-        let Self { world, name, .. } = *self;
+        let Self { peers, name, .. } = *self;
         let growing = match (way, self.parent) {
             (Some(GrowWay::Native), Some(parent)) => {
                 Growing::begin(&parent.inner, self.deadline).map(Some)
@@ -195,7 +195,7 @@ impl<'m> Meeting<'m> {
         };
         // So that there is time left to tell the others why there is none.
         let limit = self.deadline.saturating_duration_since(Instant::now()) / 2;
-        let makes_id = world.rank() == 0;
+        let makes_id = peers.rank() == 0;
         let token = match (&growing, makes_id) {
             (Err(error), _) => Err(Error::rendezvous(error.kind().to_string())),
             (Ok(_), false) => Ok(None),
@@ -210,7 +210,7 @@ impl<'m> Meeting<'m> {
                 token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
                 ..Said::default()
             },
-            Err(error) => Said::failed(error, &self.unborn()),
+            Err(error) => Said::failed(error, &*self.unborn()),
         };
         let topic = format!("{topic}/token");
         let answers = self.round(&topic, &own.encode());
@@ -224,7 +224,7 @@ impl<'m> Meeting<'m> {
                 Err(own) => return Err(self.none_can(&topic, answers, own)),
             };
             let token = said.first().map(|first| &first.token[..]);
-            open_on(world.line(), name, token.unwrap_or_default())
+            open_on(peers, name, token.unwrap_or_default())
         })();
         match received {
             Ok(id) => Ok((id, growing)),
@@ -239,23 +239,19 @@ impl<'m> Meeting<'m> {
     }
 
     fn seal(&self, id: &UniqueId) -> Vec<u8> {
-        seal_on(self.world.line(), self.name, id)
+        seal_on(self.peers, self.name, id)
     }
 
     fn round(&self, topic: &str, part: &[u8]) -> Result<Vec<Vec<u8>>> {
         // The end of what is to grow is no reason to leave: who knows why it ended says so in this round.
         let interrupted = || self.signal.is_aborted();
-        self.world.collect(topic, part, self.deadline, interrupted)
+        self.peers
+            .round(topic, None, part, self.deadline, Some(&interrupted))
     }
 
-    fn unborn(&self) -> Unborn {
-        let world = self.world;
-        Unborn::new(
-            world.line(),
-            self.name,
-            (0..world.size()).collect(),
-            world.rank(),
-        )
+    fn unborn(&self) -> Box<dyn Unmade> {
+        let everybody = (0..self.peers.size()).collect();
+        self.peers.unmade(self.name, everybody, self.peers.rank())
     }
 
     /// What all have said, unless some of them cannot take part, or have not come; `own` is what is wrong here.
@@ -279,7 +275,8 @@ impl<'m> Meeting<'m> {
         let failed: Vec<_> = failed.enumerate().collect();
         let told = said.iter().enumerate();
         let told = told.filter(|(_, said)| said.failed.is_some());
-        let elected = unborn.elect(told.map(|(rank, said)| (rank, &said.fault[..])));
+        let told: Vec<_> = told.map(|(rank, said)| (rank, &said.fault[..])).collect();
+        let elected = unborn.elect(&told);
         let teller = elected.as_ref().map(|(rank, _)| *rank);
         let teller = teller.or_else(|| failed.iter().find(|(_, why)| why.is_some()).map(|f| f.0));
         let Some((rank, Some(reason))) = teller.map(|rank| failed[rank]) else {
@@ -288,13 +285,13 @@ impl<'m> Meeting<'m> {
         let theirs = || {
             Error::rendezvous(format!(
                 "{} cannot make communicator {:?}: {reason}",
-                self.world.describe(rank),
+                self.peers.describe(rank),
                 self.name
             ))
         };
         let error = own.unwrap_or_else(theirs);
         Err(match elected {
-            Some((_, fault)) => unborn.struck(error, fault),
+            Some((_, fault)) => unborn.struck(error, Arc::new(fault)),
             None => error,
         })
     }

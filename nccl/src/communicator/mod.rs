@@ -99,7 +99,8 @@ use crate::stats::Counting;
 use crate::supervision::inside;
 use crate::supervision::recorder::Tracked;
 use crate::supervision::watchdog::Overdue;
-use crate::supervision::{Board, Fault, Roster};
+use crate::peers::Supervisor;
+use crate::supervision::{Fault, Roster};
 use crate::sync::Mutex;
 use crate::unique_id::UniqueId;
 use handle::Turn;
@@ -158,7 +159,7 @@ pub(crate) struct Inner {
     pub(crate) handle: Turn,
     /// What the ranks know of each other's end of it; `None` where there is nobody else, or no way to
     /// reach them.
-    pub(crate) board: Option<Arc<Board>>,
+    pub(crate) board: Option<Arc<dyn Supervisor>>,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
     /// Events for the watchdog's marks.

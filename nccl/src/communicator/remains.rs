@@ -11,7 +11,8 @@ use super::{Inner, Pins, State, Switch, Timeouts};
 use crate::abort::AbortSignal;
 use crate::library::Library;
 use crate::reaper;
-use crate::supervision::{Board, Cause, Roster, inside};
+use crate::peers::Supervisor;
+use crate::supervision::{Cause, Roster, inside};
 use crate::time::deadline_after;
 
 /// What is left of a communicator that was dropped.
@@ -26,7 +27,7 @@ struct Remains {
     pins: Option<Pins>,
     stream: Arc<CudaStream>,
     in_use: Vec<Arc<CudaStream>>,
-    board: Option<Arc<Board>>,
+    board: Option<Arc<dyn Supervisor>>,
     abort_signal: AbortSignal,
 }
 
@@ -83,7 +84,7 @@ fn reap(remains: Remains) {
         |_| {
             // The others may be waiting in an operation to which nobody comes from here.
             if let (true, Some(board)) = (signal.is_aborted(), &board) {
-                board.announce(Cause::asked("its abort signal was given"));
+                Arc::clone(board).announce(Cause::asked("its abort signal was given"));
             }
         },
         |way, raw| free_with(&remains.library, way, raw, switch.map(|switch| &**switch)),

@@ -224,16 +224,16 @@ impl Communicator {
     fn roster_of(&self, members: &[usize]) -> Roster {
         let board = self.inner.board.as_ref();
         board.map_or_else(Roster::default, |board| {
-            let (line, ranks) = board.line();
+            let ranks = board.members();
             let ranks: Vec<_> = members.iter().map(|&member| ranks[member]).collect();
-            line.roster(&ranks)
+            board.peers().roster(&ranks)
         })
     }
 
     /// The job's name and epoch, where the ranks met in one.
     fn job(&self) -> (&str, u64) {
         let board = self.inner.board.as_ref();
-        board.map_or(("", 0), |board| board.line().0.job())
+        board.map_or(("", 0), |board| board.peers().job())
     }
 
     /// Gives every rank the bytes of all ranks, which are as many on each.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::agree::{self, Compared, Done, Entry};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rendezvous::Ended;
+use nccl_base::departure::Ended;
 use nccl_base::codec::Broken;
 
 /// One comparison of all ranks, where they can be asked.

@@ -9,6 +9,7 @@ use nccl_diagnose::preflight::{Given, Loaded};
 use nccl_sys::Version;
 
 use crate::library::Library;
+use crate::peers::About;
 
 /// What to check: everything, and a device or a library when they are named.
 ///
@@ -77,12 +78,8 @@ impl Settings {
     /// ```
     /// let settings = nccl::preflight::Settings::new().launch_mode(nccl::LaunchMode::BlockingChild);
     /// ```
-    pub fn launch_mode(self, mode: LaunchMode) -> Self {
-        self.wish(Wish::Asked(mode))
-    }
-
-    pub(crate) fn wish(mut self, wish: Wish) -> Self {
-        self.wish = wish;
+    pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
+        self.wish = Wish::Asked(mode);
         self
     }
 
@@ -100,6 +97,17 @@ impl Settings {
 }
 
 impl Settings {
+    /// Those of a communicator that is about to be made.
+    pub(crate) fn about(about: About) -> Self {
+        let settings = Self::new();
+        Self {
+            stream: about.stream,
+            library: about.library,
+            wish: about.wish.unwrap_or(settings.wish),
+            ..settings
+        }
+    }
+
     /// As the checks take it.
     pub(crate) fn given(&self) -> Given {
         let library = self.library.as_ref();

@@ -8,6 +8,7 @@ use nccl_diagnose::preflight as checks;
 
 use super::settings::Settings;
 use crate::error::{Error, ErrorKind, Result};
+use crate::peers::{About, Check};
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::world::World;
@@ -91,19 +92,16 @@ impl World {
         self.checks.off = true;
         self
     }
+}
 
-    /// Before a communicator is made of all ranks: the check, unless it was made and found nothing wrong.
-    /// Without `settings`, this rank wants none.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Preflight`] on all ranks alike.
-    pub(crate) fn check(
+impl Check for World {
+    fn check(
         &self,
-        settings: Option<&Settings>,
+        about: Option<About>,
         deadline: Instant,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<()> {
-        if self.size() < 2 || !self.needs_nccl() {
+        if self.size() < 2 || !self.needs_nccl {
             return Ok(());
         }
         let mut passed = self.checks.passed.lock();
@@ -111,7 +109,9 @@ impl World {
             return Ok(());
         }
         let off = self.checks.off || is_off();
-        let given = settings.filter(|_| !off).map(Settings::given);
+        let given = about
+            .filter(|_| !off)
+            .map(|about| Settings::about(about).given());
         let report = match checks::world(self.member(), given.as_ref(), deadline, interrupted) {
             Ok(report) => report,
             Err(error) => {

@@ -5,17 +5,35 @@ use std::any::Any;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use super::Watch;
+use super::{Session, Watch};
 use super::recorder::{self, Clock, Home, MissingRank, RankRecording, Snapshot, Timeline};
 use crate::forked;
 use crate::reaper;
-use crate::rendezvous::{Asked, Attached, ClockReading, Host, Line, Watcher, set_host};
+use crate::peers::{Peers, set_of_threads};
+use crate::rendezvous::{Asked, Attached, ClockReading, Host, Line, Watcher, say_goodbye, set_host};
 use crate::world::World;
 
 /// Before the first line is opened.
 pub(crate) fn introduce() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| set_host(&Program));
+}
+
+/// Before `main`, because a program may begin with [`Communicator::init_all`](crate::Communicator::init_all), which is below
+/// this crate and calls nothing of it.
+#[used]
+// SAFETY: a list of functions that are called with nothing that matters, before other threads are there.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = {
+    extern "C" fn before_main() {
+        set_of_threads(of_threads);
+    }
+    before_main
+};
+
+fn of_threads(size: usize) -> Vec<Arc<dyn Peers>> {
+    let worlds = World::threads(size);
+    worlds.iter().map(|world| Session::of(world.line())).collect()
 }
 
 struct Program;
@@ -95,7 +113,7 @@ impl OfLine for Arc<Line> {
 
     fn watch(&self) -> Arc<Watch> {
         let watcher = self.watcher(|line| {
-            reaper::register_exit();
+            reaper::at_exit_say(say_goodbye);
             Watch::start(line)
         });
         let watcher: Arc<dyn Any + Send + Sync> = watcher as _;

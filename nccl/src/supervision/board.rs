@@ -7,13 +7,11 @@
 //! The verdict is written by the watch alone, once, in the order in which all ranks hear. The conclusion
 //! is made by whoever ended the communicator here, once; everybody else waits for it.
 
+use super::session::Session;
 use super::words;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-use sha2::{Digest as _, Sha256};
 
 use super::cause::Waiting;
 use super::docket::{Verdict, Who};
@@ -21,17 +19,15 @@ use super::fault::{Cause, Fault};
 use super::roster::Roster;
 use super::trial::{self, Trials};
 use super::watch::{FAULT, Watch};
-use crate::communicator::Inner;
 use crate::events;
-use crate::rendezvous::{Ended, Line, Member};
+use crate::peers::{AbortHandle, Ending, LetGo, Peers, Supervisor, Ward};
+use crate::rendezvous::{Line, Member, Subject, Suspicion};
 use crate::stats;
 use crate::supervision::OfLine as _;
+use crate::supervision::recorder::Turn;
+use nccl_base::departure::Ended;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
-use crate::unique_id::UniqueId;
-
-/// What is to be ended, and whether that begins here.
-pub(super) type Ending = (Arc<Inner>, bool);
 
 /// See the module.
 pub(crate) struct Board {
@@ -43,13 +39,14 @@ pub(crate) struct Board {
     roster: Arc<Roster>,
     rank: usize,
     line: Arc<Line>,
+    peers: Arc<dyn Peers>,
     watch: Arc<Watch>,
     verdict: Arc<Verdict<Arc<Fault>>>,
     /// What this rank has said.
     announced: OnceLock<Arc<Fault>>,
     /// When the operation of this rank was called that made it say so.
     began: OnceLock<Instant>,
-    target: OnceLock<Weak<Inner>>,
+    target: OnceLock<AbortHandle>,
     /// How long the others may take to say that they let go.
     patience: Duration,
     /// Who has not, as a sentence.
@@ -77,81 +74,57 @@ const GRACE: Duration = Duration::from_millis(250);
 /// More ranks than this do not tell each other what they were at: it would be the square of their number.
 const MANY: usize = 256;
 
-/// How far a rank has let go of a communicator that is being aborted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LetGo {
-    /// Its kernels are over, and nothing else of NCCL's used memory that was lent.
-    Kernels,
-    /// Its kernels are over. More than kernels used memory that was lent, so that it needs the end of all aborts.
-    KernelsAndNeedsAll,
-    /// Its abort has come back, and it needs the end of all others.
-    AllAndNeedsAll,
-    /// Its abort has come back.
-    All,
-    /// Its abort has not come back in time.
-    Nothing,
+/// What a rank says of its end; behind it, what it was waiting in.
+fn code_of(let_go: LetGo) -> u8 {
+    match let_go {
+        LetGo::Nothing => 0,
+        LetGo::All => 1,
+        LetGo::AllAndNeedsAll => 2,
+        LetGo::Kernels => 3,
+        LetGo::KernelsAndNeedsAll => 4,
+    }
 }
 
-impl LetGo {
-    /// What a rank says of its end; behind it, what it was waiting in.
-    fn code(self) -> u8 {
-        match self {
-            Self::Nothing => 0,
-            Self::All => 1,
-            Self::AllAndNeedsAll => 2,
-            Self::Kernels => 3,
-            Self::KernelsAndNeedsAll => 4,
-        }
-    }
+/// What was said; `None` of a rank that is gone.
+fn let_go_of(part: &[u8]) -> Option<LetGo> {
+    Some(match part.first()? {
+        1 => LetGo::All,
+        2 => LetGo::AllAndNeedsAll,
+        3 => LetGo::Kernels,
+        4 => LetGo::KernelsAndNeedsAll,
+        _ => LetGo::Nothing,
+    })
+}
 
-    /// What was said; `None` of a rank that is gone.
-    fn of(part: &[u8]) -> Option<Self> {
-        Some(match part.first()? {
-            1 => Self::All,
-            2 => Self::AllAndNeedsAll,
-            3 => Self::Kernels,
-            4 => Self::KernelsAndNeedsAll,
-            _ => Self::Nothing,
-        })
-    }
+fn is_of_kernels(let_go: LetGo) -> bool {
+    matches!(let_go, LetGo::Kernels | LetGo::KernelsAndNeedsAll)
+}
 
-    fn is_of_kernels(self) -> bool {
-        matches!(self, Self::Kernels | Self::KernelsAndNeedsAll)
-    }
-
-    fn needs_all(self) -> bool {
-        matches!(self, Self::KernelsAndNeedsAll | Self::AllAndNeedsAll)
-    }
+fn needs_all(let_go: LetGo) -> bool {
+    matches!(let_go, LetGo::KernelsAndNeedsAll | LetGo::AllAndNeedsAll)
 }
 
 /// What a rank says that has nothing of the communicator any more.
 pub(super) const FREED: &[u8] = &[1];
 
 impl Board {
-    /// Of the communicator that is made with `id` by `members` of the line, of which this is number
-    /// `rank`.
-    pub(crate) fn new(
-        line: &Arc<Line>,
-        name: &Arc<str>,
-        id: &UniqueId,
-        (members, roster): (Arc<[usize]>, Arc<Roster>),
-        rank: usize,
-        patience: Duration,
-    ) -> Arc<Self> {
+    /// Of a communicator that this rank of the line is about to make.
+    pub(super) fn new(line: &Arc<Line>, ward: Ward<'_>) -> Arc<Self> {
         let watch = line.watch();
         let board = Arc::new(Self {
-            key: Self::key_of(id),
-            name: Arc::clone(name),
-            members,
-            roster,
-            rank,
+            key: ward.key,
+            name: Arc::clone(ward.name),
+            members: ward.members,
+            roster: ward.roster,
+            rank: ward.rank,
             line: Arc::clone(line),
+            peers: Session::of(line),
             watch,
             verdict: Arc::default(),
             announced: OnceLock::new(),
             began: OnceLock::new(),
             target: OnceLock::new(),
-            patience,
+            patience: ward.patience,
             conclusion: OnceLock::new(),
             saying: Mutex::new(()),
             needs_more: AtomicBool::new(false),
@@ -174,88 +147,9 @@ impl Board {
         board
     }
 
-    /// What all ranks call the communicator.
-    pub(crate) fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// What it is the end of; none while it is being made.
-    pub(super) fn target(&self) -> Option<Weak<Inner>> {
-        self.target.get().cloned()
-    }
-
-    /// Somebody has asked whether this rank has entered the `turn`-th collective.
-    pub(super) fn was_asked_about(&self, turn: u64) {
-        self.asked_about.fetch_max(turn, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_asked_about(&self, turn: u64) -> bool {
-        self.asked_about.load(Ordering::Relaxed) >= turn
-    }
-
-    /// What all ranks call the communicator that is made with `id`.
-    pub(crate) fn key_of(id: &UniqueId) -> Arc<str> {
-        let mut key = String::with_capacity(32);
-        for byte in &Sha256::digest(id.as_bytes())[..16] {
-            // Writing to a string does not fail.
-            let _ = write!(key, "{byte:02x}");
-        }
-        key.into()
-    }
-
-    /// The line, and which of its ranks `rank`s of this communicator are.
-    pub(crate) fn line(&self) -> (&Arc<Line>, &[usize]) {
-        (&self.line, &self.members)
-    }
-
     /// Which ranks of the world, and of the launcher, its ranks are.
     pub(crate) fn roster(&self) -> &Roster {
         &self.roster
-    }
-
-    /// Which of its ranks is this one of the line.
-    pub(crate) fn place_of(&self, member: usize) -> usize {
-        let place = self.members.iter().position(|&other| other == member);
-        place.unwrap_or(member)
-    }
-
-    /// One of its ranks, with host and process.
-    pub(crate) fn name_of(&self, rank: usize) -> String {
-        let members = self.line.members();
-        let known = members.get().zip(self.members.get(rank));
-        match known.and_then(|(known, &member)| known.get(member)) {
-            Some(Member { host, pid, .. }) => {
-                format!(
-                    "rank {rank} ({}{host}, pid {pid})",
-                    self.roster.others(rank)
-                )
-            }
-            None => self.roster.who(&[rank]),
-        }
-    }
-
-    /// One of them with host and process, several in short form.
-    pub(crate) fn names_of(&self, ranks: &[usize]) -> String {
-        match *ranks {
-            [rank] => self.name_of(rank),
-            _ => self.roster.who(ranks),
-        }
-    }
-
-    /// What is to be ended when the board is struck; the fault, if it has been.
-    pub(crate) fn protects(&self, target: Weak<Inner>) -> Option<Arc<Fault>> {
-        let set = || drop(self.target.set(target));
-        self.watch.docket().protect(&self.verdict, set)
-    }
-
-    /// What ended the communicator on all ranks.
-    pub(crate) fn fault(&self) -> Option<&Arc<Fault>> {
-        self.complete.get().or_else(|| self.verdict.get())
-    }
-
-    /// The same, or what this rank has said that ends it.
-    pub(crate) fn cause(&self) -> Option<&Arc<Fault>> {
-        self.fault().or_else(|| self.announced.get())
     }
 
     /// Tells the log of the verdict, once.
@@ -274,96 +168,9 @@ impl Board {
         }
     }
 
-    /// Whether the fault is what this rank said.
-    pub(crate) fn is_own(&self, fault: &Fault) -> bool {
-        self.announced.get().is_some_and(|own| fault.is_of(own))
-    }
-
-    /// Whether the communicator is ended on all ranks, or about to be.
-    pub(crate) fn is_at_fault(&self) -> bool {
-        self.fault().is_some() || self.announced.get().is_some()
-    }
-
-    /// Tells all ranks that this one gives the communicator up. The first to say so is right.
-    ///
-    /// Whoever only ran out of time, or saw what follows from something, says that, and the cause is looked for.
-    pub(crate) fn announce(self: &Arc<Self>, cause: Cause) {
-        let cause = words::with_words_of_nccl(cause);
-        let cause = match self.members.len() {
-            1 => cause.of_one_rank(),
-            _ => cause,
-        };
-        let began = cause.began;
-        // What ended another communicator is known.
-        let is_told = cause.told.is_some();
-        let fault = Fault::here(
-            cause,
-            (&self.name, &self.roster),
-            self.rank,
-            self.line.job().1,
-            |world_rank| self.members.iter().position(|member| *member == world_rank),
-        );
-        let fault = Arc::new(fault);
-        if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
-            return;
-        }
-        if let Some(began) = began {
-            let _ = self.began.set(began);
-        }
-        if fault.is_certain() || is_told || self.members.len() == 1 {
-            let bytes = fault.encode(&self.members);
-            self.line.announce(&format!("{FAULT}{}", self.key), &bytes);
-        } else {
-            trial::open(self, &fault);
-        }
-    }
-
-    /// This rank has let go so far: tells the others, and waits until they have said how far they have. Whether that is
-    /// all; otherwise it is to be called again with the end of the abort here.
-    pub(crate) fn let_go(&self, so_far: LetGo) -> bool {
-        let _saying = self.saying.lock();
-        if self.conclusion.get().is_some() {
-            return true;
-        }
-        self.await_verdict();
-        if so_far == LetGo::Nothing {
-            // A rank that could not end its own does not wait for others.
-            let part = [so_far.code()];
-            end_alone(&self.line, &self.key, &self.members, &part, self.patience);
-            self.await_own();
-            return self.conclusion.set(None).is_ok();
-        }
-        if self.needs_more.load(Ordering::Acquire) {
-            return !so_far.is_of_kernels() && self.end_of_all(so_far);
-        }
-        let part = [&[so_far.code()], self.standing().as_bytes()].concat();
-        let ended = self
-            .line
-            .end(&self.key, &self.members, &part, self.patience, None);
-        self.line.catch_up();
-        // When the line was lost before this rank's own fault came back, that is all there is.
-        if let Some(own) = self.announced.get() {
-            let _ = self.verdict.set(Arc::clone(own));
-            self.tell();
-        }
-        self.complete(&ended);
-        let has_all = |ended: &Ended| match ended {
-            Ended::All(parts) => {
-                let said = || parts.iter().filter_map(|part| LetGo::of(part));
-                !(said().any(LetGo::needs_all) && said().any(LetGo::is_of_kernels))
-            }
-            _ => true,
-        };
-        if has_all(&ended) {
-            return self.conclusion.set(self.sentence(&ended)).is_ok();
-        }
-        self.needs_more.store(true, Ordering::Release);
-        !so_far.is_of_kernels() && self.end_of_all(so_far)
-    }
-
     /// All have said that their kernels are over, and one needs the end of all aborts; that of this rank has come back.
     fn end_of_all(&self, so_far: LetGo) -> bool {
-        let part = [so_far.code()];
+        let part = [code_of(so_far)];
         let ended = self.line.end(
             &of_all(&self.key),
             &self.members,
@@ -372,16 +179,6 @@ impl Board {
             None,
         );
         self.conclusion.set(self.sentence(&ended)).is_ok()
-    }
-
-    /// The abort has come back here, or has not: as [`let_go`](Self::let_go). Who has not let go, as a sentence.
-    pub(crate) fn conclude(&self, freed: bool, needs_all: bool) -> Option<&str> {
-        self.let_go(match (freed, needs_all) {
-            (false, _) => LetGo::Nothing,
-            (true, true) => LetGo::AllAndNeedsAll,
-            (true, false) => LetGo::All,
-        });
-        self.conclusion.get().and_then(Option::as_deref)
     }
 
     /// Who only ran out of time does not say that it has ended before there is a cause: the others may all have.
@@ -416,9 +213,9 @@ impl Board {
             .strike(&self.key, Arc::new(fault), self.members.to_vec());
     }
 
-    /// Its number among the calls that are compared, from 1.
-    pub(crate) fn next_check(&self) -> u64 {
-        self.checked.fetch_add(1, Ordering::Relaxed) + 1
+    /// The line, and which of its ranks `rank`s of this communicator are.
+    pub(super) fn line(&self) -> (&Arc<Line>, &[usize]) {
+        (&self.line, &self.members)
     }
 
     pub(super) fn name(&self) -> &str {
@@ -432,8 +229,7 @@ impl Board {
     /// What this rank was waiting in, for the others; empty for nothing, and where that would be too much for
     /// all to tell all.
     fn standing(&self) -> String {
-        let target = self.target.get().and_then(Weak::upgrade);
-        let standing = target.and_then(|inner| inner.tracked.track().standing());
+        let standing = self.target.get().and_then(AbortHandle::standing);
         standing
             .filter(|_| self.members.len() <= MANY)
             .unwrap_or_default()
@@ -452,49 +248,11 @@ impl Board {
         }
     }
 
-    /// Gives the other ranks `part` for `topic`, once, and gets theirs: as [`Line::end`].
-    pub(crate) fn gather(
-        &self,
-        topic: &str,
-        part: &[u8],
-        patience: Duration,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Ended {
-        let name = format!("{}/{topic}", self.key);
-        let ended = self
-            .line
-            .end(&name, &self.members, part, patience, Some(interrupted));
-        if matches!(ended, Ended::All(_)) {
-            // Who is missing among them was heard of before.
-            self.line.catch_up();
-        }
-        ended
-    }
-
-    /// What [`conclude`](Self::conclude) said, once it has; and that the world has gone on since, if it has.
-    pub(crate) fn conclusion(&self) -> Option<&str> {
-        let said = self.conclusion.get().and_then(Option::as_deref);
-        let Some(epoch) = self.line.gone_on() else {
-            return said;
-        };
-        let past = self.past.get_or_init(|| {
-            let own = self.line.job().1;
-            let past = format!(
-                "it is of epoch {own} of its world, which has gone on to epoch {epoch}: make it anew there"
-            );
-            match said {
-                Some(said) => format!("{said}; {past}"),
-                None => past,
-            }
-        });
-        Some(past)
-    }
-
     fn sentence(&self, ended: &Ended) -> Option<String> {
         let (unsure, why): (Vec<usize>, _) = match ended {
             Ended::All(parts) => {
                 let leaked = self.members.iter().zip(parts);
-                let leaked = leaked.filter(|(_, part)| LetGo::of(part) == Some(LetGo::Nothing));
+                let leaked = leaked.filter(|(_, part)| let_go_of(part) == Some(LetGo::Nothing));
                 let leaked = leaked.map(|(&rank, _)| rank).collect();
                 (leaked, String::from("could not end the communicator"))
             }
@@ -530,9 +288,207 @@ impl Board {
     /// The board was struck: nobody uses what it protects any more. `None` when it is being made, or
     /// dropped: whoever is at it looks at the board.
     pub(super) fn begin_end(&self) -> Option<Ending> {
-        let target = self.target.get()?.upgrade()?;
-        let begun = target.begin_end(self.fault()?);
-        Some((target, begun))
+        self.target.get()?.begin_end(self.fault()?)
+    }
+}
+
+impl Supervisor for Board {
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn peers(&self) -> &Arc<dyn Peers> {
+        &self.peers
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn target(&self) -> Option<AbortHandle> {
+        self.target.get().cloned()
+    }
+
+    fn was_asked_about(&self, turn: u64) {
+        self.asked_about.fetch_max(turn, Ordering::Relaxed);
+    }
+
+    fn is_asked_about(&self, turn: u64) -> bool {
+        self.asked_about.load(Ordering::Relaxed) >= turn
+    }
+
+    fn place_of(&self, member: usize) -> usize {
+        let place = self.members.iter().position(|&other| other == member);
+        place.unwrap_or(member)
+    }
+
+    fn name_of(&self, rank: usize) -> String {
+        let members = self.line.members();
+        let known = members.get().zip(self.members.get(rank));
+        match known.and_then(|(known, &member)| known.get(member)) {
+            Some(Member { host, pid, .. }) => {
+                format!(
+                    "rank {rank} ({}{host}, pid {pid})",
+                    self.roster.others(rank)
+                )
+            }
+            None => self.roster.who(&[rank]),
+        }
+    }
+
+    fn names_of(&self, ranks: &[usize]) -> String {
+        match *ranks {
+            [rank] => self.name_of(rank),
+            _ => self.roster.who(ranks),
+        }
+    }
+
+    fn protects(&self, target: AbortHandle) -> Option<Arc<Fault>> {
+        let set = || drop(self.target.set(target));
+        self.watch.docket().protect(&self.verdict, set)
+    }
+
+    fn fault(&self) -> Option<&Arc<Fault>> {
+        self.complete.get().or_else(|| self.verdict.get())
+    }
+
+    fn cause(&self) -> Option<&Arc<Fault>> {
+        self.fault().or_else(|| self.announced.get())
+    }
+
+    fn is_own(&self, fault: &Fault) -> bool {
+        self.announced.get().is_some_and(|own| fault.is_of(own))
+    }
+
+    fn announce(self: Arc<Self>, cause: Cause) {
+        let cause = words::with_words_of_nccl(cause);
+        let cause = match self.members.len() {
+            1 => cause.of_one_rank(),
+            _ => cause,
+        };
+        let began = cause.began;
+        // What ended another communicator is known.
+        let is_told = cause.told.is_some();
+        let fault = Fault::here(
+            cause,
+            (&self.name, &self.roster),
+            self.rank,
+            self.line.job().1,
+            |world_rank| self.members.iter().position(|member| *member == world_rank),
+        );
+        let fault = Arc::new(fault);
+        if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
+            return;
+        }
+        if let Some(began) = began {
+            let _ = self.began.set(began);
+        }
+        if fault.is_certain() || is_told || self.members.len() == 1 {
+            let bytes = fault.encode(&self.members);
+            self.line.announce(&format!("{FAULT}{}", self.key), &bytes);
+        } else {
+            trial::open(&self, &fault);
+        }
+    }
+
+    fn let_go(&self, so_far: LetGo) -> bool {
+        let _saying = self.saying.lock();
+        if self.conclusion.get().is_some() {
+            return true;
+        }
+        self.await_verdict();
+        if so_far == LetGo::Nothing {
+            // A rank that could not end its own does not wait for others.
+            let part = [code_of(so_far)];
+            end_alone(&self.line, &self.key, &self.members, &part, self.patience);
+            self.await_own();
+            return self.conclusion.set(None).is_ok();
+        }
+        if self.needs_more.load(Ordering::Acquire) {
+            return !is_of_kernels(so_far) && self.end_of_all(so_far);
+        }
+        let part = [&[code_of(so_far)], self.standing().as_bytes()].concat();
+        let ended = self
+            .line
+            .end(&self.key, &self.members, &part, self.patience, None);
+        self.line.catch_up();
+        // When the line was lost before this rank's own fault came back, that is all there is.
+        if let Some(own) = self.announced.get() {
+            let _ = self.verdict.set(Arc::clone(own));
+            self.tell();
+        }
+        self.complete(&ended);
+        let has_all = |ended: &Ended| match ended {
+            Ended::All(parts) => {
+                let said = || parts.iter().filter_map(|part| let_go_of(part));
+                !(said().any(needs_all) && said().any(is_of_kernels))
+            }
+            _ => true,
+        };
+        if has_all(&ended) {
+            return self.conclusion.set(self.sentence(&ended)).is_ok();
+        }
+        self.needs_more.store(true, Ordering::Release);
+        !is_of_kernels(so_far) && self.end_of_all(so_far)
+    }
+
+    fn next_check(&self) -> u64 {
+        self.checked.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn gather(
+        &self,
+        topic: &str,
+        part: &[u8],
+        patience: Duration,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Ended {
+        let name = format!("{}/{topic}", self.key);
+        let ended = self
+            .line
+            .end(&name, &self.members, part, patience, Some(interrupted));
+        if matches!(ended, Ended::All(_)) {
+            // Who is missing among them was heard of before.
+            self.line.catch_up();
+        }
+        ended
+    }
+
+    fn conclusion(&self) -> Option<&str> {
+        let said = self.conclusion.get().and_then(Option::as_deref);
+        let Some(epoch) = self.line.gone_on() else {
+            return said;
+        };
+        let past = self.past.get_or_init(|| {
+            let own = self.line.job().1;
+            let past = format!(
+                "it is of epoch {own} of its world, which has gone on to epoch {epoch}: make it anew there"
+            );
+            match said {
+                Some(said) => format!("{said}; {past}"),
+                None => past,
+            }
+        });
+        Some(past)
+    }
+
+    fn suspect(&self, turn: u64, call: &Turn, since: Duration, is_sample: bool) {
+        let everybody = self.members.iter().copied().eq(0..self.line.size());
+        self.line.suspect(Suspicion {
+            subject: Subject {
+                key: String::from(&*self.key),
+                name: String::from(&*self.name),
+                turn,
+                kind: call.kind,
+                sequence: call.number,
+            },
+            members: match everybody {
+                true => Vec::new(),
+                false => self.members.to_vec(),
+            },
+            since,
+            is_sample,
+        });
     }
 }
 

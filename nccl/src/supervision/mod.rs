@@ -46,9 +46,11 @@ mod broken;
 mod docket;
 mod elect;
 pub(crate) mod inside;
+mod late;
 mod ledger;
 pub mod recorder;
 mod report;
+mod session;
 mod stragglers;
 mod trial;
 mod unborn;
@@ -57,9 +59,8 @@ pub(crate) mod watchdog;
 mod words;
 
 pub(crate) use attach::{OfLine, decode, introduce, timeline};
-pub(crate) use board::{Board, LetGo};
 pub(crate) use nccl_base::fault::{
     self, Cause, Earlier, Fault, FaultClass, FaultRole, RootCause, Roster, cause, roster, short_key,
 };
-pub(crate) use unborn::Unborn;
+pub(crate) use session::Session;
 pub(crate) use watch::Watch;

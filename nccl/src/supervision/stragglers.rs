@@ -10,13 +10,11 @@
 //! The first rank also asks every half minute about one that is done, to know how far apart the ranks come
 //! ([`CommunicatorStats::arrival_skew`](crate::CommunicatorStats)).
 
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::board::Board;
-use crate::communicator::{State, Visit};
-use crate::rendezvous::{Attendance, Line, Subject, Suspicion};
-use crate::supervision::recorder::{Track, Turn, Turns, origin};
+use crate::communicator::State;
+use crate::peers::{AbortHandle, Asker, Supervisor};
+use crate::supervision::recorder::{Track, Turns, origin};
 
 /// How often the first rank of a communicator asks how far apart the ranks come; and how long before it does so for
 /// the first time.
@@ -26,10 +24,8 @@ pub(super) const SAMPLES: [Duration; 2] = [Duration::from_secs(1), Duration::fro
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
 /// An operation that others wait in, and of which this rank was asked whether it has entered it.
-pub(super) struct Inquired {
-    line: Weak<Line>,
-    /// There is none when this rank has no such communicator.
-    board: Option<Weak<Board>>,
+pub struct Inquired {
+    asker: Box<dyn Asker>,
     key: String,
     turn: u64,
     is_sample: bool,
@@ -40,16 +36,11 @@ pub(super) struct Inquired {
 }
 
 impl Inquired {
-    pub(super) fn new(
-        line: &Weak<Line>,
-        board: Option<Weak<Board>>,
-        key: &str,
-        turn: u64,
-        is_sample: bool,
-    ) -> Self {
+    /// The `turn`-th collective of the communicator that all ranks call `key`; once, where it `is_sample`.
+    #[must_use]
+    pub fn new(asker: Box<dyn Asker>, key: &str, turn: u64, is_sample: bool) -> Self {
         Self {
-            line: Weak::clone(line),
-            board,
+            asker,
             key: key.to_owned(),
             turn,
             is_sample,
@@ -61,27 +52,24 @@ impl Inquired {
 
     /// Whether both are about one communicator of one rank.
     pub(super) fn is_about(&self, other: &Self) -> bool {
-        self.key == other.key && Weak::ptr_eq(&self.line, &other.line)
+        self.key == other.key && self.asker.connection() == other.asker.connection()
     }
 
     /// Answers what can be answered. Whether it is to be looked at again.
     pub(super) fn look(&mut self) -> bool {
-        let Some(line) = self.line.upgrade() else {
+        if !self.asker.is_there() {
             return false;
-        };
+        }
         self.next = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(PAUSES[1]);
-        let board = self.board.as_ref().map(Weak::upgrade);
-        let board = match board {
-            Some(Some(board)) => board,
-            // Gone meanwhile, or not there.
-            Some(None) | None => {
-                self.not_yet(&line, "it has no such communicator");
-                return false;
-            }
+        // Gone meanwhile, or not there.
+        let Some(supervisor) = self.asker.supervisor() else {
+            self.not_yet("it has no such communicator");
+            return false;
         };
-        let Some(inner) = board.target().as_ref().and_then(Visit::of) else {
-            self.not_yet(&line, "it is about to make the communicator");
+        let target = supervisor.target();
+        let Some(inner) = target.as_ref().and_then(AbortHandle::visit) else {
+            self.not_yet("it is about to make the communicator");
             return !self.is_sample;
         };
         if inner.phase.get() != State::Ready {
@@ -92,40 +80,35 @@ impl Inquired {
             return true;
         };
         if turns.called < self.turn {
-            self.not_yet(&line, &last(track, &turns));
+            self.not_yet(&last(track, &turns));
             return !self.is_sample;
         }
         let turn = turns.get(self.turn);
         match (turn, self.is_sample) {
             // What is not known in full is no sample.
-            (None, true) => self.not_yet(&line, ""),
+            (None, true) => self.not_yet(""),
             (turn, _) => {
                 let since = turn.or(turns.newest_first().last().map(|(_, turn)| turn));
                 let age = since.map_or(Duration::ZERO, |turn| age(turn.since));
-                self.answer(&line, Some(age), "");
+                self.answer(Some(age), "");
             }
         }
         if !self.is_sample {
-            board.was_asked_about(self.turn);
+            supervisor.was_asked_about(self.turn);
         }
         false
     }
 
     /// Says so once.
-    fn not_yet(&mut self, line: &Line, last: &str) {
+    fn not_yet(&mut self, last: &str) {
         if !self.has_answered {
-            self.answer(line, None, last);
+            self.answer(None, last);
         }
     }
 
-    fn answer(&mut self, line: &Line, entered: Option<Duration>, last: &str) {
+    fn answer(&mut self, entered: Option<Duration>, last: &str) {
         self.has_answered = true;
-        line.attends(Attendance {
-            key: self.key.clone(),
-            turn: self.turn,
-            entered,
-            last: last.to_owned(),
-        });
+        self.asker.answer(&self.key, self.turn, entered, last);
     }
 }
 
@@ -151,7 +134,7 @@ fn last(track: &Track, turns: &Turns) -> String {
 }
 
 /// Asks who has not entered a call of this rank, if that can be told; whether it could.
-pub(super) fn ask(board: &Arc<Board>, track: &Track, number: u64) -> bool {
+pub(super) fn ask(supervisor: &dyn Supervisor, track: &Track, number: u64) -> bool {
     let Some(turns) = track.turns() else {
         return false;
     };
@@ -161,14 +144,14 @@ pub(super) fn ask(board: &Arc<Board>, track: &Track, number: u64) -> bool {
     }) else {
         return true;
     };
-    if !board.is_asked_about(turn) {
-        say(board, turn, &call, false);
+    if !supervisor.is_asked_about(turn) {
+        supervisor.suspect(turn, &call, age(call.since), false);
     }
     true
 }
 
 /// Asks how far apart the ranks entered the last collective that is done; whether there was one.
-pub(super) fn sample(board: &Arc<Board>, track: &Track) -> bool {
+pub(super) fn sample(supervisor: &dyn Supervisor, track: &Track) -> bool {
     let Some(turns) = track.turns() else {
         return false;
     };
@@ -177,26 +160,6 @@ pub(super) fn sample(board: &Arc<Board>, track: &Track) -> bool {
     let Some((turn, call)) = done else {
         return false;
     };
-    say(board, turn, call, true);
+    supervisor.suspect(turn, call, age(call.since), true);
     true
-}
-
-fn say(board: &Arc<Board>, turn: u64, call: &Turn, is_sample: bool) {
-    let (line, members) = board.line();
-    let everybody = members.iter().copied().eq(0..line.size());
-    line.suspect(Suspicion {
-        subject: Subject {
-            key: board.key().to_owned(),
-            name: board.name().to_owned(),
-            turn,
-            kind: call.kind,
-            sequence: call.number,
-        },
-        members: match everybody {
-            true => Vec::new(),
-            false => members.to_vec(),
-        },
-        since: age(call.since),
-        is_sample,
-    });
 }

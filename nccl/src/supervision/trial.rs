@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::board::Board;
+use crate::peers::Supervisor as _;
 use super::elect::{self, Case, elect};
 use super::fault::{Cause, Fault, Place};
 use super::report::Report;

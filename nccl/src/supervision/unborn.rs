@@ -14,6 +14,7 @@ use super::docket::Who;
 use super::fault::{Cause, Fault, FaultClass, Place};
 use super::roster::Roster;
 use crate::communicator::LaunchMode;
+use crate::peers::Unmade;
 use crate::error::Error;
 use crate::events;
 use crate::rendezvous::Line;
@@ -40,91 +41,6 @@ impl Unborn {
             roster: line.roster(&members),
             members,
             rank,
-        }
-    }
-
-    /// The error of this rank, of an exchange that did not come to its end, with the fault that follows from how that
-    /// ended; `own` is what went wrong here, if anything did.
-    pub(crate) fn explain(&self, own: Option<Error>, exchange: Error) -> Error {
-        let fault = exchange.unfinished().map(|how| self.fault_of(how));
-        let error = own.unwrap_or(exchange);
-        match fault {
-            Some(fault) => self.struck(error, fault),
-            None => error,
-        }
-    }
-
-    /// What this rank tells the others of why it cannot take part.
-    pub(crate) fn tell(&self, error: &Error) -> Vec<u8> {
-        let fault = match (error.fault(), error.unfinished()) {
-            (Some(fault), _) => fault.clone(),
-            // An exchange before this one, of which the others have heard the same.
-            (None, Some(how)) => Fault::clone(&self.fault_of(how)),
-            (None, None) => Fault::here(
-                words::with_words_of_nccl(Cause::from(error)),
-                (&self.name, &self.roster),
-                self.rank,
-                self.line.job().1,
-                |world_rank| self.places(&[world_rank]).first().copied(),
-            ),
-        };
-        fault.encode(&self.members)
-    }
-
-    /// The fault of all ranks, of what those have told that cannot take part: by rank. The same wherever it is asked,
-    /// and in whatever order.
-    pub(crate) fn elect<'t>(
-        &self,
-        told: impl Iterator<Item = (usize, &'t [u8])>,
-    ) -> Option<(usize, Fault)> {
-        let faults = told.filter_map(|(rank, bytes)| Some((rank, Fault::decode(bytes).ok()?.0)));
-        faults.min_by_key(|(rank, fault)| (fault.role(), *rank))
-    }
-
-    /// The ranks want to call NCCL in different ways.
-    pub(crate) fn differ(&self, modes: &[Option<LaunchMode>]) -> Fault {
-        let mut sides: Vec<Side> = Vec::new();
-        for (rank, mode) in modes.iter().enumerate() {
-            let value = mode.map_or_else(|| String::from("unknown"), |mode| mode.to_string());
-            match sides.iter_mut().find(|side| side.value == value) {
-                Some(side) => side.ranks.push(rank),
-                None => sides.push(Side::of(rank, value)),
-            }
-        }
-        // Of two that are equally large, the one with the lower rank stays first.
-        sides.sort_by_key(|side| std::cmp::Reverse(side.ranks.len()));
-        let says: Vec<_> = sides
-            .iter()
-            .map(|side| format!("{} in {}", self.roster.who(&side.ranks), side.value))
-            .collect();
-        let rank = sides.last().map_or(0, |side| side.ranks[0]);
-        let root = RootCause::Mismatch {
-            field: Differs::LaunchMode,
-            sequence: None,
-            sides,
-        };
-        let text = match root.is_tied() {
-            true => format!("ranks differ in the launch mode: {}", says.join(", ")),
-            false => format!("makes it in another launch mode: {}", says.join(", ")),
-        };
-        let mut cause = Cause::of(FaultClass::Failed, FaultRole::Initiating, root, text);
-        cause.hint = String::from("choose the same launch mode on all ranks");
-        self.fault(cause, rank)
-    }
-
-    /// This rank ends with `error` because of `fault`, which all have.
-    pub(crate) fn struck(&self, error: Error, fault: impl Into<Arc<Fault>>) -> Error {
-        let fault = fault.into();
-        self.line.watch().set_latest(&fault);
-        events::fault(&fault, None, self.rank, self.members.len());
-        if !matches!(fault.class(), FaultClass::Asked) {
-            self.line.home().breaks();
-        }
-        match fault.root() {
-            // All ranks have found it out, and have one error.
-            RootCause::Mismatch { .. } => error.with_fault(&fault),
-            _ if self.members.len() == 1 => error.with_fault(&fault),
-            _ => error.before_nccl(&fault),
         }
     }
 
@@ -239,11 +155,6 @@ impl Unborn {
         cause
     }
 
-    /// Which ranks of the world, and of the launcher, its ranks are.
-    pub(crate) fn roster(&self) -> &Roster {
-        &self.roster
-    }
-
     fn named(&self) -> String {
         self.roster.named(&self.name)
     }
@@ -267,5 +178,86 @@ impl Unborn {
             epoch: self.line.job().1,
         };
         Fault::derived(cause, place)
+    }
+}
+
+impl Unmade for Unborn {
+    fn explain(&self, own: Option<Error>, exchange: Error) -> Error {
+        let fault = exchange.unfinished().map(|how| self.fault_of(how));
+        let error = own.unwrap_or(exchange);
+        match fault {
+            Some(fault) => self.struck(error, fault),
+            None => error,
+        }
+    }
+
+    fn tell(&self, error: &Error) -> Vec<u8> {
+        let fault = match (error.fault(), error.unfinished()) {
+            (Some(fault), _) => fault.clone(),
+            // An exchange before this one, of which the others have heard the same.
+            (None, Some(how)) => Fault::clone(&self.fault_of(how)),
+            (None, None) => Fault::here(
+                words::with_words_of_nccl(Cause::from(error)),
+                (&self.name, &self.roster),
+                self.rank,
+                self.line.job().1,
+                |world_rank| self.places(&[world_rank]).first().copied(),
+            ),
+        };
+        fault.encode(&self.members)
+    }
+
+    fn elect(&self, told: &[(usize, &[u8])]) -> Option<(usize, Fault)> {
+        let told = told.iter();
+        let faults = told.filter_map(|(rank, bytes)| Some((*rank, Fault::decode(bytes).ok()?.0)));
+        faults.min_by_key(|(rank, fault)| (fault.role(), *rank))
+    }
+
+    fn differ(&self, modes: &[Option<LaunchMode>]) -> Fault {
+        let mut sides: Vec<Side> = Vec::new();
+        for (rank, mode) in modes.iter().enumerate() {
+            let value = mode.map_or_else(|| String::from("unknown"), |mode| mode.to_string());
+            match sides.iter_mut().find(|side| side.value == value) {
+                Some(side) => side.ranks.push(rank),
+                None => sides.push(Side::of(rank, value)),
+            }
+        }
+        // Of two that are equally large, the one with the lower rank stays first.
+        sides.sort_by_key(|side| std::cmp::Reverse(side.ranks.len()));
+        let says: Vec<_> = sides
+            .iter()
+            .map(|side| format!("{} in {}", self.roster.who(&side.ranks), side.value))
+            .collect();
+        let rank = sides.last().map_or(0, |side| side.ranks[0]);
+        let root = RootCause::Mismatch {
+            field: Differs::LaunchMode,
+            sequence: None,
+            sides,
+        };
+        let text = match root.is_tied() {
+            true => format!("ranks differ in the launch mode: {}", says.join(", ")),
+            false => format!("makes it in another launch mode: {}", says.join(", ")),
+        };
+        let mut cause = Cause::of(FaultClass::Failed, FaultRole::Initiating, root, text);
+        cause.hint = String::from("choose the same launch mode on all ranks");
+        self.fault(cause, rank)
+    }
+
+    fn struck(&self, error: Error, fault: Arc<Fault>) -> Error {
+        self.line.watch().set_latest(&fault);
+        events::fault(&fault, None, self.rank, self.members.len());
+        if !matches!(fault.class(), FaultClass::Asked) {
+            self.line.home().breaks();
+        }
+        match fault.root() {
+            // All ranks have found it out, and have one error.
+            RootCause::Mismatch { .. } => error.with_fault(&fault),
+            _ if self.members.len() == 1 => error.with_fault(&fault),
+            _ => error.before_nccl(&fault),
+        }
+    }
+
+    fn roster(&self) -> &Roster {
+        &self.roster
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::board::{Board, FREED, end_alone};
 use super::docket::{self, Docket, Heard, Verdict, Who};
 use super::fault::{Cause, Fault, Place};
+use super::late::late;
 use super::roster::Roster;
 use super::stragglers::Inquired;
 use super::trial::{self, REPORT, SYMPTOM, Trials};
@@ -19,7 +20,8 @@ use super::watchdog;
 use crate::communicator::{end_struck, leave_struck};
 use crate::events;
 use crate::rendezvous::launched;
-use crate::rendezvous::{Line, Member, Notice};
+use crate::peers::{Asker, Supervisor};
+use crate::rendezvous::{Attendance, Line, Member, Notice};
 use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
@@ -145,14 +147,16 @@ impl Watch {
                 turn,
                 is_sample,
             } => {
-                let board = self.docket.find(key);
-                let asked = Inquired::new(&self.line, board, key, *turn, *is_sample);
-                watchdog::answer(asked);
+                let asker = Inquirer {
+                    line: Weak::clone(&self.line),
+                    board: self.docket.find(key),
+                };
+                watchdog::answer(Inquired::new(Box::new(asker), key, *turn, *is_sample));
             }
             Notice::Late(lateness) => {
                 let members = self.docket.members_of(&lateness.subject.key);
                 let roster = members.map(|members| self.roster(&members));
-                events::late(
+                late(
                     lateness,
                     &roster.unwrap_or_default(),
                     self.rank,
@@ -339,6 +343,38 @@ impl Watch {
             events::no_thread("to abort communicators", &error);
             // Whoever is in a call on one comes back, and the others do not wait for this rank.
             leave_struck(left);
+        }
+    }
+}
+
+/// Who asked this rank about a collective.
+struct Inquirer {
+    line: Weak<Line>,
+    /// There is none when this rank has no such communicator.
+    board: Option<Weak<Board>>,
+}
+
+impl Asker for Inquirer {
+    fn is_there(&self) -> bool {
+        self.line.strong_count() > 0
+    }
+
+    fn supervisor(&self) -> Option<Arc<dyn Supervisor>> {
+        Some(self.board.as_ref()?.upgrade()?)
+    }
+
+    fn connection(&self) -> *const () {
+        self.line.as_ptr().cast()
+    }
+
+    fn answer(&self, key: &str, turn: u64, entered: Option<Duration>, last: &str) {
+        if let Some(line) = self.line.upgrade() {
+            line.attends(Attendance {
+                key: key.to_owned(),
+                turn,
+                entered,
+                last: last.to_owned(),
+            });
         }
     }
 }

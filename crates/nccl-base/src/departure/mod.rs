@@ -23,7 +23,7 @@ use std::time::Duration;
 
 pub use exit::{Exit, OomKill, Signal};
 #[doc(hidden)]
-pub use unfinished::{Reason, Unfinished};
+pub use unfinished::{Ended, Reason, Unfinished};
 #[doc(hidden)]
 pub use wire::{
     departure, failure, lost, process_end, put_departure, put_failure, put_lost, put_process_end,

@@ -78,3 +78,15 @@ pub enum Unfinished {
     /// This rank and those cannot reach each other.
     CutOff { from: Vec<usize>, why: String },
 }
+
+/// What members of a communicator came to that wait for each other's parts.
+#[derive(Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Ended {
+    /// The parts of all members; that of one that is gone is empty.
+    All(Vec<Vec<u8>>),
+    /// Who has not said that it is done.
+    Missing(Vec<usize>),
+    /// There is no connection to the others any more.
+    Unheard,
+}

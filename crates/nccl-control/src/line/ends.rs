@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nccl_base::departure::Ended;
+
 use super::{Line, Link};
 use crate::forked;
 use crate::incoming::Answer;
@@ -10,17 +12,6 @@ use crate::mailbox::Waited;
 use crate::message::{ENDS, Incomplete, Round};
 use crate::request::Request;
 use crate::time::{deadline_after, later};
-
-/// What [`Line::end`] came to.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The parts of all members; that of one that is gone is empty.
-    All(Vec<Vec<u8>>),
-    /// Who has not said that it is done.
-    Missing(Vec<usize>),
-    /// There is no connection to the others any more.
-    Unheard,
-}
 
 impl Line {
     /// Tells `members` that this rank is done with `name`, and waits until all of them are that are

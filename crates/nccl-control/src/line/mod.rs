@@ -39,7 +39,6 @@ use crate::departure::Departure;
 use crate::forked;
 use crate::sync::Mutex;
 
-pub use self::ends::Ended;
 pub use self::farewell::say_goodbye;
 pub use self::member::{Member, launched};
 

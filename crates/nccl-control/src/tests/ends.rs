@@ -1,6 +1,6 @@
 //! Ranks whose world is gone before their communicators are, and rounds that do without the dead.
 
-use super::super::line::Ended;
+use nccl_base::departure::Ended;
 use super::super::mailbox::Notice;
 use super::*;
 use crate::departure::{Departure, Failure, How};

@@ -10,8 +10,8 @@ use super::call::{ShrinkWay, topic};
 use crate::communicator::init::Prepared;
 use crate::communicator::{Communicator, CommunicatorBuilder, State};
 use crate::error::{Error, Result};
-use crate::rendezvous::Line;
-use crate::supervision::{Board, Roster};
+use crate::peers::{Peers, Supervisor};
+use crate::supervision::Roster;
 use crate::unique_id::UniqueId;
 use nccl_base::codec::{Fields, put_bytes, put_index};
 
@@ -23,21 +23,17 @@ impl Communicator {
     /// may be heard of meanwhile.
     pub(super) fn agree(
         &self,
-        board: &Board,
+        board: &dyn Supervisor,
         name: &str,
         without: &[usize],
         aborting: bool,
         refused: Option<Refusal>,
         deadline: Instant,
     ) -> Result<Agreed> {
-        let (line, members) = board.line();
+        let (peers, members) = (&**board.peers(), board.members());
         let topic = topic("shrink", board.key());
         loop {
-            let gone: Vec<usize> = line
-                .departures()
-                .into_iter()
-                .map(|(rank, _)| rank)
-                .collect();
+            let gone = peers.departed();
             let places: Vec<usize> = (0..self.world_size())
                 .filter(|place| !without.contains(place) && !gone.contains(&members[*place]))
                 .collect();
@@ -61,10 +57,10 @@ impl Communicator {
                 aborting,
                 token: token()?,
             };
-            match line.round(&topic, Some(&ranks), &said.encode(), deadline, None) {
+            match peers.round(&topic, Some(&ranks), &said.encode(), deadline, None) {
                 Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
                 // A rank that is gone may be known to some, and not yet to others.
-                Err(error) if Instant::now() < deadline && !is_lost(line) => {
+                Err(error) if Instant::now() < deadline && !is_lost(peers) => {
                     let (rank, roster) = (self.inner.rank, self.inner.roster());
                     let (world_rank, launcher_rank) =
                         (roster.world_rank(rank), roster.launcher_rank(rank));
@@ -162,7 +158,7 @@ pub(super) struct Agreed {
     pub(super) prepared: Result<Prepared>,
     /// The ranks that stay, in the parent.
     pub(super) places: Vec<usize>,
-    /// The same, in the line.
+    /// The same, in the peers.
     pub(super) ranks: Arc<[usize]>,
     /// Who cannot take part, and why.
     pub(super) failed: Option<(usize, String)>,
@@ -229,8 +225,8 @@ fn not_native(said: &[Said], places: &[usize]) -> Option<(Vec<usize>, String)> {
 }
 
 /// Whether there is no coordinator any more.
-fn is_lost(line: &Line) -> bool {
-    line.rank() != 0 && line.departures().iter().any(|(rank, _)| *rank == 0)
+fn is_lost(peers: &dyn Peers) -> bool {
+    peers.rank() != 0 && peers.departed().contains(&0)
 }
 
 fn token() -> Result<[u8; TOKEN]> {

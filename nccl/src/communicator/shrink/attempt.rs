@@ -17,8 +17,7 @@ use std::time::Instant;
 use super::call::topic;
 use crate::communicator::Inner;
 use crate::error::{Error, Result};
-use crate::rendezvous::Line;
-use crate::supervision::Board;
+use crate::peers::Supervisor;
 
 /// Why a new communicator is made although all ranks could shrink the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +103,7 @@ impl Verdict {
 /// # Errors
 /// A rank is gone, or does not come until `deadline`.
 pub(super) fn tell_each_other(
-    board: &Board,
+    board: &dyn Supervisor,
     ranks: &Arc<[usize]>,
     outcome: &Result<Arc<Inner>>,
     refused: Option<Refusal>,
@@ -127,11 +126,11 @@ pub(super) fn tell_each_other(
     // Ranks that know this do not come.
     let is_over =
         || made.is_some_and(|made| made.fault().is_some_and(|fault| !fault.is_on_purpose()));
-    let (line, topic): (&Arc<Line>, _) = (board.line().0, topic("shrunk", board.key()));
-    let parts = line.round(&topic, Some(ranks), &[came as u8], deadline, Some(&is_over));
+    let (peers, topic) = (board.peers(), topic("shrunk", board.key()));
+    let parts = peers.round(&topic, Some(ranks), &[came as u8], deadline, Some(&is_over));
     if parts.is_err() {
         // Whose death that was is the cause.
-        line.catch_up();
+        peers.catch_up();
     }
     Ok(Verdict::of(parts?.iter().map(|part| Came::of(part))))
 }

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::Board;
+use crate::peers::Supervisor;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -160,7 +160,7 @@ impl Communicator {
         inner.wait_until_revoked();
         let mut refused = None;
         loop {
-            let agreed = self.agree(board, name, without, aborting, refused, deadline)?;
+            let agreed = self.agree(&**board, name, without, aborting, refused, deadline)?;
             let way = agreed.way(inner.roster());
             let prepared = agreed.prepared?;
             if let Some((member, why)) = agreed.failed {
@@ -169,12 +169,12 @@ impl Communicator {
                     inner.member(member)
                 )));
             }
-            let roster = board.line().0.roster(&agreed.ranks);
+            let roster = board.peers().roster(&agreed.ranks);
             let own = agreed
                 .ranks
                 .iter()
-                .position(|rank| *rank == board.line().0.rank());
-            let world_rank = board.line().0.rank();
+                .position(|rank| *rank == board.peers().rank());
+            let world_rank = board.peers().rank();
             let launcher_rank = own.and_then(|rank| roster.launcher_rank(rank));
             let world_ranks = roster.world_ranks();
             tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, world_ranks, rank = own, world_rank, launcher_rank, %way, nranks = agreed.ranks.len(), "shrinking");
@@ -199,7 +199,7 @@ impl Communicator {
                         // Those that are left out hear of it.
                         inner.abort(&*self.ended_by(&agreed.places));
                     }
-                    self.shrink_anew(prepared, board, name, &agreed.ranks, deadline)?
+                    self.shrink_anew(prepared, &**board, name, &agreed.ranks, deadline)?
                 }
             };
             let communicator = Self::of(made);
@@ -222,33 +222,33 @@ impl Communicator {
     fn shrink_anew(
         &self,
         prepared: Prepared,
-        board: &Board,
+        board: &dyn Supervisor,
         name: &str,
         ranks: &Arc<[usize]>,
         deadline: Instant,
     ) -> Result<Arc<Inner>> {
-        let (line, _) = board.line();
-        let first = ranks.first() == Some(&line.rank());
+        let peers = &**board.peers();
+        let first = ranks.first() == Some(&peers.rank());
         let token = first
             .then(|| UniqueId::new(&self.inner.library))
             .transpose();
         let sealed = match &token {
-            Ok(Some(id)) => seal_on(line, name, id),
+            Ok(Some(id)) => seal_on(peers, name, id),
             _ => Vec::new(),
         };
         let topic = topic("shrink token", board.key());
-        let parts = line.round(&topic, Some(ranks), &sealed, deadline, None);
+        let parts = peers.round(&topic, Some(ranks), &sealed, deadline, None);
         // What is wrong here is the better answer on this rank.
         token?;
         let parts = parts?;
         let sealed = parts.first().map(|part| &part[..]).unwrap_or_default();
         if sealed.is_empty() {
-            let who = line.describe(ranks.first().copied().unwrap_or_default());
+            let who = peers.describe(ranks.first().copied().unwrap_or_default());
             return Err(Error::rendezvous(format!(
                 "{who} could not make a token for {name:?}"
             )));
         }
-        let id = open_on(line, name, sealed)?;
+        let id = open_on(peers, name, sealed)?;
         prepared.join(&id, deadline, || false)
     }
 }

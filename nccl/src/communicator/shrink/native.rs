@@ -20,7 +20,8 @@ use crate::driver;
 use crate::error::{Error, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
-use crate::supervision::{Board, Cause};
+use crate::peers::Supervisor;
+use crate::supervision::Cause;
 use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
 
@@ -66,7 +67,7 @@ impl Communicator {
                             // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
                             // a cause would have to be looked for.
                             if let Some(board) = &child.board {
-                                board.announce(Cause::asked(refusal.text()));
+                                Arc::clone(board).announce(Cause::asked(refusal.text()));
                             }
                         }
                         Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
@@ -82,7 +83,7 @@ impl Communicator {
         let refused = refused.get().copied();
         // Who looks at the limit itself comes a little later.
         let heard = attempt::tell_each_other(
-            agreed.board,
+            &**agreed.board,
             agreed.ranks,
             &outcome,
             refused,
@@ -95,7 +96,7 @@ impl Communicator {
         let error = match outcome {
             Ok(made) if verdict == Verdict::Made => {
                 if aborting {
-                    agreed.board.announce(Cause::asked(&self.ended_by(places)));
+                    Arc::clone(agreed.board).announce(Cause::asked(&self.ended_by(places)));
                     parent.carry_out_abort();
                 }
                 return Ok(Attempt::Made(made));
@@ -123,7 +124,7 @@ impl Communicator {
 
 /// What the ranks agreed on, and where they did.
 pub(super) struct Native<'a> {
-    pub(super) board: &'a Arc<Board>,
+    pub(super) board: &'a Arc<dyn Supervisor>,
     pub(super) id: &'a UniqueId,
     /// The ranks that stay, in the parent, and in the line.
     pub(super) places: &'a [usize],
@@ -183,7 +184,7 @@ impl Inner {
         } else if aborting {
             // Those that are left out wait for nothing else.
             if let Some(board) = &self.board {
-                board.announce(cause);
+                Arc::clone(board).announce(cause);
             }
             self.carry_out_abort()
         } else {

@@ -214,7 +214,7 @@ impl Eye {
         };
         if inner.rank == 0 {
             let due = *self.sample_at.get_or_insert(now + SAMPLES[0]);
-            if now >= due && stragglers::sample(board, track) {
+            if now >= due && stragglers::sample(&**board, track) {
                 self.sample_at = Some(now + SAMPLES[1]);
             }
         }
@@ -231,7 +231,7 @@ impl Eye {
         let place = u32::try_from(inner.rank).unwrap_or(u32::MAX);
         let spread = (patience / 4).saturating_mul(place) / ranks;
         let waited = now.saturating_sub(standing.began);
-        if waited >= patience.saturating_add(spread) && stragglers::ask(board, track, number) {
+        if waited >= patience.saturating_add(spread) && stragglers::ask(&**board, track, number) {
             self.wondered = Some(number);
         }
     }

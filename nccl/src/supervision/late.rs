@@ -1,0 +1,108 @@
+//! What a log is told of ranks that have not entered an operation.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nccl_base::time::millis;
+
+use super::{Roster, short_key};
+use crate::rendezvous::{Latecomer, Lateness};
+use crate::stats;
+
+/// Some ranks have not entered an operation, or have at last, as rank `on_rank` of the world hears; `told` counts
+/// of how many the log of that rank was told. One line for each of the first, then fewer. One rank warns of it; for the
+/// others it is a matter of debugging.
+pub(crate) fn late(lateness: &Lateness, roster: &Roster, on_rank: usize, told: &AtomicU64) {
+    let subject = &lateness.subject;
+    let comm_key = short_key(&subject.key);
+    let is_teller = lateness.teller == on_rank;
+    for one in &lateness.late {
+        let Latecomer {
+            place,
+            host,
+            pid,
+            behind,
+            has_entered,
+            answers,
+            phase,
+            last,
+            ..
+        } = one;
+        let (behind_ms, more) = (millis(*behind), lateness.more);
+        let world_ranks = roster.world_ranks();
+        let world_rank = roster.world_rank(*place);
+        let launcher_rank = roster.launcher_rank(*place);
+        let who = format!("rank {place} ({}{host}, pid {pid})", roster.others(*place));
+        let named = roster.named(&subject.name);
+        if *has_entered {
+            macro_rules! tell {
+                ($level:ident) => {
+                    tracing::$level!(
+                        name: "nccl.straggler.entered",
+                        target: "nccl",
+                        comm = &*subject.name,
+                        comm_key,
+                        world_ranks,
+                        op = %subject.kind,
+                        seq = subject.sequence,
+                        rank = place,
+                        world_rank,
+                        launcher_rank,
+                        host,
+                        pid,
+                        behind_ms,
+                        on_rank,
+                        "{who} has entered {} #{} on {named} at last, {behind_ms} ms behind",
+                        subject.kind,
+                        subject.sequence,
+                    )
+                };
+            }
+            match is_teller {
+                true => tell!(info),
+                false => tell!(debug),
+            }
+            continue;
+        }
+        stats::STRAGGLERS.count();
+        let count = told.fetch_add(1, Ordering::Relaxed) + 1;
+        if count > 16 && !count.is_power_of_two() {
+            continue;
+        }
+        let what = match answers {
+            true => "has not entered",
+            false => "does not answer, and may not have entered",
+        };
+        macro_rules! tell {
+            ($level:ident) => {
+                tracing::$level!(
+                    name: "nccl.straggler",
+                    target: "nccl",
+                    comm = &*subject.name,
+                    comm_key,
+                    world_ranks,
+                    op = %subject.kind,
+                    seq = subject.sequence,
+                    rank = place,
+                    world_rank,
+                    launcher_rank,
+                    host,
+                    pid,
+                    behind_ms,
+                    phase,
+                    last,
+                    answers,
+                    more,
+                    on_rank,
+                    count,
+                    "{who} {what} {} #{} on {named}, in which others have waited for {behind_ms} ms",
+                    subject.kind,
+                    subject.sequence,
+                )
+            };
+        }
+        match is_teller {
+            true => tell!(warn),
+            false => tell!(debug),
+        }
+    }
+}
