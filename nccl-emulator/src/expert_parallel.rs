@@ -1,5 +1,5 @@
 //! The kernels of `nccl::ExpertParallel`: the same results, to the bit, as the PTX in
-//! `nccl/src/expert_parallel/kernels.ptx`.
+//! `crates/nccl-moe/src/expert_parallel/kernels.ptx`.
 
 use half::{bf16, f16};
 

@@ -63,25 +63,6 @@ compile_error!("the nccl crate works on Linux only, as NCCL does");
 pub use cudarc;
 pub use nccl_sys::Version;
 
-pub use abort::AbortSignal;
-pub use all_to_all::{
-    Algorithm as AllToAllAlgorithm, AllToAll, AllToAllBuilder, Alternative, CapturedAllToAll,
-    CostModel, Explanation, LinkCost, Nodes, Parts, Payloads,
-};
-pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
-pub use communicator::{
-    AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, GrowWay, Grown, LaunchMode,
-    ShrinkWay, Shrunk, State as CommunicatorState, Timeouts, abort_all, leaked_communicators,
-};
-pub use config::{Config, CtaPolicy};
-pub use device::device;
-pub use dtype::{DataType, NcclType};
-pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
-pub use fatal::{FatalCause, FatalExit, FatalReport, on_fatal};
-pub use group::Group;
-pub use groups::{Groups, Requests, group};
-pub use library::{Capability, Library};
-pub use memory::{Buffer, OwnedBuffer, PlanBuffers, Registered};
 pub use nccl_base::error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
 pub use nccl_base::error_report::{ErrorReport, ReportedOperation};
 pub use nccl_base::fault::{
@@ -92,24 +73,26 @@ pub use nccl_control::{
     Channel, ChannelMessage, Events, RankEnd, RankState, Rendezvous, Subgroup, WorldEvent,
     WorldState, install_panic_hook,
 };
+pub use nccl_core::recorder;
+pub use nccl_core::{
+    AbortReport, AbortSignal, AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, AtRunTime,
+    Buffer, Capability, Capture, CapturedAllToAll, CapturedPlan, Communicator, CommunicatorBuilder,
+    CommunicatorState, Config, CostModel, CtaPolicy, DataType, Element, EndedCommunicator, Erased,
+    ErasedMut, Explanation, FatalCause, FatalExit, FatalReport, Group, Groups, GrowWay, Grown,
+    LaunchMode, Library, LinkCost, NcclType, Nodes, OwnedBuffer, Parts, Payloads, PlanBuffers,
+    PreMulSum, RecvBuffer, ReduceOp, Reduction, Registered, Request, Requests, SendBuffer,
+    ShrinkWay, Shrunk, Timeouts, UniqueId, abort_all, device, group, leaked_communicators,
+    on_fatal,
+};
+pub use nccl_moe::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
 pub use observer::Observer;
-pub use plan::{Capture, CapturedPlan};
-pub use reduce::{PreMulSum, ReduceOp, Reduction};
-pub use request::Request;
 pub use stats::{Stats, stats};
-pub use supervision::recorder;
-pub use unique_id::UniqueId;
 pub use world::World;
 
-use nccl_base::{error, fault, forked, host, operation, say, sync, time, whole_file};
+use nccl_base::{error, fault, forked, host, operation, sync, time};
 use nccl_control as rendezvous;
+use nccl_core::{communicator, events, library, peers, reaper, recorded, threads};
 
-mod abort;
-mod all_to_all;
-mod buffer;
-mod collectives;
-mod communicator;
-mod config;
 pub mod debug_log {
     //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.
     //!
@@ -125,17 +108,6 @@ pub mod debug_log {
         Process, Retry, Transport, Warning,
     };
 }
-mod device;
-mod driver;
-mod dtype;
-mod envelope;
-mod events;
-mod expendable;
-mod expert_parallel;
-mod fatal;
-mod ffi;
-mod group;
-mod groups;
 pub mod launch {
     //! Starting the ranks of a world on this host, watching them, and ending them: the library behind `nccl-run`.
     //!
@@ -189,21 +161,10 @@ pub mod launch {
     #[doc(hidden)]
     pub use nccl_base::say::write_within;
 }
-mod library;
-mod local;
-mod memory;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod observer;
-mod peers;
-mod plan;
 pub mod preflight;
-mod reaper;
-mod recorded;
-mod reduce;
-mod request;
 pub mod stats;
 mod supervision;
-mod threads;
-mod unique_id;
 mod world;

@@ -10,8 +10,8 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::forked;
-use crate::preflight::Checks;
 use crate::peers::{Company, Terms};
+use crate::preflight::Checks;
 use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
 use crate::supervision::{OfLine as _, Session, introduce, recorder};
 
@@ -637,6 +637,7 @@ impl World {
     }
 }
 
+#[doc(hidden)]
 impl Company for World {
     fn terms(&self) -> Terms<'_> {
         Terms {

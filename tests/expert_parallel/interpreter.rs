@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use half::f16;
 
 /// The text of the kernels.
-pub(crate) const PTX: &str = include_str!("../../nccl/src/expert_parallel/kernels.ptx");
+pub(crate) const PTX: &str = include_str!("../../crates/nccl-moe/src/expert_parallel/kernels.ptx");
 
 /// Device memory: buffers at addresses of their own.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use crate::arguments::Arguments;
 use crate::{Result, workspace};
 
 /// The kernels.
-const KERNELS: &str = "nccl/src/expert_parallel/kernels.ptx";
+const KERNELS: &str = "crates/nccl-moe/src/expert_parallel/kernels.ptx";
 
 /// An assembler, and what it is to make: the oldest GPUs that it knows, and newer ones. CUDA 13 dropped those
 /// before 7.5; what was written for 7.0 is to work on all that came later.

@@ -42,6 +42,8 @@ const CRATES: &[&str] = &[
     "--package=nccl",
     "--package=nccl-base",
     "--package=nccl-control",
+    "--package=nccl-core",
+    "--package=nccl-moe",
     "--package=nccl-diagnose",
     "--package=nccl-launch",
     "--package=nccl-emulator",
@@ -119,9 +121,9 @@ leak:hangs::build
 leak:hangs::grow
 leak:nccl_emulator::nccl::bootstrap::root::start
 leak:__cxa_thread_atexit_impl
-leak:nccl::communicator::init::stream_and_event
-leak:nccl::supervision::watchdog::look::Eye
-leak:nccl::supervision::watchdog::registry::Put
+leak:nccl_core::communicator::init::stream_and_event
+leak:nccl_core::supervision::watchdog::look::Eye
+leak:nccl_core::supervision::watchdog::registry::Put
 ";
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -218,6 +220,7 @@ mod tests {
                 "nccl/src",
                 "crates/nccl-base/src",
                 "crates/nccl-control/src",
+                "crates/nccl-core/src",
                 "crates/nccl-diagnose/src",
             ]
             .map(|sources| {

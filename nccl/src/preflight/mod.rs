@@ -9,11 +9,6 @@
 mod settings;
 mod switch;
 
-// Whoever has no thread says how many there are.
-pub(crate) use nccl_base::system::late::nccl_starts;
-pub(crate) use nccl_base::system::limits::thread_limits;
-// NCCL reads the process's environment as it reads its files.
-pub(crate) use nccl_base::system::variables::{number, variable};
 pub(crate) use nccl_diagnose::preflight::scarce;
 
 pub use nccl_base::report::{Finding, Report, Severity};

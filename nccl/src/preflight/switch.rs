@@ -94,6 +94,7 @@ impl World {
     }
 }
 
+#[doc(hidden)]
 impl Check for World {
     fn check(
         &self,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::durations::Durations;
+use super::Durations;
 use super::process;
 use super::registry::{self, Counted};
 use crate::Version;

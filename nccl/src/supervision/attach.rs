@@ -5,12 +5,14 @@ use std::any::Any;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use super::{Session, Watch};
 use super::recorder::{self, Clock, Home, MissingRank, RankRecording, Snapshot, Timeline};
+use super::{Session, Watch};
 use crate::forked;
-use crate::reaper;
 use crate::peers::{Peers, set_of_threads};
-use crate::rendezvous::{Asked, Attached, ClockReading, Host, Line, Watcher, say_goodbye, set_host};
+use crate::reaper;
+use crate::rendezvous::{
+    Asked, Attached, ClockReading, Host, Line, Watcher, say_goodbye, set_host,
+};
 use crate::world::World;
 
 /// Before the first line is opened.
@@ -33,14 +35,17 @@ static BEFORE_MAIN: extern "C" fn() = {
 
 fn of_threads(size: usize) -> Vec<Arc<dyn Peers>> {
     let worlds = World::threads(size);
-    worlds.iter().map(|world| Session::of(world.line())).collect()
+    worlds
+        .iter()
+        .map(|world| Session::of(world.line()))
+        .collect()
 }
 
 struct Program;
 
 impl Host for Program {
     fn opens(&self, job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<dyn Attached> {
-        Home::new(job, epoch, rank, world_size)
+        Arc::new(Records(Home::new(job, epoch, rank, world_size)))
     }
 
     fn recording(&self, most: usize) -> Vec<u8> {
@@ -52,17 +57,20 @@ impl Host for Program {
     }
 }
 
-impl Attached for Home {
+/// Under which the calls of a rank are recorded.
+struct Records(Arc<Home>);
+
+impl Attached for Records {
     fn recording(&self, most: usize) -> Vec<u8> {
-        written(recorder::of_place(self.place()), most)
+        written(recorder::of_place(self.0.place()), most)
     }
 
     fn wants_clock(&self) -> bool {
-        recorder::is_wanted(self)
+        recorder::is_wanted(&self.0)
     }
 
     fn goes_on_from(&self, past: &Arc<dyn Attached>) {
-        Home::goes_on_from(self, &home(past));
+        self.0.goes_on_from(&home(past));
     }
 
     fn set_clock(&self, measured: Option<ClockReading>) {
@@ -70,7 +78,7 @@ impl Attached for Home {
         let clock = measured.map_or(Clock::REFERENCE, |reading| {
             Clock::measured(-reading.ahead, reading.round_trip)
         });
-        Home::set_clock(self, clock);
+        self.0.set_clock(clock);
     }
 }
 
@@ -91,8 +99,8 @@ fn written(mut snapshot: Snapshot, most: usize) -> Vec<u8> {
 
 fn home(attached: &Arc<dyn Attached>) -> Arc<Home> {
     let attached: Arc<dyn Any + Send + Sync> = Arc::clone(attached) as _;
-    match attached.downcast() {
-        Ok(home) => home,
+    match attached.downcast::<Records>() {
+        Ok(records) => Arc::clone(&records.0),
         Err(_) => unreachable!("a line was opened before this crate had introduced itself"),
     }
 }
@@ -152,10 +160,9 @@ fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
         return Timeline::default();
     }
     let home = line.home();
-    let own = |rank| RankRecording {
-        rank,
-        clock: Clock::REFERENCE,
-        snapshot: recorder::of_place(&home.place().of_rank(rank)),
+    let own = |rank| {
+        let snapshot = recorder::of_place(&home.place().of_rank(rank));
+        RankRecording::new(rank, Clock::REFERENCE, snapshot)
     };
     let reference = line.describe(line.rank());
     // Before the others are asked, who may take their time: what is compared is not to be overwritten meanwhile.
@@ -186,11 +193,8 @@ pub(crate) fn decode(
     }
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let snapshot = Snapshot::from_json(text).map_err(|error| error.to_string())?;
-    Ok(RankRecording {
-        rank,
-        clock: Clock::measured(reading.ahead, reading.round_trip),
-        snapshot,
-    })
+    let clock = Clock::measured(reading.ahead, reading.round_trip);
+    Ok(RankRecording::new(rank, clock, snapshot))
 }
 
 pub(crate) fn timeline(
@@ -201,14 +205,8 @@ pub(crate) fn timeline(
     ranks.extend(asked.answers);
     ranks.sort_by_key(|one| one.rank);
     let missing = asked.missing.into_iter();
-    Timeline {
-        job: asked.job,
-        epoch: asked.epoch,
-        reference,
-        ranks,
-        missing: missing
-            .map(|one| MissingRank::new(one.rank, one.host, one.pid, one.why))
-            .collect(),
-        left_out: Vec::new(),
-    }
+    let missing = missing
+        .map(|one| MissingRank::new(one.rank, one.host, one.pid, one.why))
+        .collect();
+    Timeline::new((asked.job, asked.epoch), reference, ranks, missing)
 }

@@ -25,9 +25,9 @@ use crate::rendezvous::{Line, Member, Subject, Suspicion};
 use crate::stats;
 use crate::supervision::OfLine as _;
 use crate::supervision::recorder::Turn;
-use nccl_base::departure::Ended;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
+use nccl_base::departure::Ended;
 
 /// See the module.
 pub(crate) struct Board {

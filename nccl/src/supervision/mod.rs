@@ -32,9 +32,8 @@
 //! - `docket`: which communicators there are, and the verdicts on them;
 //! - `unborn`: communicators that came to nothing before NCCL was asked;
 //! - `watch`: what a line hears, and whom it concerns;
-//! - `inside`: threads that do not come back from a call of NCCL's or CUDA's;
-//! - `stragglers`: who has not entered an operation in which others wait;
-//! - `watchdog`: what finds operations that do not end, although nobody waits for them.
+//! - `session`: the ranks of a line, as its communicators see them; `attach`: what this crate attaches to a line;
+//! - `late`: what a log is told of stragglers; `words`: what NCCL and the host say beside an error.
 //!
 //! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
 //! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
@@ -45,22 +44,19 @@ mod board;
 mod broken;
 mod docket;
 mod elect;
-pub(crate) mod inside;
 mod late;
 mod ledger;
-pub mod recorder;
 mod report;
 mod session;
-mod stragglers;
 mod trial;
 mod unborn;
 mod watch;
-pub(crate) mod watchdog;
 mod words;
 
 pub(crate) use attach::{OfLine, decode, introduce, timeline};
 pub(crate) use nccl_base::fault::{
     self, Cause, Earlier, Fault, FaultClass, FaultRole, RootCause, Roster, cause, roster, short_key,
 };
+pub(crate) use nccl_core::supervision::{recorder, stragglers, watchdog};
 pub(crate) use session::Session;
 pub(crate) use watch::Watch;

@@ -23,12 +23,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::board::Board;
-use crate::peers::Supervisor as _;
 use super::elect::{self, Case, elect};
 use super::fault::{Cause, Fault, Place};
 use super::report::Report;
 use super::watch::FAULT;
 use crate::events;
+use crate::peers::Supervisor as _;
 use crate::rendezvous::ProcessState;
 use crate::rendezvous::{Line, Member};
 use crate::supervision::OfLine as _;

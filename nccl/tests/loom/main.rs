@@ -4,17 +4,11 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p nccl --test loom --release
 //! ```
 //!
-//! - `life`: a communicator that is made, used, and ended in every way at once;
-//! - `verdicts`: what ends it on all ranks, heard before it is there, while it is made and while it is dropped;
-//! - `lanes`: the recorder's rings;
-//! - `listing`: calls of which the watchdog is not told, and a stream that it lets go of.
+//! - `verdicts`: what ends a communicator on all ranks, heard before it is there, while it is made and while it is dropped.
 //!
 //! What runs is the crate's own code; only what lies behind it, NCCL and the other ranks, is made up.
 #![cfg(loom)]
 
-mod lanes;
-mod life;
-mod listing;
 mod verdicts;
 
 #[allow(unreachable_pub, missing_docs)]
@@ -22,17 +16,5 @@ mod verdicts;
 mod sync;
 
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/communicator/state.rs"]
-mod state;
-
-#[allow(dead_code)]
-#[path = "../../src/supervision/recorder/lane.rs"]
-mod lane;
-
-#[allow(dead_code, unreachable_pub)]
 #[path = "../../src/supervision/docket.rs"]
 mod docket;
-
-#[allow(dead_code)]
-#[path = "../../src/supervision/recorder/usual.rs"]
-mod usual;

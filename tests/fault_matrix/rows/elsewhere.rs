@@ -37,7 +37,7 @@ pub(crate) const STARTING: Elsewhere = &[
     ),
     (
         "NCCL's token is another job's, or damaged",
-        "`nccl/src/envelope.rs`",
+        "`crates/nccl-core/src/envelope.rs`",
     ),
     (
         "RDMA adapters that differ between hosts",
@@ -143,7 +143,7 @@ pub(crate) const ENVIRONMENT: Elsewhere = &[
     ),
     (
         "no libnccl, or too old a one",
-        "`tests/doctor/check.rs`, `nccl/src/library.rs`",
+        "`tests/doctor/check.rs`, `crates/nccl-core/src/library.rs`",
     ),
 ];
 

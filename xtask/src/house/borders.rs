@@ -14,14 +14,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-base", &["nccl-sys"]),
     ("nccl-control", &["nccl-base"]),
     ("nccl-launch", &["nccl-base", "nccl-control"]),
+    ("nccl-core", &["nccl-base", "nccl-sys"]),
+    ("nccl-moe", &["nccl-base", "nccl-core"]),
     ("nccl-diagnose", &["nccl-base", "nccl-control", "nccl-sys"]),
     (
         "nccl",
         &[
             "nccl-base",
             "nccl-control",
+            "nccl-core",
             "nccl-diagnose",
             "nccl-launch",
+            "nccl-moe",
             "nccl-sys",
         ],
     ),

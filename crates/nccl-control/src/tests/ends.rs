@@ -1,10 +1,10 @@
 //! Ranks whose world is gone before their communicators are, and rounds that do without the dead.
 
-use nccl_base::departure::Ended;
 use super::super::mailbox::Notice;
 use super::*;
 use crate::departure::{Departure, Failure, How};
 use crate::sync::Mutex;
+use nccl_base::departure::Ended;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

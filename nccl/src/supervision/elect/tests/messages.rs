@@ -8,12 +8,11 @@ pub(super) fn message(
     number: u32,
     count: u64,
 ) -> RecordedOperation {
-    RecordedOperation {
-        peer: Some(peer),
-        message: Some(number),
-        count,
-        ..operation(kind)
-    }
+    but(operation(kind), |one| {
+        one.peer = Some(peer);
+        one.message = Some(number);
+        one.count = count;
+    })
 }
 
 /// A rank that waits in one group of these messages.

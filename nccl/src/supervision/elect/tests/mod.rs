@@ -6,14 +6,13 @@ use std::time::Duration;
 use messages::message;
 
 use super::*;
-use crate::dtype::DataType;
 use crate::operation::OperationKind;
-use crate::reduce::ReduceOp;
 use crate::supervision::cause::Differs;
 use crate::supervision::fault::Place;
 use crate::supervision::ledger::Ledger;
 use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
 use crate::supervision::report::Elsewhere;
+use crate::{DataType, ReduceOp};
 
 mod inside;
 mod messages;
@@ -30,22 +29,21 @@ struct Table {
 }
 
 fn operation(kind: OperationKind) -> RecordedOperation {
-    RecordedOperation {
-        kind,
-        count: 1024,
-        data_type: DataType::FLOAT32,
-        peer: None,
-        message: None,
-        root: None,
-        reduction: None,
-    }
+    RecordedOperation::new(kind, 1024, DataType::FLOAT32)
+}
+
+fn but(
+    mut operation: RecordedOperation,
+    change: impl FnOnce(&mut RecordedOperation),
+) -> RecordedOperation {
+    change(&mut operation);
+    operation
 }
 
 fn all_reduce() -> RecordedOperation {
-    RecordedOperation {
-        reduction: Some(RecordedReduction::Op(ReduceOp::Sum)),
-        ..operation(OperationKind::AllReduce)
-    }
+    but(operation(OperationKind::AllReduce), |one| {
+        one.reduction = Some(RecordedReduction::Op(ReduceOp::Sum))
+    })
 }
 
 /// Call `number`, of which only the last is not done.
@@ -249,26 +247,16 @@ fn an_operation_that_is_done_on_the_rank_that_entered_another_one_is_still_compa
 fn what_does_not_fit_together_comes_before_who_is_absent() {
     for (field, change) in [
         (Differs::Operation, operation(OperationKind::AllGather)),
-        (
-            Differs::Count,
-            RecordedOperation {
-                count: 7,
-                ..all_reduce()
-            },
-        ),
+        (Differs::Count, but(all_reduce(), |one| one.count = 7)),
         (
             Differs::DataType,
-            RecordedOperation {
-                data_type: DataType::BFLOAT16,
-                ..all_reduce()
-            },
+            but(all_reduce(), |one| one.data_type = DataType::BFLOAT16),
         ),
         (
             Differs::Reduction,
-            RecordedOperation {
-                reduction: Some(RecordedReduction::Op(ReduceOp::Max)),
-                ..all_reduce()
-            },
+            but(all_reduce(), |one| {
+                one.reduction = Some(RecordedReduction::Op(ReduceOp::Max))
+            }),
         ),
     ] {
         let mut table = Table::of(vec![
@@ -292,9 +280,10 @@ fn what_does_not_fit_together_comes_before_who_is_absent() {
         assert_eq!(sides[0].ranks, [0, 2]);
         assert_eq!(sides[1].ranks, [1]);
     }
-    let root = |root| RecordedOperation {
-        root: Some(root),
-        ..operation(OperationKind::Broadcast)
+    let root = |root| {
+        but(operation(OperationKind::Broadcast), |one| {
+            one.root = Some(root)
+        })
     };
     let mut table = Table::of(vec![entered(0, 1, false), entered(1, 1, false)]);
     for rank in 0..2 {

@@ -1,0 +1,418 @@
+//! One collective, from its buffers to what is recorded.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use nccl_sys as sys;
+
+use super::rules::{Place, Rule};
+use crate::buffer::{Erased, RecvBuffer, SendBuffer};
+use crate::communicator::{Communicator, Frame};
+use crate::dtype::DataType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::operation::{OperationKind, Shape};
+use crate::recorded::{Function, More, Recorded, Reduced};
+use crate::reduce::{self, Operator, Reduction};
+use crate::request::Request;
+use crate::supervision::inside;
+
+/// A collective that was asked for: its row of the table, and its buffers.
+///
+/// What depends on the kinds of the buffers is no more than to ask them for their lengths and addresses,
+/// because it is compiled for each.
+pub(crate) struct Collective<X, Y> {
+    asked: Asked,
+    buffers: Buffers<X, Y>,
+}
+
+enum Buffers<X, Y> {
+    Apart(Option<X>, Option<Y>),
+    InPlace(Y),
+}
+
+/// All but the buffers.
+struct Asked {
+    rule: Rule,
+    root: Option<usize>,
+    op: sys::ncclRedOp_t,
+    operator: Option<Arc<Operator>>,
+    made_of_messages: bool,
+}
+
+/// What the buffers hold; there is no `send` in place.
+#[derive(Clone, Copy)]
+struct Given {
+    send: Option<Elements>,
+    recv: Option<Elements>,
+    in_place: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Elements {
+    count: usize,
+    data_type: DataType,
+}
+
+/// Whose checks are done.
+struct Checked {
+    count: usize,
+    data_type: DataType,
+    root: i32,
+    /// Bytes from the start of the one buffer; 0 where there are two.
+    send_at: u64,
+    recv_at: u64,
+    reads: bool,
+    writes: bool,
+}
+
+impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
+    #[inline]
+    pub(crate) fn apart(rule: Rule, x: Option<X>, y: Option<Y>) -> Self {
+        Self {
+            asked: Asked::new(rule),
+            buffers: Buffers::Apart(x, y),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn root(mut self, root: usize) -> Self {
+        self.asked.root = Some(root);
+        self
+    }
+
+    #[inline]
+    pub(crate) fn reducing(mut self, op: impl Reduction, comm: &Communicator) -> Result<Self> {
+        if let Some(data_type) = self.given().data_type() {
+            (self.asked.op, self.asked.operator) = reduce::resolve(&op, comm, data_type)?;
+        }
+        Ok(self)
+    }
+
+    /// Makes it of messages, although the library may have it as one call.
+    #[inline]
+    pub(crate) fn made_of_messages(mut self) -> Self {
+        self.asked.made_of_messages = true;
+        self
+    }
+
+    #[inline]
+    fn given(&self) -> Given {
+        self.buffers.given()
+    }
+
+    /// Checks everything that can be checked, and records the operation; its count. Nothing is recorded
+    /// for no elements.
+    // Always, and in two parts: what is passed through memory as a whole is most of what a collective costs.
+    #[inline(always)]
+    pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<usize> {
+        let Self { asked, buffers } = self;
+        let checked = asked.check(comm, &buffers.given())?;
+        let (send, recv) = buffers.take(&checked, frame)?;
+        if checked.count != 0 {
+            asked.push(comm, frame, &checked, send, recv)?;
+        }
+        Ok(checked.count)
+    }
+}
+
+impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
+    /// Whether all are of this stream, and cudarc does not order them.
+    #[inline(always)]
+    fn are_taken_without_cuda(&self, stream: &Arc<CudaStream>) -> bool {
+        let is_home = |home: &Arc<CudaStream>| Arc::ptr_eq(home, stream);
+        !stream.context().is_managing_stream_synchronization()
+            && match self {
+                Self::InPlace(y) => is_home(y.home()),
+                Self::Apart(x, y) => {
+                    x.as_ref().is_none_or(|x| is_home(x.home()))
+                        && y.as_ref().is_none_or(|y| is_home(y.home()))
+                }
+            }
+    }
+
+    #[inline(always)]
+    fn given(&self) -> Given {
+        match self {
+            Self::InPlace(y) => Given {
+                send: None,
+                recv: Some(Elements::of_recv(y)),
+                in_place: true,
+            },
+            Self::Apart(x, y) => Given {
+                send: x.as_ref().map(Elements::of_send),
+                recv: y.as_ref().map(Elements::of_recv),
+                in_place: false,
+            },
+        }
+    }
+
+    /// Takes those that the operation reads and writes; their addresses.
+    #[inline(always)]
+    fn take(self, checked: &Checked, frame: &mut Frame<'a>) -> Result<(u64, u64)> {
+        Ok(match self {
+            Self::InPlace(y) => {
+                let address = frame.write(y)?;
+                (address + checked.send_at, address + checked.recv_at)
+            }
+            Self::Apart(x, y) => (
+                match x {
+                    Some(x) if checked.reads => frame.read(x)?,
+                    _ => 0,
+                },
+                match y {
+                    Some(y) if checked.writes => frame.write(y)?,
+                    _ => 0,
+                },
+            ),
+        })
+    }
+}
+
+impl<'a, Y: RecvBuffer<'a>> Collective<Erased<'a>, Y> {
+    #[inline]
+    pub(crate) fn in_place(rule: Rule, y: Y) -> Self {
+        Self {
+            asked: Asked::new(rule),
+            buffers: Buffers::InPlace(y),
+        }
+    }
+}
+
+impl Elements {
+    #[inline]
+    fn of_send<'a>(buffer: &impl SendBuffer<'a>) -> Self {
+        Self {
+            count: buffer.count(),
+            data_type: buffer.element(),
+        }
+    }
+
+    #[inline]
+    fn of_recv<'a>(buffer: &impl RecvBuffer<'a>) -> Self {
+        Self {
+            count: buffer.count(),
+            data_type: buffer.element(),
+        }
+    }
+}
+
+impl Given {
+    #[inline]
+    fn data_type(&self) -> Option<DataType> {
+        self.send.or(self.recv).map(|elements| elements.data_type)
+    }
+
+    fn counts(&self) -> (Option<usize>, Option<usize>) {
+        let count = |side: Option<Elements>| side.map(|elements| elements.count);
+        (count(self.send), count(self.recv))
+    }
+}
+
+impl Asked {
+    #[inline]
+    fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            root: None,
+            op: sys::ncclRedOp_t::ncclSum,
+            operator: None,
+            made_of_messages: false,
+        }
+    }
+
+    fn place(&self, comm: &Communicator) -> Place {
+        Place {
+            rank: comm.rank(),
+            ranks: comm.world_size(),
+            root: self.root,
+        }
+    }
+
+    /// Checks root, types and lengths.
+    fn check(&self, comm: &Communicator, given: &Given) -> Result<Checked> {
+        let (rule, place) = (self.rule, self.place(comm));
+        let root = rule.root(place)?;
+        let data_type = match (given.send, given.recv) {
+            (Some(x), Some(y)) => same_type(x.data_type, y.data_type)?,
+            // With neither, `count` refuses it below, or has nothing to do.
+            _ => given.data_type().unwrap_or(DataType::UINT8),
+        };
+        comm.library().admit(data_type)?;
+        let mut checked = Checked {
+            count: 0,
+            data_type,
+            root,
+            send_at: 0,
+            recv_at: 0,
+            reads: rule.reads(place),
+            writes: rule.writes(place),
+        };
+        let (send, recv) = given.counts();
+        if given.in_place {
+            let at = rule.in_place(place, recv.unwrap_or_default())?;
+            let size = size_of(data_type)?;
+            checked.count = at.count;
+            checked.send_at = (at.send * size) as u64;
+            checked.recv_at = (at.recv * size) as u64;
+        } else {
+            checked.count = rule.count(place, send, recv)?;
+        }
+        Ok(checked)
+    }
+
+    /// Records what reads at `send` and writes at `recv`.
+    fn push(
+        self,
+        comm: &Communicator,
+        frame: &mut Frame<'_>,
+        checked: &Checked,
+        send: u64,
+        recv: u64,
+    ) -> Result<()> {
+        let function = self.rule.function;
+        let &Checked {
+            count,
+            data_type,
+            root,
+            ..
+        } = checked;
+        frame.reduce_with(self.operator);
+        let whole = Recorded::new(function, send, count, data_type, root);
+        if self.made_of_messages || !comm.library().has_function(function) {
+            messages(&whole, recv, comm, frame)
+        } else {
+            let more = More { recv, op: self.op };
+            frame.push_collective(whole.reducing_with(self.op), more, comm.rank());
+            Ok(())
+        }
+    }
+}
+
+/// Records the messages that do what one call does in newer releases.
+///
+/// Their order does not matter: NCCL serves the peers of a group in an order of its own.
+fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<'_>) -> Result<()> {
+    let (send, count) = (whole.address, whole.count);
+    let (data_type, root) = (whole.data_type(), whole.rank);
+    // Both fit: the number of ranks was checked when the communicator was made.
+    let (ranks, own) = (comm.world_size() as i32, comm.rank() as i32);
+    let size = (count * size_of(data_type)?) as u64;
+    let block = |start: u64, rank: i32| start + rank as u64 * size;
+    let mut push = |function, address, peer| {
+        let message = Recorded::new(function, address, count, data_type, peer);
+        frame.push_message(message, peer == own);
+    };
+    match whole.function() {
+        Function::AllToAll => {
+            for peer in 0..ranks {
+                push(Function::Send, block(send, peer), peer);
+                push(Function::Recv, block(recv, peer), peer);
+            }
+        }
+        Function::Gather => {
+            // In place, the root's own block is where it belongs.
+            let in_place = own == root && send == block(recv, own);
+            if !in_place {
+                push(Function::Send, send, root);
+            }
+            for peer in (0..ranks).filter(|&peer| own == root && !(in_place && peer == own)) {
+                push(Function::Recv, block(recv, peer), peer);
+            }
+        }
+        Function::Scatter => {
+            let in_place = own == root && recv == block(send, own);
+            for peer in (0..ranks).filter(|&peer| own == root && !(in_place && peer == own)) {
+                push(Function::Send, block(send, peer), peer);
+            }
+            if !in_place {
+                push(Function::Recv, recv, root);
+            }
+        }
+        function => unreachable!("every release has {function:?}"),
+    }
+    frame.grouped = true;
+    Ok(())
+}
+
+fn size_of(data_type: DataType) -> Result<usize> {
+    data_type
+        .size_in_bytes()
+        .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))
+}
+
+/// Both buffers hold the same type, which the compiler cannot see for erased ones.
+#[inline]
+#[doc(hidden)]
+pub fn same_type(send: DataType, receive: DataType) -> Result<DataType> {
+    if send == receive {
+        Ok(send)
+    } else {
+        Err(Error::new(ErrorKind::DataTypeMismatch { send, receive }))
+    }
+}
+
+impl Communicator {
+    /// Issues one collective by itself.
+    #[inline(always)]
+    pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
+        &'a self,
+        kind: OperationKind,
+        collective: Result<Collective<X, Y>>,
+    ) -> Result<Request> {
+        let Collective { asked, buffers } = match collective {
+            Ok(collective) => collective,
+            Err(error) => return Err(self.failed_check(kind, Shape::default(), error)),
+        };
+        let (given, rule, root) = (buffers.given(), asked.rule, asked.root);
+        let shape = Shape {
+            peer: None,
+            root,
+            count: None,
+            data_type: given.data_type(),
+            reduction: Reduced::of(rule.function, asked.op).recorded(),
+        };
+        // Taking buffers may ask CUDA about their streams; the issue looks after itself.
+        let asks = !buffers.are_taken_without_cuda(&self.stream);
+        let inside = asks.then(|| inside::enter(&self.inner, inside::Place::Issue, self.limit));
+        let failed = |error| {
+            let shape = Shape {
+                count: self.count(rule, root, &given),
+                ..shape
+            };
+            self.failed_check(kind, shape, error)
+        };
+        Frame::admit(&self.stream).map_err(failed)?;
+        let mut frame = Frame::empty(&self.stream, None);
+        let recorded = Collective { asked, buffers }.record(self, &mut frame);
+        drop(inside);
+        let count = Some(recorded.map_err(failed)?);
+        self.issue(&frame, kind, Shape { count, ..shape })
+    }
+
+    /// The elements that the C function would count; none where the lengths make none.
+    #[cold]
+    fn count(&self, rule: Rule, root: Option<usize>, given: &Given) -> Option<usize> {
+        let place = Place {
+            rank: self.rank(),
+            ranks: self.world_size(),
+            root,
+        };
+        let (send, recv) = given.counts();
+        if given.in_place {
+            let at = rule.in_place(place, recv.unwrap_or_default()).ok()?;
+            Some(at.count)
+        } else {
+            rule.count(place, send, recv).ok()
+        }
+    }
+
+    /// Says in which operation a check failed.
+    #[cold]
+    #[doc(hidden)]
+    pub fn failed_check(&self, kind: OperationKind, shape: Shape, error: Error) -> Error {
+        self.inner.conclude_before(error.during(|| {
+            self.inner
+                .operation(kind, shape, None, std::time::Instant::now())
+        }))
+    }
+}

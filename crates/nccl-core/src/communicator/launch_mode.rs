@@ -1,0 +1,135 @@
+//! How NCCL is asked to put work on a stream: the two arrangements, what each needs, and what in the
+//! environment contradicts it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nccl_sys::Version;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::library::{Capability, Library};
+use crate::supervision::Roster;
+
+pub use nccl_base::launch_mode::LaunchMode;
+pub(crate) use nccl_base::launch_mode::{IDLE_PARENT, Wish};
+use nccl_base::system::variables;
+
+/// # Errors
+/// [`ErrorKind::Unsupported`] when the library cannot keep the promise of this mode.
+pub(super) fn admit(mode: LaunchMode, library: &Library) -> Result<()> {
+    match mode {
+        LaunchMode::BlockingChild if !library.has(Capability::BlockingChild) => Err(library
+            .unsupported(
+                String::from("launch mode BlockingChild"),
+                Capability::BlockingChild.since(),
+            )),
+        _ => Ok(()),
+    }
+}
+
+/// NCCL's environment and files of settings beat its configuration: refuses what contradicts how this mode uses
+/// NCCL.
+pub(super) fn refuse_contradictions(mode: LaunchMode) -> Result<()> {
+    for (variable, field) in CONTRADICTING {
+        if let Some((value, origin)) = variables::variable(variable)
+            && let Some(does) = mode.contradiction_of(variable, &value)
+        {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field,
+                reason: format!("{variable}={value} in {origin} {does}; unset {variable}"),
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// Variables that can contradict a mode, and the field of the configuration that each overrides.
+const CONTRADICTING: [(&str, &str); 2] = [
+    ("NCCL_COMM_BLOCKING", "blocking"),
+    ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "splitShare"),
+];
+
+/// Sets the mode where the program sets none.
+const VARIABLE: &str = "NCCL_RUN_LAUNCH_MODE";
+
+/// Why a rank that was asked for no mode does not use `BlockingChild`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    Release { found: Version },
+    Variable { text: String, does: &'static str },
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Release { found } => write!(
+                f,
+                "NCCL {found} is older than {}",
+                Capability::BlockingChild.since()
+            ),
+            Self::Variable { text, does } => write!(f, "{text} {does}"),
+        }
+    }
+}
+
+/// The mode that was asked for, or what stands against `BlockingChild` on this rank.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] when [`VARIABLE`] is set to something else than a mode.
+pub(super) fn wish(
+    asked: Option<LaunchMode>,
+    library: &Library,
+) -> Result<(Wish, Option<Obstacle>)> {
+    if let Some(mode) = asked.map_or_else(by_variable, |mode| Ok(Some(mode)))? {
+        return Ok((Wish::Asked(mode), None));
+    }
+    Ok(match obstacle(library) {
+        None => (Wish::Either, None),
+        Some(obstacle) => (Wish::OnlyNonBlocking, Some(obstacle)),
+    })
+}
+
+fn by_variable() -> Result<Option<LaunchMode>> {
+    let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    match value.to_str() {
+        Some("blocking-child") => Ok(Some(LaunchMode::BlockingChild)),
+        Some("non-blocking") => Ok(Some(LaunchMode::NonBlocking)),
+        _ => Err(Error::new(ErrorKind::InvalidConfig {
+            field: "launch_mode",
+            reason: format!(
+                "{VARIABLE}={} in the environment is no launch mode: set it to blocking-child or non-blocking",
+                value.to_string_lossy()
+            ),
+        })),
+    }
+}
+
+fn obstacle(library: &Library) -> Option<Obstacle> {
+    if !library.has(Capability::BlockingChild) {
+        let found = library.version();
+        return Some(Obstacle::Release { found });
+    }
+    CONTRADICTING.iter().find_map(|(variable, _)| {
+        let (value, origin) = variables::variable(variable)?;
+        let does = LaunchMode::BlockingChild.contradiction_of(variable, &value)?;
+        // What contradicts both modes is an error in either.
+        LaunchMode::NonBlocking
+            .contradiction_of(variable, &value)
+            .is_none()
+            .then(|| Obstacle::Variable {
+                text: format!("{variable}={value} in {origin}"),
+                does,
+            })
+    })
+}
+
+/// Says once per process why ranks that were asked for no mode use `NonBlocking`.
+pub(super) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let (world_rank, launcher_rank) = (roster.world_rank(rank), roster.launcher_rank(rank));
+        tracing::info!(name: "nccl.comm.launch_mode", target: "nccl", comm, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, why, "launch mode NonBlocking instead of BlockingChild");
+    }
+}

@@ -1,0 +1,116 @@
+//! The end of a communicator that was dropped.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::free::{finalize_with, free_with};
+use super::handle::RawComm;
+use super::state::retire;
+use super::{Inner, Pins, State, Switch, Timeouts};
+use crate::abort::AbortSignal;
+use crate::library::Library;
+use crate::peers::Supervisor;
+use crate::reaper;
+use crate::supervision::{Cause, Roster, inside};
+use crate::time::deadline_after;
+
+/// What is left of a communicator that was dropped.
+struct Remains {
+    library: Library,
+    raw: RawComm,
+    switch: Option<Arc<Switch>>,
+    name: Arc<str>,
+    rank: usize,
+    roster: Arc<Roster>,
+    timeouts: Timeouts,
+    pins: Option<Pins>,
+    stream: Arc<CudaStream>,
+    in_use: Vec<Arc<CudaStream>>,
+    board: Option<Arc<dyn Supervisor>>,
+    abort_signal: AbortSignal,
+}
+
+impl Drop for Inner {
+    /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
+    fn drop(&mut self) {
+        self.end_revoked();
+        inside::forget();
+        let raw = self.phase.remains(&mut self.handle.get_mut().raw);
+        let Some(raw) = raw else {
+            if self.phase.get() == State::Leaked {
+                // NCCL may still be at work in the context, with what it was given.
+                std::mem::forget((
+                    self.pins.take(),
+                    Arc::clone(&self.context),
+                    Arc::clone(&self.stream),
+                    std::mem::take(&mut *self.in_use.lock()),
+                ));
+            }
+            return;
+        };
+        let remains = Remains {
+            library: self.library.clone(),
+            raw,
+            switch: self.switch.take(),
+            name: Arc::clone(&self.name),
+            rank: self.rank,
+            roster: Arc::clone(self.roster()),
+            timeouts: self.timeouts,
+            pins: self.pins.take(),
+            stream: Arc::clone(&self.stream),
+            in_use: std::mem::take(&mut *self.in_use.lock()),
+            board: self.board.take(),
+            abort_signal: self.abort_signal.clone(),
+        };
+        if let Err(remains) = reaper::on_a_thread(remains, reap) {
+            std::mem::forget(remains);
+        }
+    }
+}
+
+fn reap(remains: Remains) {
+    let limit = remains.timeouts.finalize;
+    let (board, signal) = (remains.board, remains.abort_signal);
+    let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
+    let interrupted = || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted();
+    let switch = remains.switch.as_ref();
+    let retired = retire(
+        remains.raw,
+        |raw| {
+            let deadline = deadline_after(limit);
+            finalize_with(&remains.library, raw, switch, deadline, interrupted)
+        },
+        |_| {
+            // The others may be waiting in an operation to which nobody comes from here.
+            if let (true, Some(board)) = (signal.is_aborted(), &board) {
+                Arc::clone(board).announce(Cause::asked("its abort signal was given"));
+            }
+        },
+        |way, raw| free_with(&remains.library, way, raw, switch.map(|switch| &**switch)),
+    );
+    let (rank, roster) = (remains.rank, &remains.roster);
+    if let Err(unsettled) = retired.settled {
+        tracing::warn!(
+            name: "nccl.comm.unclean",
+            target: "nccl",
+            comm = &*remains.name,
+            world_ranks = roster.world_ranks(),
+            rank,
+            world_rank = roster.world_rank(rank),
+            launcher_rank = roster.launcher_rank(rank),
+            ?unsettled,
+            "a dropped communicator could not be finalized and was aborted"
+        );
+    }
+    if retired.freed.is_err() {
+        if let (true, Some(board)) = (at_fault(), &board) {
+            board.conclude(false, false);
+        }
+        let why = "it was dropped, and NCCL did not give it back";
+        crate::events::leaked_communicator((&remains.name, roster), rank, why);
+        std::mem::forget((remains.pins, remains.stream, remains.in_use));
+    }
+    // Only now: what other ranks wait for is over here, and the line may say goodbye.
+    drop(board);
+}

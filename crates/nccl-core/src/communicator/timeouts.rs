@@ -1,0 +1,278 @@
+//! How long things may take.
+
+use std::time::Duration;
+
+use nccl_base::system::variables;
+
+use super::FromOutside;
+
+/// How long what a communicator does may take. `World::with_timeouts` sets it
+/// for all communicators of a world, [`CommunicatorBuilder::timeouts`](crate::CommunicatorBuilder::timeouts)
+/// for one, and [`Communicator::within`](crate::Communicator::within) the limit of single operations.
+///
+/// What runs into one of them ends with an error on all ranks. [`Duration::MAX`] is as good as no limit.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// let timeouts = nccl::Timeouts::new()
+///     .operation(Duration::from_secs(5))
+///     .init(Duration::from_secs(120));
+/// let world = nccl::World::single().with_timeouts(timeouts);
+/// let comm = world.communicator("demo").stream(&stream).build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    pub(crate) init: Duration,
+    pub(crate) operation: Duration,
+    /// Ten times the operation's unless set.
+    pub(crate) queue: Option<Duration>,
+    pub(crate) finalize: Duration,
+    pub(crate) abort: Duration,
+    /// For the other ranks to say that they aborted as well.
+    pub(crate) confirm: Duration,
+    /// A tenth of the limit for operations unless set.
+    pub(crate) straggler: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            init: Duration::from_secs(60),
+            operation: Duration::from_secs(30),
+            queue: None,
+            finalize: Duration::from_secs(30),
+            abort: Duration::from_secs(10),
+            confirm: Duration::from_secs(3),
+            straggler: None,
+        }
+    }
+}
+
+impl Timeouts {
+    /// The defaults.
+    ///
+    /// ```
+    /// assert_eq!(nccl::Timeouts::new(), nccl::Timeouts::default());
+    /// ```
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// To make the communicator; 60 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().init(Duration::from_secs(120));
+    /// ```
+    #[must_use]
+    pub fn init(mut self, limit: Duration) -> Self {
+        self.init = limit;
+        self
+    }
+
+    /// For an operation, from the moment when nothing is in front of it; 30 s unless set. See
+    /// [`CommunicatorBuilder::timeout`](crate::CommunicatorBuilder::timeout).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn operation(mut self, limit: Duration) -> Self {
+        self.operation = limit;
+        self
+    }
+
+    /// For an operation to get its turn on its stream, behind work that is not the communicator's; ten times
+    /// the limit for operations unless set, which is 300 s. See
+    /// [`CommunicatorBuilder::queue_timeout`](crate::CommunicatorBuilder::queue_timeout).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().queue(Duration::from_secs(600));
+    /// ```
+    #[must_use]
+    pub fn queue(mut self, limit: Duration) -> Self {
+        self.queue = Some(limit);
+        self
+    }
+
+    /// For the ranks to get to the end together; 30 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().finalize(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn finalize(mut self, limit: Duration) -> Self {
+        self.finalize = limit;
+        self
+    }
+
+    /// For NCCL to give an aborted communicator back; 10 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().abort(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn abort(mut self, limit: Duration) -> Self {
+        self.abort = limit;
+        self
+    }
+
+    /// For the other ranks of an aborted communicator to say that they aborted it as well; 3 s unless set.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().confirm(Duration::from_secs(1));
+    /// ```
+    #[must_use]
+    pub fn confirm(mut self, limit: Duration) -> Self {
+        self.confirm = limit;
+        self
+    }
+
+    /// How long a collective may run before the ranks are asked who has not entered it; a tenth of the
+    /// operation's limit unless set, at least 100 ms and at most 10 s, and never for one without a limit.
+    /// [`Duration::MAX`] is never.
+    ///
+    /// Nothing ends by it: all ranks hear who is late, by how much, and in which phase (the event
+    /// `nccl.straggler`), and hear again when it has entered.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let timeouts = nccl::Timeouts::new().straggler(Duration::from_millis(500));
+    /// ```
+    #[must_use]
+    pub fn straggler(mut self, patience: Duration) -> Self {
+        self.straggler = Some(patience);
+        self
+    }
+
+    /// How long a collective of this limit may run before the ranks are asked who has not entered it; `None` for
+    /// ever.
+    pub(crate) fn straggler_after(&self, limit: Option<Duration>) -> Option<Duration> {
+        let usual = limit.map(|limit| {
+            let (least, most) = (Duration::from_millis(100), Duration::from_secs(10));
+            (limit / 10).clamp(least, most)
+        });
+        let patience = self.straggler.or(usual);
+        patience.filter(|patience| *patience < Duration::MAX)
+    }
+
+    /// How long an operation may wait for its turn on its stream; `None` for ever.
+    pub(crate) fn queue_limit(&self) -> Option<Duration> {
+        let limit = self.queue.or_else(|| self.operation.checked_mul(10));
+        limit.filter(|limit| *limit < Duration::MAX)
+    }
+
+    /// How long an orderly end may take: the finalize, in which the operation that is being issued ends as well,
+    /// and the abort when that fails.
+    pub(crate) fn orderly_end(&self) -> Duration {
+        self.finalize.saturating_add(self.disorderly_end())
+    }
+
+    /// How long an abort may take: here, and on the other ranks.
+    pub(crate) fn disorderly_end(&self) -> Duration {
+        const SLACK: Duration = Duration::from_secs(2);
+        self.abort
+            .saturating_add(self.confirm)
+            .saturating_add(SLACK)
+    }
+}
+
+/// The limits of a communicator for which the program set `program`: those that the environment sets win.
+pub(super) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
+    Timeouts {
+        init: outside.init.unwrap_or(program.init),
+        operation: outside.operation.unwrap_or(program.operation),
+        queue: outside.queue.or(program.queue),
+        finalize: outside.finalize.unwrap_or(program.finalize),
+        abort: outside.abort.unwrap_or(program.abort),
+        confirm: outside.confirm.unwrap_or(program.confirm),
+        straggler: outside.straggler.or(program.straggler),
+    }
+}
+
+/// How long NCCL may take to notice an abort: it looks at the flag wherever it waits, but for the sleep between two attempts to
+/// connect, which is longer each time. At most a minute: what still sleeps then is leaked.
+pub(super) fn notice() -> Duration {
+    const MOST: Duration = Duration::from_secs(60);
+    const COUNT: u64 = 34;
+    const SLEEP: u64 = 100;
+    const MORE: Duration = Duration::from_millis(600);
+    let set = |variable, otherwise| {
+        let value = variables::variable(variable).and_then(|(value, _)| variables::number(&value));
+        value.map_or(otherwise, |value| u64::try_from(value).unwrap_or(0))
+    };
+    let longest = set("NCCL_SOCKET_RETRY_SLEEP_MSEC", SLEEP)
+        .saturating_mul(set("NCCL_SOCKET_RETRY_CNT", COUNT));
+    Duration::from_millis(longest)
+        .saturating_add(MORE)
+        .min(MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_environment_sets_wins_over_the_program_and_the_rest_stays() {
+        let program = Timeouts::new()
+            .operation(Duration::from_secs(1))
+            .init(Duration::from_secs(2))
+            .straggler(Duration::from_secs(3));
+        let (seven, none) = (Duration::from_secs(7), FromOutside::default());
+        let set = Some(seven);
+        for (outside, limits) in [
+            (none, program),
+            (
+                FromOutside {
+                    operation: set,
+                    ..none
+                },
+                program.operation(seven),
+            ),
+            (FromOutside { queue: set, ..none }, program.queue(seven)),
+            (FromOutside { init: set, ..none }, program.init(seven)),
+            (
+                FromOutside {
+                    finalize: set,
+                    ..none
+                },
+                program.finalize(seven),
+            ),
+            (FromOutside { abort: set, ..none }, program.abort(seven)),
+            (
+                FromOutside {
+                    confirm: set,
+                    ..none
+                },
+                program.confirm(seven),
+            ),
+            (
+                FromOutside {
+                    straggler: set,
+                    ..none
+                },
+                program.straggler(seven),
+            ),
+            (FromOutside { world: set, ..none }, program),
+        ] {
+            assert_eq!(over(outside, program), limits, "{outside:?}");
+        }
+    }
+
+    #[test]
+    fn an_abort_is_noticed_behind_the_longest_sleep_between_two_attempts_to_connect() {
+        assert_eq!(notice(), Duration::from_secs(4));
+    }
+}

@@ -1,0 +1,62 @@
+//! A device by its number, without the panic with which cudarc meets a machine that has no driver.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+
+use crate::driver;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The device with this number among those that the process sees, usually `World::local_rank`: its
+/// primary context, to make streams in.
+///
+/// As `CudaContext::new`, which panics where there is no driver.
+///
+/// # Errors
+/// [`ErrorKind::NoDriver`] where there is no libcuda, [`ErrorKind::NoSuchDevice`] for a number that is too large,
+/// [`ErrorKind::Cuda`] when the driver does not start.
+///
+/// Wraps `cuInit` and `cuDevicePrimaryCtxRetain`.
+///
+/// ```
+/// # nccl_emulator::install_unless_gpu()?;
+/// let world = nccl::World::single();
+/// let stream = nccl::device(world.local_rank())?.new_stream()?;
+/// let error = nccl::device(1000).unwrap_err();
+/// assert!(matches!(error.kind(), nccl::ErrorKind::NoSuchDevice { ordinal: 1000, .. }));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn device(ordinal: usize) -> Result<Arc<CudaContext>> {
+    if !driver::is_present() {
+        return Err(Error::new(ErrorKind::NoDriver {
+            looked_for: driver::LIBRARY.to_str().unwrap_or_default(),
+            reason: why_not_loaded(),
+        }));
+    }
+    let devices = CudaContext::device_count().map_err(Error::cuda("counting the devices"))?;
+    let devices = usize::try_from(devices).unwrap_or_default();
+    if ordinal >= devices {
+        return Err(Error::new(ErrorKind::NoSuchDevice { ordinal, devices }));
+    }
+    CudaContext::new(ordinal).map_err(Error::cuda("making a device's context"))
+}
+
+/// What the dynamic linker says of the driver.
+fn why_not_loaded() -> String {
+    // SAFETY: the name of a library that is not there; were it, its code would be the driver's.
+    let handle =
+        unsafe { libc::dlopen(driver::LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if !handle.is_null() {
+        return String::from("it has been there for a moment only");
+    }
+    // SAFETY: asks for the text of the failure above, which belongs to this thread.
+    let text = unsafe { libc::dlerror() };
+    match text.is_null() {
+        true => String::from("the dynamic linker says nothing"),
+        // SAFETY: a C string, valid until the next call of the linker on this thread.
+        false => unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned(),
+    }
+}

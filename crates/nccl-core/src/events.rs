@@ -1,0 +1,196 @@
+//! What the log is told and the statistics count: faults, aborts, leaks, strangers.
+//!
+//! Both at once, so that the numbers of `nccl::stats()` are those of the log. Events that nobody counts stand
+//! where they happen. All of them have a name, the target `nccl` and flat fields that stay what they are;
+//! `docs/observability.md` lists them, and a test compares that list with the sources.
+
+#[doc(hidden)]
+pub use nccl_base::threads::no_thread;
+pub(crate) use nccl_base::time::millis;
+use std::fmt::Display;
+use std::time::Duration;
+
+use tracing::Span;
+use tracing::field::{Empty, display};
+
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::library::Library;
+use crate::operation::Operation;
+use crate::stats;
+use crate::supervision::recorder::Identity;
+use crate::supervision::{Fault, FaultClass, Roster, short_key};
+
+/// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` hears.
+#[doc(hidden)]
+pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
+    let class = fault.class();
+    stats::faults(class).count();
+    let (operation, seq) = fault.operation_and_sequence();
+    let roster = fault.roster();
+    let world_ranks = roster.world_ranks();
+    let (world_rank, launcher_rank) = fault.named_in_the_world();
+    let known = fault.world_rank();
+    macro_rules! tell {
+        ($level:ident) => {
+            tracing::$level!(
+                name: "nccl.fault",
+                target: "nccl",
+                comm = fault.communicator(),
+                comm_key = key.map(short_key),
+                world_ranks,
+                on_rank,
+                nranks,
+                class = class.name(),
+                role = fault.role().name(),
+                rank = fault.culprit(),
+                host = known.map(|_| fault.host()),
+                pid = known.map(|_| fault.pid()),
+                reported_by = fault.reported_by(),
+                world_rank,
+                launcher_rank,
+                epoch = fault.epoch(),
+                operation,
+                seq,
+                cause = fault.cause(),
+                hint = fault.hint(),
+                "{fault}"
+            )
+        };
+    }
+    match class {
+        // What a program does on purpose is no error.
+        FaultClass::Asked | FaultClass::Revoked => tell!(warn),
+        _ => tell!(error),
+    }
+}
+
+/// Around the making of a communicator.
+pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: usize) -> Span {
+    tracing::info_span!(
+        target: "nccl",
+        "nccl.comm.init",
+        comm,
+        world_ranks = roster.world_ranks(),
+        rank,
+        world_rank = roster.world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
+        nranks,
+        nccl.version = Empty,
+        lib.path = Empty
+    )
+}
+
+/// Around an abort.
+pub(crate) fn abort_span(of: &Identity) -> Span {
+    let (rank, roster) = (of.rank, &of.roster);
+    tracing::info_span!(
+        target: "nccl",
+        "nccl.comm.abort",
+        comm = &*of.name,
+        comm_key = of.key.as_deref().map(short_key),
+        world_ranks = roster.world_ranks(),
+        rank,
+        world_rank = roster.world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
+        nranks = of.world_size
+    )
+}
+
+/// Says in the span of an init which library it is.
+pub(crate) fn uses(library: &Library) {
+    let span = Span::current();
+    span.record("nccl.version", display(library.version()));
+    span.record("lib.path", display(library.path().display()));
+}
+
+/// A communicator was made, or was not.
+pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Error>) {
+    stats::INIT.add(took);
+    let elapsed_ms = millis(took);
+    match made {
+        Ok(comm) => {
+            let Identity {
+                home, roster, key, ..
+            } = &comm.inner.tracked.track().identity;
+            if let Some(took) = home.as_ref().and_then(|home| home.mends()) {
+                stats::RECOVER.add(took);
+            }
+            tracing::info!(
+                name: "nccl.comm.ready",
+                target: "nccl",
+                comm = name,
+                comm_key = key.as_deref().map(short_key),
+                world_ranks = roster.world_ranks(),
+                rank = comm.rank(),
+                world_rank = roster.world_rank(comm.rank()),
+                launcher_rank = roster.launcher_rank(comm.rank()),
+                nranks = comm.world_size(),
+                elapsed_ms,
+                "communicator ready"
+            );
+        }
+        Err(error) => {
+            let of = error.operation();
+            tracing::error!(
+                name: "nccl.comm.failed",
+                target: "nccl",
+                comm = name,
+                world_ranks = of.and_then(Operation::world_ranks),
+                rank = of.map(Operation::rank),
+                world_rank = of.map(Operation::world_rank),
+                launcher_rank = of.and_then(Operation::launcher_rank),
+                elapsed_ms,
+                %error,
+                "a communicator was not made"
+            );
+        }
+    }
+}
+
+/// An abort is over.
+pub(crate) fn aborted(of: &Identity, freed: bool, took: Duration) {
+    let (rank, roster) = (of.rank, &of.roster);
+    stats::ABORT.add(took);
+    let (count, result) = match freed {
+        true => (&stats::FREED, "freed"),
+        false => (&stats::LEAKED, "leaked"),
+    };
+    count.count();
+    tracing::info!(
+        name: "nccl.comm.aborted",
+        target: "nccl",
+        comm = &*of.name,
+        comm_key = of.key.as_deref().map(short_key),
+        world_ranks = roster.world_ranks(),
+        rank,
+        world_rank = roster.world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
+        nranks = of.world_size,
+        result,
+        elapsed_ms = millis(took),
+        "a communicator was aborted"
+    );
+}
+
+/// NCCL has not given a communicator back.
+pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, why: &str) {
+    stats::LEAKED_COMMUNICATORS.count();
+    tracing::error!(
+        name: "nccl.leak",
+        target: "nccl",
+        what = "communicator",
+        comm,
+        world_ranks = roster.world_ranks(),
+        rank,
+        world_rank = roster.world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
+        why,
+        "a communicator is leaked: {why}"
+    );
+}
+
+/// Something else is leaked.
+pub(crate) fn leaked(what: &str, why: impl Display) {
+    tracing::error!(name: "nccl.leak", target: "nccl", what, %why, "leaked: {what}: {why}");
+}

@@ -1,0 +1,73 @@
+//! NVIDIA NCCL, safely, in one process: communicators, their operations, memory, and what is recorded of them.
+//!
+//! Everything here works for ranks that got NCCL's token by any means. What connects the ranks beside NCCL stands above, behind
+//! [`peers`]; programs use the crate `nccl`, which has both.
+#![cfg(not(loom))]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "an internal crate: who reads its pages reads its sources"
+)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("the nccl crate works on Linux only, as NCCL does");
+
+pub use nccl_sys::Version;
+
+pub use abort::AbortSignal;
+pub use all_to_all::{
+    Algorithm as AllToAllAlgorithm, AllToAll, AllToAllBuilder, Alternative, CapturedAllToAll,
+    CostModel, Explanation, LinkCost, Nodes, Parts, Payloads,
+};
+pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
+pub use communicator::{
+    AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, GrowWay, Grown, LaunchMode,
+    ShrinkWay, Shrunk, State as CommunicatorState, Timeouts, abort_all, leaked_communicators,
+};
+pub use config::{Config, CtaPolicy};
+pub use device::device;
+pub use dtype::{DataType, NcclType};
+pub use fatal::{FatalCause, FatalExit, FatalReport, on_fatal};
+pub use group::Group;
+pub use groups::{Groups, Requests, group};
+pub use library::{Capability, Library};
+pub use memory::{Buffer, OwnedBuffer, PlanBuffers, Registered};
+pub use nccl_base::error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
+pub use nccl_base::error_report::{ErrorReport, ReportedOperation};
+pub use nccl_base::operation::{Operation, OperationKind};
+pub use plan::{Capture, CapturedPlan};
+pub use reduce::{PreMulSum, ReduceOp, Reduction};
+pub use request::Request;
+pub use supervision::recorder;
+pub use unique_id::UniqueId;
+
+use nccl_base::{error, fault, forked, host, operation, say, sync, time, whole_file};
+
+mod abort;
+mod all_to_all;
+pub mod buffer;
+pub mod collectives;
+pub mod communicator;
+mod config;
+mod device;
+pub mod driver;
+pub mod dtype;
+mod envelope;
+pub mod events;
+mod expendable;
+mod fatal;
+mod ffi;
+mod group;
+mod groups;
+pub mod library;
+mod local;
+pub mod memory;
+pub mod peers;
+mod plan;
+pub mod reaper;
+pub mod recorded;
+pub mod reduce;
+mod request;
+pub mod stats;
+pub mod supervision;
+pub mod threads;
+mod unique_id;

@@ -1,0 +1,389 @@
+//! Which libnccl is loaded, and what it can do.
+//!
+//! The library is loaded once per process and never unloaded: NCCL owns threads. Everything is gated by
+//! the symbols it has, and by its version where a structure grew.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nccl_sys as sys;
+use nccl_sys::Version;
+use once_cell::sync::OnceCell;
+
+use crate::dtype::DataType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
+use crate::recorded::Function;
+
+/// A loaded libnccl; cheap to clone.
+///
+/// ```
+/// # fn main() -> nccl::Result<()> {
+/// nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+/// let library = nccl::Library::load()?;
+/// println!("NCCL {} at {}", library.version(), library.path().display());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Library(Arc<Inner>);
+
+struct Inner {
+    api: sys::Api,
+    version: Version,
+    path: PathBuf,
+}
+
+/// Something that not every supported release can do.
+///
+/// ```
+/// # fn main() -> nccl::Result<()> {
+/// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+/// use nccl::Capability;
+/// let library = nccl::Library::load()?;
+/// if !library.has(Capability::TrustworthyAbort) {
+///     eprintln!("{}", Capability::TrustworthyAbort);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Capability {
+    /// All-to-all as one call (`ncclAlltoAll`, 2.28.3); without it, grouped messages do the same.
+    NativeAllToAll,
+    /// Several communicators of a process aborted together (2.22.3).
+    GroupAbort,
+    /// An abort that comes back (2.26.2); earlier releases may hang in it, and are then leaked.
+    TrustworthyAbort,
+    /// 8-bit floats (2.24.3).
+    Float8,
+    /// Communicators that know their name in NCCL's own messages (2.27.3).
+    CommunicatorName,
+    /// Calls that block and can be ended all the same ([`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild),
+    /// 2.26.2): `ncclCommSplit`, and an abort that comes back.
+    BlockingChild,
+}
+
+impl Capability {
+    /// Every capability.
+    ///
+    /// ```
+    /// for capability in nccl::Capability::ALL {
+    ///     println!("{capability}");
+    /// }
+    /// ```
+    pub const ALL: &'static [Self] = &[
+        Self::NativeAllToAll,
+        Self::GroupAbort,
+        Self::TrustworthyAbort,
+        Self::Float8,
+        Self::CommunicatorName,
+        Self::BlockingChild,
+    ];
+
+    /// The first release that has it.
+    ///
+    /// ```
+    /// use nccl::{Capability, Version};
+    /// assert_eq!(Capability::GroupAbort.since(), Version::new(2, 22, 3));
+    /// ```
+    #[must_use]
+    pub const fn since(self) -> Version {
+        match self {
+            Self::NativeAllToAll => Version::new(2, 28, 3),
+            Self::GroupAbort => Version::new(2, 22, 3),
+            Self::TrustworthyAbort => Version::new(2, 26, 2),
+            Self::Float8 => Version::new(2, 24, 3),
+            Self::CommunicatorName => Version::new(2, 27, 3),
+            Self::BlockingChild => Version::new(2, 26, 2),
+        }
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self {
+            Self::NativeAllToAll => "all-to-all as one call",
+            Self::GroupAbort => "abort of several communicators together",
+            Self::TrustworthyAbort => "an abort that always comes back",
+            Self::Float8 => "8-bit floats",
+            Self::CommunicatorName => "communicator names in NCCL's messages",
+            Self::BlockingChild => "calls that block and can be ended",
+        };
+        write!(f, "{what} (NCCL ≥ {})", self.since())
+    }
+}
+
+/// The oldest release this crate works with.
+pub(crate) const OLDEST: Version = Version::new(2, 18, 1);
+
+static LOADED: OnceCell<Library> = OnceCell::new();
+
+impl Library {
+    /// Loads libnccl, or returns the one that this process uses already.
+    ///
+    /// Tried in order: the file named by `NCCL_LIBRARY`, a libnccl that is already loaded,
+    /// `libnccl.so.2` and `libnccl.so` by the linker's search, `$NCCL_HOME/lib`. The operator of the
+    /// program answers for what these name, as for `LD_LIBRARY_PATH`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Load`] numbers every place that was tried, with the linker's reason.
+    /// [`ErrorKind::Unsupported`] when the library is older than 2.18.1.
+    ///
+    /// Calls `ncclGetVersion`, and nothing else.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// let library = nccl::Library::load()?;
+    /// assert!(library.version() >= nccl::Version::new(2, 18, 1));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn load() -> Result<Self> {
+        forked::begin()?;
+        LOADED
+            // SAFETY: the environment's file is the operator's word, as with any program that the linker starts; what the
+            // linker finds by NCCL's own name is taken for NCCL. No libnccl is closed, because its threads would lose their code.
+            .get_or_try_init(|| unsafe { open(&sys::Loader::new()) })
+            .cloned()
+    }
+
+    /// Loads the libnccl of this file.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); also when the process uses another libnccl already, because two copies
+    /// in one process disagree about everything.
+    ///
+    /// # Safety
+    /// The file is NCCL, or does what NCCL does: opening it runs its initializers, and this crate calls the functions that
+    /// it has by NCCL's names. No part of the program closes the library afterwards.
+    ///
+    /// ```
+    /// // SAFETY: there is no such file.
+    /// let loaded = unsafe { nccl::Library::load_from("/no/such/file") };
+    /// assert!(loaded.is_err());
+    /// ```
+    pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self> {
+        forked::begin()?;
+        let wanted = path.as_ref();
+        if let Some(loaded) = LOADED.get()
+            && loaded.path() == wanted
+        {
+            return Ok(loaded.clone());
+        }
+        // SAFETY: by the caller's promise.
+        let library = unsafe { open(&sys::Loader::new().path(wanted)) }?;
+        Ok(LOADED.get_or_init(|| library).clone())
+    }
+
+    /// Uses a table of functions that the caller provides, for instance to measure what this crate adds
+    /// to the library below it.
+    ///
+    /// # Safety
+    /// Each function must do what NCCL's function of that name does, as far as this crate calls it,
+    /// and must stay callable for the life of the process.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when `version` is older than 2.18.1.
+    ///
+    /// ```
+    /// # fn example() -> nccl::Result<()> {
+    /// use nccl::{Library, Version};
+    ///
+    /// let api = nccl_sys::Api::empty();
+    /// // SAFETY: nothing is called through an empty table.
+    /// let library = unsafe { Library::from_api(api, Version::new(2, 28, 3))? };
+    /// assert!(!library.has(nccl::Capability::NativeAllToAll));
+    /// # Ok(())
+    /// # }
+    /// # example().unwrap();
+    /// ```
+    pub unsafe fn from_api(api: sys::Api, version: Version) -> Result<Self> {
+        // SAFETY: the same contract.
+        unsafe { Self::from_table(api, version, "(a table of functions)") }
+    }
+
+    /// [`from_api`](Self::from_api), with a text in place of the file's path.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn from_table(api: sys::Api, version: Version, path: &str) -> Result<Self> {
+        Self::checked(Inner {
+            api,
+            version,
+            path: PathBuf::from(path),
+        })
+    }
+
+    fn wrap(loaded: sys::Loaded) -> Result<Self> {
+        let library = Self::checked(Inner {
+            api: loaded.api,
+            version: loaded.version,
+            path: loaded.path,
+        })?;
+        tracing::info!(
+            name: "nccl.library",
+            target: "nccl",
+            version = %library.version(),
+            path = %library.path().display(),
+            "loaded libnccl"
+        );
+        Ok(library)
+    }
+
+    fn checked(inner: Inner) -> Result<Self> {
+        if inner.version < OLDEST {
+            return Err(Error::new(ErrorKind::Unsupported {
+                what: String::from("this crate"),
+                needs: OLDEST,
+                found: inner.version,
+                path: inner.path,
+            }));
+        }
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// The release that is loaded, as `ncclGetVersion` tells it.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// assert!(nccl::Library::load()?.version() >= nccl::Version::new(2, 18, 1));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.0.version
+    }
+
+    /// The file that is loaded; an emulator's is named after it.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// println!("{}", nccl::Library::load()?.path().display());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Whether the loaded release can do this.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// let library = nccl::Library::load()?;
+    /// assert!(library.has(nccl::Capability::NativeAllToAll));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn has(&self, capability: Capability) -> bool {
+        let symbol = match capability {
+            Capability::NativeAllToAll => self.0.api.ncclAlltoAll.is_some(),
+            Capability::BlockingChild => self.0.api.ncclCommSplit.is_some(),
+            _ => true,
+        };
+        symbol && self.0.version >= capability.since()
+    }
+
+    /// What the loaded release cannot do.
+    ///
+    /// ```
+    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+    /// for capability in nccl::Library::load()?.lacking() {
+    ///     eprintln!("this NCCL lacks {capability}");
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn lacking(&self) -> impl Iterator<Item = Capability> {
+        Capability::ALL
+            .iter()
+            .copied()
+            .filter(|&capability| !self.has(capability))
+    }
+
+    /// The one that this process has loaded, if it has.
+    #[doc(hidden)]
+    pub fn loaded() -> Option<Self> {
+        LOADED.get().cloned()
+    }
+
+    /// Whether it is the emulator: whose file is in memory, under its name.
+    #[doc(hidden)]
+    pub fn is_emulated(&self) -> bool {
+        const NAME: &str = "nccl-emulator";
+        let path = &self.0.path;
+        let target = std::fs::read_link(path).unwrap_or_default();
+        [path, &target]
+            .iter()
+            .any(|path| path.to_string_lossy().contains(NAME))
+    }
+
+    /// Whether both are the same loaded library.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether the library has the C function of an operation; older ones lack some.
+    pub(crate) fn has_function(&self, function: Function) -> bool {
+        let api = &self.0.api;
+        match function {
+            Function::AllToAll => api.ncclAlltoAll.is_some(),
+            Function::Gather => api.ncclGather.is_some(),
+            Function::Scatter => api.ncclScatter.is_some(),
+            _ => true,
+        }
+    }
+
+    pub(crate) fn api(&self) -> &sys::Api {
+        &self.0.api
+    }
+
+    /// A function of the table, or the error that names it with the release that has it.
+    pub(crate) fn function<F>(
+        &self,
+        get: impl FnOnce(&sys::Api) -> std::result::Result<F, sys::MissingFunction>,
+    ) -> Result<F> {
+        forked::check()?;
+        get(&self.0.api)
+            .map_err(|missing| self.unsupported(missing.function.to_owned(), missing.needs))
+    }
+
+    /// Refuses an element type that the library does not know.
+    #[inline]
+    #[doc(hidden)]
+    pub fn admit(&self, data_type: DataType) -> Result<()> {
+        match data_type.since() {
+            Some(needs) if self.0.version < needs => {
+                Err(self.unsupported(format!("element type {data_type}"), needs))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn unsupported(&self, what: String, needs: Version) -> Error {
+        Error::new(ErrorKind::Unsupported {
+            what,
+            needs,
+            found: self.0.version,
+            path: self.0.path.clone(),
+        })
+    }
+}
+
+/// # Safety
+/// As for [`sys::Loader::load`].
+unsafe fn open(loader: &sys::Loader) -> Result<Library> {
+    // SAFETY: by the caller's promise.
+    let loaded = unsafe { loader.load() }?;
+    Library::wrap(loaded)
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library")
+            .field("version", &self.0.version)
+            .field("path", &self.0.path)
+            .finish()
+    }
+}

@@ -1,0 +1,323 @@
+//! A plan that was captured: its launches, its buffers, its end.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::CudaEvent;
+
+use super::graph::Slot;
+use super::pace::Pace;
+use super::remnant::Remnant;
+use crate::communicator::{Communicator, Frame, Kept, NotLaunched, State};
+#[cfg(any(doc, test))]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::forked;
+use crate::memory::PlanBuffers;
+use crate::operation::{OperationKind, Shape};
+use crate::reaper::{self, Behind};
+use crate::request::Request;
+use crate::stats::Volume;
+use crate::supervision::inside::{self, Place};
+
+/// Operations on buffers of their own, captured into a CUDA graph: a launch costs one call for all of
+/// them, and no thread of NCCL's.
+///
+/// The plan owns its buffers. Between launches they are read and written through
+/// [`views`](Self::views) and [`views_mut`](Self::views_mut), ordered by their streams like any other
+/// memory: work that was put on a buffer's stream before a launch is over when the replay begins, and
+/// work that is put there afterwards begins when the replay is over.
+///
+/// Every rank has to capture the same operations and to launch its plan as often and in the same
+/// order. The plan keeps its communicator: finalizing or aborting that destroys the graph first, and
+/// later launches fail. Dropping the plan never waits: what a replay still uses is freed when it is
+/// over, in the background.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// use nccl::ReduceOp;
+///
+/// let gradients = stream.alloc_zeros::<f32>(2)?;
+/// let mut step = comm.capture(gradients, |capture, gradients| {
+///     capture.group(|group| group.all_reduce_in_place(gradients, ReduceOp::Avg))
+/// })?;
+/// for round in 0..3 {
+///     stream.memcpy_htod(&[round as f32, 1.0], &mut step.views_mut())?;
+///     step.launch()?.wait()?;
+///     assert_eq!(stream.clone_dtoh(&step.views())?, [round as f32, 1.0]);
+/// }
+/// let gradients = step.into_buffers()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct CapturedPlan<B: PlanBuffers> {
+    pub(super) buffers: ManuallyDrop<B>,
+    pub(super) slot: Arc<Slot>,
+    pub(super) comm: ManuallyDrop<Communicator>,
+    pub(super) operations: usize,
+    /// What a launch counts.
+    pub(super) volume: Volume,
+    /// Joins the streams of the buffers with that of the launch.
+    pub(super) join: ManuallyDrop<CudaEvent>,
+    /// Bounds the replays that are on their way.
+    pub(super) pace: ManuallyDrop<Pace>,
+}
+
+impl<B: PlanBuffers> CapturedPlan<B> {
+    /// Replays the operations, on the stream of the communicator that captured them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when the communicator has ended,
+    /// [`ErrorKind::Stream`] when a stream is capturing, [`ErrorKind::TimedOut`] when too many replays
+    /// are on their way and none ends within the limit for operations; [`ErrorKind::Cuda`] when CUDA
+    /// refuses. In the last two cases the communicator is aborted.
+    ///
+    /// Wraps `cuGraphLaunch`.
+    ///
+    /// ```
+    /// # fn example(plan: &mut nccl::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// let done = plan.launch()?;
+    /// done.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn launch(&mut self) -> Result<Request> {
+        let started = Instant::now();
+        const KIND: OperationKind = OperationKind::Replay;
+        let comm = &*self.comm;
+        let launched = self.pace.keep(comm, self.slot.number).and_then(|()| {
+            let taking = inside::enter(&comm.inner, Place::Replay, comm.limit);
+            let mut frame = Frame::new(&comm.stream)?;
+            self.buffers
+                .visit(&mut |buffer| frame.write(buffer).map(drop))?;
+            drop(taking);
+            // The first launch was counted when it was captured.
+            let volume = (self.pace.launches > 0).then_some(&self.volume);
+            let (join, limit) = (&self.join, comm.limit);
+            comm.inner
+                .replay(&frame, join, volume, limit, self.slot.number, |inner| {
+                    let graph = self.slot.graph.lock();
+                    // Under this lock: the communicator cannot end before the graph does.
+                    match graph.as_ref() {
+                        Some(graph) if inner.phase.get() == State::Ready => {
+                            graph.launch(&comm.stream).map_err(NotLaunched::Failed)
+                        }
+                        _ => Err(NotLaunched::Refused(inner.out_of_use())),
+                    }
+                })
+        });
+        match launched {
+            Ok(sequence) => {
+                self.pace.mark(comm);
+                Ok(Request::new(
+                    comm,
+                    KIND,
+                    Shape::default(),
+                    sequence,
+                    started,
+                    false,
+                ))
+            }
+            Err(error) => {
+                let error = error.during(|| comm.inner.replay_of(self.slot.number, started));
+                Err(comm.inner.conclude_before(error))
+            }
+        }
+    }
+
+    /// The buffers, to read between launches: a view for each, as they were given.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
+    /// #     stream: &std::sync::Arc<nccl::cudarc::driver::CudaStream>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let (_, y) = plan.views();
+    /// let host: Vec<f32> = stream.clone_dtoh(&y)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn views(&self) -> B::Views<'_> {
+        self.buffers.views()
+    }
+
+    /// The buffers, to write between launches: a view for each, as they were given.
+    ///
+    /// ```
+    /// # fn example(plan: &mut nccl::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
+    /// #     stream: &std::sync::Arc<nccl::cudarc::driver::CudaStream>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let (mut x, _) = plan.views_mut();
+    /// stream.memset_zeros(&mut x)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn views_mut(&mut self) -> B::ViewsMut<'_> {
+        self.buffers.views_mut()
+    }
+
+    /// How many operations a launch replays.
+    ///
+    /// ```
+    /// # fn example(plan: &nccl::CapturedPlan<nccl::Buffer<f32>>) {
+    /// println!("{} operations in one launch", plan.operations());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn operations(&self) -> usize {
+        self.operations
+    }
+
+    /// Ends the plan and gives the buffers back. Replays that are on their way go on, and the streams of
+    /// the buffers wait for them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Aborted`] when the communicator was leaked: NCCL may still use the buffers, so they
+    /// stay where they are.
+    ///
+    /// ```
+    /// # fn example(plan: nccl::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// let buffer = plan.into_buffers()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_buffers(self) -> Result<B> {
+        forked::check()?;
+        let mut plan = ManuallyDrop::new(self);
+        // SAFETY: each is taken once, because `plan` is never dropped.
+        let (buffers, comm) = unsafe {
+            (
+                ManuallyDrop::take(&mut plan.buffers),
+                ManuallyDrop::take(&mut plan.comm),
+            )
+        };
+        // SAFETY: likewise; these are dropped here.
+        unsafe {
+            ManuallyDrop::drop(&mut plan.join);
+            ManuallyDrop::drop(&mut plan.pace);
+        }
+        // SAFETY: likewise.
+        let slot = unsafe { std::ptr::read(&raw const plan.slot) };
+        // SAFETY: likewise.
+        drop(unsafe { std::ptr::read(&raw const plan.volume) });
+        {
+            let _inside = inside::enter(&comm.inner, Place::Replay, comm.limit);
+            comm.inner.plans.destroy(&slot);
+        }
+        if comm.inner.phase.get() == State::Aborting {
+            // Other ranks may still write into them.
+            comm.inner.wait_for_the_end();
+        }
+        if comm.inner.phase.get() == State::Leaked {
+            std::mem::forget(buffers);
+            return Err(comm.inner.conclude(comm.inner.out_of_use()));
+        }
+        Ok(buffers)
+    }
+}
+
+impl<B: PlanBuffers> Drop for CapturedPlan<B> {
+    /// Never waits; see the type.
+    fn drop(&mut self) {
+        if reaper::is_closed() {
+            return;
+        }
+        // SAFETY: each is taken or dropped once, here.
+        let (buffers, comm, join) = unsafe {
+            ManuallyDrop::drop(&mut self.pace);
+            (
+                ManuallyDrop::take(&mut self.buffers),
+                ManuallyDrop::take(&mut self.comm),
+                ManuallyDrop::take(&mut self.join),
+            )
+        };
+        let remnant = Remnant {
+            buffers: ManuallyDrop::new(buffers),
+            slot: Some(Arc::clone(&self.slot)),
+            behind: Behind::new(Arc::clone(&comm.stream), join),
+            comm: Kept::new(comm),
+        };
+        reaper::take(Box::new(remnant), reaper::LIMIT);
+    }
+}
+
+impl<B: PlanBuffers> fmt::Debug for CapturedPlan<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CapturedPlan")
+            .field("communicator", &self.comm.name())
+            .field("number", &self.slot.number)
+            .field("operations", &self.operations)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Library, ReduceOp, UniqueId};
+
+    type Pair = (
+        cudarc::driver::CudaSlice<f32>,
+        cudarc::driver::CudaSlice<f32>,
+    );
+
+    fn plan(comm: &Communicator) -> CapturedPlan<Pair> {
+        let memory = || comm.stream().alloc_zeros::<f32>(8).expect("memory");
+        comm.capture((memory(), memory()), |capture, (x, y)| {
+            capture.group(|group| group.all_reduce(&x, y, ReduceOp::Sum))
+        })
+        .expect("a plan")
+    }
+
+    /// One whose ranks do not tell each other what they abort.
+    fn communicator(id: UniqueId, rank: usize) -> Communicator {
+        let device = crate::device(rank).expect("a device");
+        Communicator::builder("held", id, rank, 2)
+            .stream(&device.new_stream().expect("a stream"))
+            .abort_timeout(Duration::from_millis(300))
+            .build()
+            .expect("a communicator")
+    }
+
+    #[test]
+    fn an_abort_that_does_not_come_back_names_the_plan_that_holds_it() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let library = Library::load().expect("a library");
+        let id = UniqueId::new(&library).expect("a token");
+        let first = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let comm = communicator(id, 1);
+                let _plans = (plan(&comm), plan(&comm));
+                // Of the ranks of a process the last one that is aborted waits for the graphs.
+                comm.abort("first").expect("an abort that only counts");
+                first.wait();
+            });
+            let comm = communicator(id, 0);
+            let (free, held) = (plan(&comm), plan(&comm));
+            first.wait();
+            // As a launch does that does not come back.
+            let slot = Arc::clone(&held.slot);
+            let launching = slot.graph.lock();
+            let begun = Instant::now();
+            let error = comm.abort("on purpose").expect_err("it is held");
+            assert!(begun.elapsed() < Duration::from_secs(5));
+            assert!(
+                error.to_string().contains("the graph of plan 2,"),
+                "{error}"
+            );
+            drop(launching);
+            drop(free);
+            // What NCCL may still use does not come back.
+            let error = held.into_buffers().expect_err("the communicator is leaked");
+            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        });
+    }
+}

@@ -1,0 +1,163 @@
+//! What the ranks of a communicator are about to do, compared before NCCL is asked for anything.
+
+use std::time::Instant;
+
+use super::agree::{self, Compared, Done, Entry};
+use crate::communicator::Communicator;
+use crate::error::{Error, ErrorKind, Result};
+use nccl_base::codec::Broken;
+use nccl_base::departure::Ended;
+
+/// One comparison of all ranks, where they can be asked.
+pub(crate) struct Comparison<'c> {
+    pub(crate) comm: &'c Communicator,
+    /// The same on all ranks, and of no other comparison of the communicator.
+    pub(crate) topic: String,
+    /// For the error of one to which not all ranks come.
+    pub(crate) what: String,
+    pub(crate) started: Instant,
+}
+
+impl Comparison<'_> {
+    /// What each rank gave; `None` where nobody can be asked.
+    fn gather(&self, topic: &str, part: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        let inner = &self.comm.inner;
+        let Some(board) = &inner.board else {
+            return Ok(None);
+        };
+        let interrupted = || inner.interrupted();
+        let limit = self.comm.limit;
+        let left = limit.saturating_sub(self.started.elapsed());
+        match board.gather(topic, part, left, &interrupted) {
+            Ended::All(parts) => Ok(Some(parts)),
+            Ended::Missing(missing) => {
+                let missing = missing.iter().map(|&rank| board.place_of(rank));
+                let missing: Vec<_> = missing.map(|rank| board.name_of(rank)).collect();
+                let what = format!(
+                    "{}, to which {} did not come,",
+                    self.what,
+                    missing.join(", ")
+                );
+                Err(Error::new(ErrorKind::TimedOut { what, limit }))
+            }
+            Ended::Unheard if interrupted() => Err(inner.out_of_use()),
+            // Nobody can be asked any more, and what that means for the communicator is told elsewhere.
+            Ended::Unheard => Ok(None),
+        }
+    }
+
+    /// What each rank tells, which is not nothing; `None` where nobody can be asked.
+    pub(crate) fn told(&self, topic: &str, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        let all = self.gather(&format!("{}/{topic}", self.topic), own)?;
+        // A rank that is gone gives nothing.
+        let gone = |all: &Vec<Vec<u8>>| all.iter().position(Vec::is_empty);
+        match all.as_ref().and_then(gone) {
+            Some(rank) => Err(self.gone(rank)),
+            None => Ok(all),
+        }
+    }
+
+    /// One with its host and process, several in short form.
+    fn names(&self, ranks: &[usize]) -> String {
+        let inner = &self.comm.inner;
+        let board = inner.board.as_ref();
+        board.map_or_else(|| inner.roster().who(ranks), |board| board.names_of(ranks))
+    }
+
+    fn gone(&self, rank: usize) -> Error {
+        let inner = &self.comm.inner;
+        match inner.interrupted() {
+            true => inner.out_of_use(),
+            false => Error::new(ErrorKind::Aborted {
+                reason: format!("{} is gone", self.names(&[rank])),
+            }),
+        }
+    }
+
+    /// How the operations of the ranks differ, in one sentence that is the same on all of them; `None` where they belong
+    /// together, or where nobody can be asked. A rank that has none says why.
+    pub(crate) fn operations(
+        &self,
+        done: Done,
+        entries: std::result::Result<&[Entry], String>,
+    ) -> Result<Option<String>> {
+        let failed = entries.is_err();
+        let own = entries.clone().unwrap_or_default();
+        let Some(digests) = self.gather(&self.topic, &agree::digest(entries))? else {
+            return Ok(None);
+        };
+        let broken = |broken: Broken| Error::rendezvous(broken.0);
+        match agree::compare(&digests).map_err(broken)? {
+            Compared::Same => Ok(None),
+            // What is wrong here is the better answer on this rank.
+            Compared::Failed(..) if failed => Ok(None),
+            Compared::Failed(rank, reason) => Ok(Some(format!(
+                "{} {}, because {reason}",
+                self.names(&[rank]),
+                done.nothing()
+            ))),
+            Compared::Gone(rank) => Err(self.gone(rank)),
+            Compared::Different => {
+                let told = agree::encode(own);
+                let Some(lists) = self.gather(&format!("{}/all", self.topic), &told)? else {
+                    return Ok(Some(String::from(
+                        "the line to the other ranks is lost, so that nobody can say in what",
+                    )));
+                };
+                let lists = lists.iter().map(|list| agree::decode(list));
+                let lists: Vec<_> = lists
+                    .collect::<std::result::Result<_, _>>()
+                    .map_err(broken)?;
+                Ok(Some(agree::difference(&lists, done, |ranks| {
+                    self.names(ranks)
+                })))
+            }
+        }
+    }
+
+    /// Which ranks could not make theirs, and why, in one sentence that is the same on all of them; `own`: why not this one.
+    /// `None` where all could, or where nobody can be asked.
+    pub(crate) fn outcomes(&self, own: Option<&str>) -> Result<Option<String>> {
+        let part = own.map_or_else(|| String::from("+"), |reason| format!("-{reason}"));
+        let Some(all) = self.told("outcome", part.as_bytes())? else {
+            return Ok(None);
+        };
+        let failed = all.iter().enumerate().filter_map(|(rank, part)| {
+            let reason = part.strip_prefix(b"-")?;
+            let reason = String::from_utf8_lossy(reason);
+            Some(format!(
+                "{} made none, because {reason}",
+                self.names(&[rank])
+            ))
+        });
+        let failed: Vec<_> = failed.collect();
+        Ok((!failed.is_empty()).then(|| failed.join("; ")))
+    }
+
+    /// How what the ranks chose differs, each a short text; as [`operations`](Self::operations).
+    pub(crate) fn choices(&self, own: &str) -> Result<Option<String>> {
+        let Some(all) = self.told("choice", format!("={own}").as_bytes())? else {
+            return Ok(None);
+        };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut parties: Vec<(String, Vec<usize>)> = Vec::new();
+        for (rank, part) in all.iter().enumerate() {
+            let choice = text(&part[1..]);
+            match parties.iter_mut().find(|(known, _)| *known == choice) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => parties.push((choice, vec![rank])),
+            }
+        }
+        if parties.len() < 2 {
+            return Ok(None);
+        }
+        parties.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
+        let usual = parties.remove(0).0;
+        let others = parties.iter().map(|(choice, ranks)| {
+            let wants = if ranks.len() == 1 { "wants" } else { "want" };
+            format!("{} {wants} {choice}", self.names(ranks))
+        });
+        let others: Vec<_> = others.collect();
+        Ok(Some(format!("{}; the others {usual}", others.join("; "))))
+    }
+}

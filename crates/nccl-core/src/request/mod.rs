@@ -1,0 +1,480 @@
+//! The completion of an operation: poll it, wait for it with a deadline, or `.await` it.
+//!
+//! Issuing an operation puts no event behind it, because that costs more than the whole rest of this
+//! layer. The first question about a request does: it asks for everything that is on the stream by
+//! then, which includes the operation. Nothing has to be kept alive until the end, so a request may be
+//! dropped at any time; that neither cancels nor frees anything.
+
+mod poller;
+
+pub(crate) use poller::replace as replace_poller;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, CudaStream};
+use once_cell::sync::OnceCell;
+
+use crate::communicator::{self, Backoff, Communicator, Inner, Noticed};
+use crate::driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
+use crate::operation::{OperationKind, Shape};
+use crate::supervision::inside::{self, Place};
+use crate::time::deadline_after;
+
+/// An issued operation.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// use std::time::Duration;
+///
+/// let mut y = stream.clone_htod(&[1.0f32; 8])?;
+/// let done = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+/// done.wait_timeout(Duration::from_secs(5))?;
+/// assert!(done.is_complete()?);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Request {
+    inner: Resident<Arc<Inner>>,
+    /// `None` stands for the communicator's own stream.
+    stream: Option<Resident<Arc<CudaStream>>>,
+    limit: Duration,
+    kind: OperationKind,
+    shape: Shape,
+    sequence: u64,
+    issued: Instant,
+    mark: OnceCell<Arc<Mark>>,
+    complete: AtomicBool,
+    /// Where the poller has the waker, while somebody awaits this.
+    ticket: Option<poller::Ticket>,
+    /// While it is awaited, and its communicator is being aborted.
+    ending: Option<Box<Ending>>,
+}
+
+/// An abort that is awaited.
+struct Ending {
+    /// What is to be said at the end, if this request knows.
+    error: Option<Error>,
+    /// When the end is not waited for any more.
+    until: Instant,
+}
+
+/// An event behind the operation.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    event: CudaEvent,
+}
+
+impl Request {
+    /// A request for an operation; one for `nothing` is done whatever else is on the stream.
+    #[inline]
+    #[doc(hidden)]
+    pub fn new(
+        comm: &Communicator,
+        kind: OperationKind,
+        shape: Shape,
+        sequence: u64,
+        issued: Instant,
+        nothing: bool,
+    ) -> Self {
+        let (inner, stream) = (&comm.inner, &comm.stream);
+        Self {
+            inner: inner.clone(),
+            stream: (!Arc::ptr_eq(stream, &inner.stream)).then(|| stream.clone()),
+            limit: comm.limit,
+            kind,
+            shape,
+            sequence,
+            issued,
+            mark: OnceCell::new(),
+            complete: AtomicBool::new(nothing),
+            ticket: None,
+            ending: None,
+        }
+    }
+
+    /// The same with another limit.
+    pub(crate) fn limited_to(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// The number of the operation on its communicator, from 1.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// let first = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+    /// assert_eq!(first.sequence(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Whether the operation is done; never waits.
+    ///
+    /// Also asks for what was put on the stream after the operation and before the first question
+    /// about this request.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Aborted`] when the communicator was aborted before: a stream that comes to its end
+    /// because of an abort is no success. [`ErrorKind::Cuda`] when the device failed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// let sum = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+    /// while !sum.is_complete()? {
+    ///     std::thread::yield_now(); // or something useful
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn is_complete(&self) -> Result<bool> {
+        self.poll_once().map_err(|error| {
+            let error = self.describe(error);
+            self.inner.ends_if_lost(&error, Noticed::Behind);
+            self.what_all_say(error)
+        })
+    }
+
+    /// The cause that all ranks have, where it is known without waiting for the end.
+    fn what_all_say(&self, error: Error) -> Error {
+        match self.inner.phase.has_let_go() {
+            true => self.inner.conclude(error),
+            false => error,
+        }
+    }
+
+    /// Waits until the operation is done, at most as long as the communicator's operations may take.
+    ///
+    /// The thread spins briefly, then yields, then sleeps in steps of up to a millisecond.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when it is not; the communicator is aborted then, because nothing that
+    /// it is asked afterwards could succeed. Otherwise as [`is_complete`](Self::is_complete), and
+    /// [`ErrorKind::Nccl`] when NCCL reports an asynchronous error.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait(&self) -> Result<()> {
+        let limit = self.limit;
+        self.wait_until(deadline_after(limit), limit)
+            .map_err(|error| {
+                let error = self.describe(error);
+                if error.is_timeout() {
+                    self.inner.abort_in_background(&error);
+                }
+                self.inner.conclude(error)
+            })
+    }
+
+    /// Waits until the operation is done, at most for `limit`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when it is not done by then; the operation goes on, and can be waited
+    /// for again. Otherwise as [`wait`](Self::wait).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// use std::time::Duration;
+    /// let sum = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?;
+    /// sum.wait_timeout(Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
+        self.wait_until(deadline_after(limit), limit)
+            .map_err(|error| match error.is_timeout() {
+                // Nothing has ended, or it has not been waited for.
+                true => self.describe(error),
+                false => self.inner.conclude(self.describe(error)),
+            })
+    }
+
+    fn wait_until(&self, deadline: Instant, limit: Duration) -> Result<()> {
+        let mut backoff = Backoff::new();
+        let mut look_at_nccl = Instant::now() + ASYNC_ERROR_INTERVAL;
+        let mut failed = None;
+        loop {
+            match self.poll_once() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(failed.unwrap_or(error)),
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(self.timed_out(limit));
+            }
+            if now >= look_at_nccl {
+                // The end of the abort that follows is waited for above.
+                failed = failed.or(self.check_nccl().err());
+                look_at_nccl = now + ASYNC_ERROR_INTERVAL;
+            }
+            backoff.pause();
+        }
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.stream.as_deref().unwrap_or(&self.inner.stream)
+    }
+
+    fn timed_out(&self, limit: Duration) -> Error {
+        Error::new(ErrorKind::TimedOut {
+            what: String::from("the operation"),
+            limit,
+        })
+    }
+
+    fn describe(&self, error: Error) -> Error {
+        error.during(|| {
+            self.inner
+                .operation(self.kind, self.shape, Some(self.sequence), self.issued)
+        })
+    }
+
+    fn poll_once(&self) -> Result<bool> {
+        forked::check()?;
+        if self.complete.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        if self.inner.abort_signal.is_aborted() {
+            self.inner.abort_in_background("its abort signal was given");
+        }
+        if self.inner.phase.get().is_aborted() {
+            return self.ended();
+        }
+        let inside = inside::enter(&self.inner, Place::Look, self.limit);
+        let done = driver::is_reached(&self.mark()?.event).map_err(Error::cuda(
+            "asking whether the operation is done (cuEventQuery)",
+        ))?;
+        drop(inside);
+        // After the query: an abort is announced before it frees the stream.
+        if self.inner.phase.get().is_aborted() {
+            return self.ended();
+        }
+        // Another call was too long inside NCCL, and what brings it back ends kernels as well; the abort follows.
+        if done && self.inner.is_flag_up() {
+            return Ok(false);
+        }
+        if done {
+            let stream = self.stream();
+            self.inner.tracked.track().done(stream, self.sequence);
+            self.complete.store(true, Ordering::Relaxed);
+        }
+        Ok(done)
+    }
+
+    /// Of an abort the error comes when other ranks cannot write into this one's memory any more; until
+    /// then, the operation is not done.
+    #[cold]
+    fn ended(&self) -> Result<bool> {
+        if !self.inner.phase.has_let_go() {
+            return Ok(false);
+        }
+        match self.inner.overdue.get() {
+            // The watchdog was faster.
+            Some(overdue) if overdue.sequence() == self.sequence => Err(overdue.error()),
+            _ => Err(self.inner.out_of_use()),
+        }
+    }
+
+    /// The error of a request that was awaited; the end of an abort is not waited for any more.
+    fn last_word(&mut self, error: Error) -> Error {
+        let known = self.ending.take().and_then(|ending| ending.error);
+        let error = known.unwrap_or(error);
+        let error = self.what_all_say(error);
+        self.describe(error)
+    }
+
+    /// The event behind the operation, recorded at the first question.
+    fn mark(&self) -> Result<&Arc<Mark>> {
+        self.mark.get_or_try_init(|| {
+            let stream = self.stream();
+            communicator::not_capturing("the operation's stream", stream)?;
+            let pooled = self.inner.marks.lock().pop();
+            let mark = match pooled {
+                Some(mark) => mark,
+                None => Arc::new(Mark {
+                    event: driver::new_event(&self.inner.context, None)
+                        .map_err(Error::cuda("creating an event (cuEventCreate)"))?,
+                }),
+            };
+            driver::record(&mark.event, stream).map_err(Error::cuda(
+                "recording an event behind the operation (cuEventRecord)",
+            ))?;
+            Ok(mark)
+        })
+    }
+
+    /// An error that NCCL found in the background; skipped while another thread calls NCCL.
+    fn check_nccl(&self) -> Result<()> {
+        let failure = {
+            let _inside = inside::enter(&self.inner, Place::Look, self.limit);
+            self.inner.background_failure()
+        };
+        let Some(failure) = failure else {
+            return Ok(());
+        };
+        let error = self.describe(failure.into());
+        self.inner.abort_in_background(&error);
+        Err(error)
+    }
+}
+
+/// How often a waiting thread asks NCCL for errors of its background threads.
+const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Done when the operation is; an executor of any brand will do.
+///
+/// One thread per process looks after all requests that are awaited, every 20 µs to 1 ms, and wakes
+/// their tasks. Dropping the future cancels nothing.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+/// async fn step(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+///     comm.all_reduce_in_place(y, nccl::ReduceOp::Sum)?.await
+/// }
+/// # fn block_on<F: std::future::Future>(future: F) -> F::Output {
+/// #     struct Unpark(std::thread::Thread);
+/// #     impl std::task::Wake for Unpark {
+/// #         fn wake(self: std::sync::Arc<Self>) { self.0.unpark() }
+/// #     }
+/// #     let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+/// #     let mut future = std::pin::pin!(future);
+/// #     loop {
+/// #         match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+/// #             std::task::Poll::Ready(value) => return value,
+/// #             std::task::Poll::Pending => std::thread::park(),
+/// #         }
+/// #     }
+/// # }
+/// block_on(step(&comm, &mut y))?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`Request::wait`], with the same limit, counted from the first poll.
+impl Future for Request {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut failed = None;
+        match self.poll_once() {
+            Ok(true) => return Poll::Ready(Ok(())),
+            Ok(false) => {}
+            Err(error) => {
+                let error = self.describe(error);
+                if !self.inner.ends_if_lost(&error, Noticed::Behind)
+                    || self.inner.phase.has_let_go()
+                {
+                    return Poll::Ready(Err(self.last_word(error)));
+                }
+                // The end of the abort that has begun is awaited below.
+                failed = Some(error);
+            }
+        }
+        let limit = self.limit;
+        if let (Some(ticket), None, None) = (&self.ticket, &self.ending, &failed) {
+            if Instant::now() >= ticket.deadline() {
+                let error = self.describe(self.timed_out(limit));
+                self.inner.abort_in_background(&error);
+                failed = Some(error);
+            } else {
+                failed = self.check_nccl().err();
+            }
+        }
+        let mark = match self.mark() {
+            Ok(mark) => Some(Arc::clone(mark)),
+            // Its event could not be had; an end is awaited without one.
+            Err(_) if self.inner.phase.get().is_aborted() => None,
+            Err(error) => return Poll::Ready(Err(self.last_word(failed.unwrap_or(error)))),
+        };
+        let deadline = if self.inner.phase.get().is_aborted() {
+            let until = deadline_after(self.inner.end_limit());
+            let ending = Ending {
+                error: failed,
+                until,
+            };
+            let until = self.ending.get_or_insert_with(|| Box::new(ending)).until;
+            if Instant::now() >= until {
+                let error = self.inner.out_of_use();
+                return Poll::Ready(Err(self.last_word(error)));
+            }
+            until
+        } else {
+            let ticket = self.ticket.as_ref();
+            ticket.map_or_else(|| deadline_after(limit), poller::Ticket::deadline)
+        };
+        let inner = Arc::clone(&self.inner);
+        match poller::watch(mark, inner, deadline, context.waker().clone()) {
+            Ok(ticket) => {
+                self.ticket = Some(ticket);
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(self.describe(error))),
+        }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if forked::is_child() {
+            std::mem::forget(self.mark.take());
+            return;
+        }
+        self.ticket = None;
+        if let Some(mark) = self.mark.take()
+            && Arc::strong_count(&mark) == 1
+        {
+            self.inner.marks.lock().push(mark);
+        }
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("communicator", &self.inner.name)
+            .field("operation", &self.kind)
+            .field("sequence", &self.sequence)
+            .field("complete", &self.complete)
+            .finish()
+    }
+}

@@ -1,0 +1,156 @@
+//! How long things took: counted in fixed buckets, without keeping any of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Buckets that have an upper bound.
+const BOUNDED: usize = 14;
+
+/// The bound of the first in nanoseconds; each further one is four times as large.
+const FIRST: u64 = 1_000;
+
+fn bound(bucket: usize) -> u64 {
+    FIRST << (2 * bucket)
+}
+
+/// Durations that several threads add to. Not for every operation: adding takes three atomic operations.
+#[derive(Debug, Default)]
+#[doc(hidden)]
+pub struct Timer {
+    buckets: [AtomicU64; BOUNDED + 1],
+    sum: AtomicU64,
+    longest: AtomicU64,
+}
+
+impl Timer {
+    pub(crate) const fn new() -> Self {
+        Self {
+            buckets: [const { AtomicU64::new(0) }; BOUNDED + 1],
+            sum: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+        }
+    }
+
+    #[doc(hidden)]
+    pub fn add(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = (0..BOUNDED).find(|&bucket| nanos <= bound(bucket));
+        self.buckets[bucket.unwrap_or(BOUNDED)].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(nanos, Ordering::Relaxed);
+        self.longest.fetch_max(nanos, Ordering::Relaxed);
+    }
+
+    #[doc(hidden)]
+    pub fn read(&self) -> Durations {
+        Durations {
+            buckets: self.buckets.each_ref().map(|b| b.load(Ordering::Relaxed)),
+            sum: self.sum.load(Ordering::Relaxed),
+            longest: self.longest.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// How long something took, each time that it was done.
+///
+/// ```
+/// let init = nccl::stats().init;
+/// if init.count() > 0 {
+///     println!("communicators took {:?} on average, at most {:?}", init.mean(), init.longest());
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Durations {
+    buckets: [u64; BOUNDED + 1],
+    sum: u64,
+    longest: u64,
+}
+
+impl Durations {
+    /// How often.
+    ///
+    /// ```
+    /// println!("{} communicators", nccl::stats().init.count());
+    /// ```
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// All together.
+    ///
+    /// ```
+    /// println!("{:?} in all", nccl::stats().init.sum());
+    /// ```
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.sum)
+    }
+
+    /// On average; zero for none.
+    ///
+    /// ```
+    /// println!("{:?} each", nccl::stats().init.mean());
+    /// ```
+    #[must_use]
+    pub fn mean(&self) -> Duration {
+        Duration::from_nanos(self.sum.checked_div(self.count()).unwrap_or_default())
+    }
+
+    /// The longest; zero for none.
+    ///
+    /// ```
+    /// println!("at most {:?}", nccl::stats().init.longest());
+    /// ```
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest)
+    }
+
+    /// How many took how long: at most so much, and longer than the one before. The bounds go from 1 µs to
+    /// 67 s in steps of four; the last, for what took longer than all bounds, is [`Duration::MAX`].
+    ///
+    /// ```
+    /// for (at_most, count) in nccl::stats().init.buckets() {
+    ///     println!("{at_most:?}: {count}");
+    /// }
+    /// ```
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        let bounds = (0..BOUNDED).map(|bucket| Duration::from_nanos(bound(bucket)));
+        let bounds = bounds.chain(std::iter::once(Duration::MAX));
+        bounds.zip(self.buckets.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_falls_into_the_first_bucket_that_holds_it() {
+        let timer = Timer::new();
+        let micros = Duration::from_micros;
+        for took in [micros(0), micros(1), micros(2), micros(4), micros(5)] {
+            timer.add(took);
+        }
+        timer.add(Duration::from_secs(1000));
+        let read = timer.read();
+        let filled: Vec<_> = read.buckets().filter(|(_, count)| *count > 0).collect();
+        let expected = [
+            (micros(1), 2),
+            (micros(4), 2),
+            (micros(16), 1),
+            (Duration::MAX, 1),
+        ];
+        assert_eq!(filled, expected);
+        assert_eq!(read.count(), 6);
+        assert_eq!(read.longest(), Duration::from_secs(1000));
+        assert_eq!(read.sum(), Duration::from_secs(1000) + micros(12));
+        assert_eq!(read.mean(), read.sum() / 6);
+    }
+
+    #[test]
+    fn nothing_takes_no_time() {
+        assert_eq!(Timer::new().read(), Durations::default());
+        assert_eq!(Durations::default().mean(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,476 @@
+//! Which threads are inside calls of NCCL or CUDA, so that one that does not come out is noticed.
+//!
+//! Every wait of this crate's own ends at a limit, but a call that does not come back never gets there: a
+//! function of NCCL's that waits although it should not, or a driver that is wedged. A call on the way of an
+//! operation cannot have a thread of its own (`expendable.rs`), because that costs more than the operation.
+//! So its thread writes down that it is inside, and the sentinel looks:
+//!
+//! ```text
+//! inside beyond its limit ──▶ its communicator is aborted, and with it those of the other ranks
+//!                             the thread may come out by that; when it is still inside a while after
+//!                             the abort ended or was given up ──▶ the process ends, with a sentence
+//! ```
+//!
+//! The process has to end because the call cannot return: it may have been lent memory, and nobody else can
+//! bring its thread back. Threads of this crate's own that are stuck get a successor instead.
+//!
+//! The sentinel is one thread for the process, while there are communicators. When nobody has been inside for a
+//! while it sleeps, and whoever enters next wakes it. For that a call reads one word more, without a fence: when
+//! the sentinel has said that it sleeps, it looks once more a tick later, and what was written before
+//! that is seen by then; whoever writes later finds it asleep. It calls neither NCCL nor CUDA
+//! and takes no lock that anybody holds during a call, so that nothing of what it looks for can happen to it.
+//! It counts its own looks and not the time: of a process that was stopped, nobody was inside any longer.
+//!
+//! A slot belongs to one thread, which alone writes to it. [`Slot::turn`] is odd while the thread is inside,
+//! and another number each time; whoever reads the rest between two reads of the same odd number reads what
+//! belongs together.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+};
+use std::sync::{Arc, Weak};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use crate::communicator::{Inner, Visit};
+use crate::error::{Error, ErrorKind, Mark, Result};
+use crate::fatal::{FatalCause, FatalReport, end_the_process};
+use crate::forked;
+use crate::sync::Mutex;
+use crate::threads::not_started;
+use crate::{reaper, request};
+
+/// How often the sentinel looks.
+const TICK: Duration = Duration::from_millis(100);
+/// How much longer than its limit a call may be inside: the waits of this crate end by themselves before.
+const SLACK: Duration = Duration::from_secs(2);
+/// How long a thread may need to come out once its communicator has ended.
+const GRACE: Duration = Duration::from_secs(5);
+/// After how many looks at which nobody had entered it sleeps.
+const QUIET: u32 = 5;
+/// How long the sentinel stays when there are no communicators any more.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What a thread is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[doc(hidden)]
+pub enum Place {
+    Issue = 0,
+    Replay = 1,
+    Capture = 2,
+    /// Asks whether something is done, or NCCL for its state.
+    Look = 3,
+    /// A look of this crate's own thread.
+    Poller = 4,
+}
+
+impl Place {
+    fn of(code: u8) -> Self {
+        match code {
+            0 => Self::Issue,
+            1 => Self::Replay,
+            2 => Self::Capture,
+            3 => Self::Look,
+            _ => Self::Poller,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Issue => "a call of NCCL's or CUDA's that issues an operation",
+            Self::Replay => "a call of CUDA's that launches a graph",
+            Self::Capture => "a call of NCCL's or CUDA's that captures",
+            Self::Look | Self::Poller => "a call of NCCL's or CUDA's that asks how far things are",
+        }
+    }
+}
+
+/// Where one thread writes down that it is inside.
+#[derive(Default)]
+struct Slot {
+    turn: AtomicU64,
+    /// The address of the communicator.
+    of: AtomicUsize,
+    seconds: AtomicU64,
+    nanoseconds: AtomicU32,
+    place: AtomicU8,
+}
+
+/// All slots there have ever been, and those without a thread.
+struct Slots {
+    all: Vec<&'static Slot>,
+    free: Vec<&'static Slot>,
+}
+
+static SLOTS: Mutex<Slots> = Mutex::new(Slots {
+    all: Vec::new(),
+    free: Vec::new(),
+});
+
+thread_local! {
+    static SLOT: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    static GIVES_BACK: GivesBack = const { GivesBack };
+}
+
+/// Gives the thread's slot to others when the thread ends.
+struct GivesBack;
+
+impl Drop for GivesBack {
+    fn drop(&mut self) {
+        if let (Some(slot), false) = (SLOT.take(), forked::is_child()) {
+            SLOTS.lock().free.push(slot);
+        }
+    }
+}
+
+/// A thread is inside while this lives.
+#[doc(hidden)]
+pub struct Inside {
+    slot: Option<&'static Slot>,
+    /// Of its thread alone.
+    _thread: PhantomData<*const ()>,
+}
+
+/// This thread enters a call on `inner`, which should be over after `limit`. Inside of another such call it
+/// changes nothing.
+#[inline]
+#[doc(hidden)]
+pub fn enter(inner: &Inner, place: Place, limit: Duration) -> Inside {
+    let slot = SLOT.get().or_else(own_slot);
+    let slot = slot.filter(|slot| slot.turn.load(Ordering::Relaxed).is_multiple_of(2));
+    if let Some(slot) = slot {
+        let turn = slot.turn.load(Ordering::Relaxed);
+        // Whoever sees one of the following sees as well that the call before is over.
+        fence(Ordering::Release);
+        slot.of
+            .store(std::ptr::from_ref(inner).addr(), Ordering::Relaxed);
+        slot.seconds.store(limit.as_secs(), Ordering::Relaxed);
+        slot.nanoseconds
+            .store(limit.subsec_nanos(), Ordering::Relaxed);
+        slot.place.store(place as u8, Ordering::Relaxed);
+        slot.turn.store(turn.wrapping_add(1), Ordering::Release);
+        // The compiler does not move the look before the store; the processor's buffer is empty long before a tick is over.
+        compiler_fence(Ordering::SeqCst);
+        if !AWAKE.load(Ordering::Relaxed) {
+            wake();
+        }
+    }
+    Inside {
+        slot,
+        _thread: PhantomData,
+    }
+}
+
+#[cold]
+fn own_slot() -> Option<&'static Slot> {
+    // A thread that is ending has nobody to give a slot back.
+    GIVES_BACK.try_with(|_| ()).ok()?;
+    let mut slots = SLOTS.lock();
+    let slot = slots.free.pop().unwrap_or_else(|| {
+        let slot: &'static Slot = Box::leak(Box::default());
+        slots.all.push(slot);
+        slot
+    });
+    drop(slots);
+    SLOT.set(Some(slot));
+    Some(slot)
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            let turn = slot.turn.load(Ordering::Relaxed);
+            slot.turn.store(turn.wrapping_add(1), Ordering::Release);
+        }
+    }
+}
+
+/// What a look at a slot found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    turn: u64,
+    of: usize,
+    limit: Duration,
+    place: Place,
+}
+
+impl Slot {
+    /// `None` when nobody is inside.
+    fn look(&self) -> Option<Found> {
+        let turn = self.turn.load(Ordering::Acquire);
+        if turn.is_multiple_of(2) {
+            return None;
+        }
+        let found = Found {
+            turn,
+            of: self.of.load(Ordering::Relaxed),
+            limit: Duration::new(
+                self.seconds.load(Ordering::Relaxed),
+                self.nanoseconds.load(Ordering::Relaxed),
+            ),
+            place: Place::of(self.place.load(Ordering::Relaxed)),
+        };
+        fence(Ordering::Acquire);
+        (self.turn.load(Ordering::Relaxed) == turn).then_some(found)
+    }
+}
+
+struct Sentinel {
+    lives: Vec<Weak<Inner>>,
+    running: bool,
+}
+
+static SENTINEL: Mutex<Sentinel> = Mutex::new(Sentinel {
+    lives: Vec::new(),
+    running: false,
+});
+
+/// Whether it looks; who finds that it does not, wakes it.
+static AWAKE: AtomicBool = AtomicBool::new(false);
+static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
+
+/// From now on it looks again, for a while at least.
+#[cold]
+fn wake() {
+    if !AWAKE.swap(true, Ordering::SeqCst)
+        && let Some(thread) = &*THREAD.lock()
+    {
+        thread.unpark();
+    }
+}
+
+/// A communicator is gone. The sentinel ends with the last of them.
+pub(crate) fn forget() {
+    wake();
+}
+
+/// From now on calls on this communicator are looked at.
+///
+/// # Errors
+/// When there is no thread to do it.
+pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
+    let mut sentinel = SENTINEL.lock();
+    sentinel.lives.retain(|inner| inner.strong_count() > 0);
+    let own = Arc::downgrade(inner);
+    if !sentinel.lives.iter().any(|known| known.ptr_eq(&own)) {
+        sentinel.lives.push(own);
+    }
+    if sentinel.running {
+        return Ok(());
+    }
+    AWAKE.store(true, Ordering::SeqCst);
+    std::thread::Builder::new()
+        .name(String::from("nccl-sentinel"))
+        .spawn(run)
+        .map_err(not_started("that looks for calls that do not come back"))?;
+    sentinel.running = true;
+    Ok(())
+}
+
+/// What is known of a thread that is inside.
+struct Stay {
+    found: Found,
+    looks: u32,
+    /// How many looks ago its communicator ended.
+    over: Option<u32>,
+    /// Whether its limit has passed, and what follows was begun.
+    expired: bool,
+}
+
+fn run() {
+    *THREAD.lock() = Some(std::thread::current());
+    let mut stays: HashMap<usize, Stay> = HashMap::new();
+    let (mut idle, mut quiet, mut turns) = (0, 0, 0);
+    loop {
+        std::thread::sleep(TICK);
+        if reaper::is_in_a_hurry() {
+            // The exit of the process waits for nobody.
+            return;
+        }
+        {
+            let mut sentinel = SENTINEL.lock();
+            sentinel.lives.retain(|inner| inner.strong_count() > 0);
+            idle = if sentinel.lives.is_empty() {
+                idle + 1
+            } else {
+                0
+            };
+            if TICK * idle > IDLE {
+                sentinel.running = false;
+                return;
+            }
+        }
+        let slots = SLOTS.lock().all.clone();
+        let now = slots.iter().fold(0_u64, |sum, slot| {
+            sum.wrapping_add(slot.turn.load(Ordering::Relaxed))
+        });
+        quiet = if now == turns && stays.is_empty() {
+            quiet + 1
+        } else {
+            0
+        };
+        turns = now;
+        if quiet == 0 {
+            AWAKE.store(true, Ordering::SeqCst);
+        } else if quiet == QUIET && idle == 0 {
+            // It looks once more before it sleeps.
+            AWAKE.store(false, Ordering::SeqCst);
+        } else if quiet > QUIET && idle == 0 {
+            while !AWAKE.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            quiet = 0;
+            continue;
+        }
+        for slot in slots {
+            let key = std::ptr::from_ref(slot).addr();
+            let Some(found) = slot.look() else {
+                stays.remove(&key);
+                continue;
+            };
+            let stay = stays.entry(key).or_insert(Stay {
+                found,
+                looks: 0,
+                over: None,
+                expired: false,
+            });
+            if stay.found != found {
+                *stay = Stay {
+                    found,
+                    looks: 0,
+                    over: None,
+                    expired: false,
+                };
+            }
+            stay.looks += 1;
+            if stay.looks > 1 {
+                look_at(stay);
+            }
+        }
+    }
+}
+
+fn look_at(stay: &mut Stay) {
+    // Nobody can be inside of one that is gone.
+    let Some(inner) = alive(stay.found.of) else {
+        return;
+    };
+    let inside = TICK * stay.looks;
+    if !stay.expired && inside > stay.found.limit.saturating_add(SLACK) {
+        stay.expired = true;
+        let error = stuck(&inner, &stay.found);
+        let (rank, roster) = (inner.rank, inner.roster());
+        tracing::error!(
+            name: "nccl.comm.stuck",
+            target: "nccl",
+            comm = &*inner.name,
+            world_ranks = roster.world_ranks(),
+            rank,
+            world_rank = roster.world_rank(rank),
+            launcher_rank = roster.launcher_rank(rank),
+            %error,
+            "a thread does not come back"
+        );
+        inner.abort_in_background(&error);
+    }
+    if !inner.phase.get().is_final() {
+        return;
+    }
+    let over = stay.over.get_or_insert(0);
+    *over += 1;
+    if TICK * *over <= GRACE {
+        return;
+    }
+    if stay.found.place == Place::Poller {
+        stay.over = None;
+        request::replace_poller();
+        // It is looked at no more.
+        stay.found.limit = Duration::MAX;
+        return;
+    }
+    let cause = FatalCause::Inside {
+        call: stay.found.place.text(),
+        since: inside,
+        limit: stay.found.limit,
+    };
+    end_the_process(FatalReport::new(&inner, cause));
+}
+
+fn alive(of: usize) -> Option<Visit> {
+    let sentinel = SENTINEL.lock();
+    let inner = sentinel
+        .lives
+        .iter()
+        .find(|inner| inner.as_ptr().addr() == of);
+    inner.and_then(Visit::of)
+}
+
+fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
+    let (kind, sequence) = inner.handle.holder();
+    let error = Error::new(ErrorKind::TimedOut {
+        what: format!("{}, and has not come back,", found.place.text()),
+        limit: found.limit,
+    })
+    .marked(Mark::Inside);
+    let now = Instant::now();
+    match kind {
+        Some(kind) => error.during(|| {
+            let shape = inner.tracked.track().shape_of(sequence);
+            inner.operation(kind, shape, Some(sequence), now)
+        }),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_finds_who_is_inside_and_nobody_afterwards() {
+        let slot = Slot::default();
+        assert_eq!(slot.look(), None);
+        slot.of.store(7, Ordering::Relaxed);
+        slot.seconds.store(3, Ordering::Relaxed);
+        slot.nanoseconds.store(5, Ordering::Relaxed);
+        slot.place.store(Place::Capture as u8, Ordering::Relaxed);
+        slot.turn.store(1, Ordering::Release);
+        let found = slot.look().expect("somebody is inside");
+        assert_eq!((found.turn, found.of), (1, 7));
+        assert_eq!(found.limit, Duration::new(3, 5));
+        assert_eq!(found.place, Place::Capture);
+        slot.turn.store(2, Ordering::Release);
+        assert_eq!(slot.look(), None);
+    }
+
+    #[test]
+    fn a_thread_that_ends_leaves_its_slot_to_the_next() {
+        let slot = || {
+            std::thread::spawn(|| own_slot().map(|slot| std::ptr::from_ref(slot).addr()))
+                .join()
+                .expect("no panic")
+        };
+        let slots: std::collections::HashSet<_> = (0..64).map(|_| slot()).collect();
+        // Other tests have some as well.
+        assert!(slots.len() < 16, "{}", slots.len());
+    }
+
+    #[test]
+    fn every_place_survives_the_way_through_its_code() {
+        for place in [
+            Place::Issue,
+            Place::Replay,
+            Place::Capture,
+            Place::Look,
+            Place::Poller,
+        ] {
+            assert_eq!(Place::of(place as u8), place);
+            assert!(!place.text().is_empty());
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What the program says about itself, beside what its communicators do.
+
+use std::collections::VecDeque;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::{json, track};
+use crate::forked;
+use crate::sync::{Mutex, MutexGuard};
+
+/// Notes that are kept.
+const KEPT: usize = 256;
+
+/// What is kept of a text, in bytes.
+const LONGEST: usize = 1024;
+
+/// Something that the program noted.
+///
+/// ```
+/// nccl::recorder::note("step 17");
+/// let notes = nccl::recorder::snapshot().notes;
+/// assert_eq!(notes.last().unwrap().text, "step 17");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Note {
+    /// When, since the origin of its process's times ([`Snapshot::origin`](super::Snapshot::origin)).
+    #[serde(rename = "since_ns", with = "json::nanoseconds")]
+    pub since: Duration,
+    /// When, by the clock on the wall.
+    #[serde(rename = "unix_ns", with = "json::unix_time")]
+    pub at: SystemTime,
+    /// What.
+    pub text: String,
+    /// Whether it is a `World::phase`.
+    #[serde(rename = "phase")]
+    pub is_phase: bool,
+}
+
+fn kept() -> MutexGuard<'static, VecDeque<Note>> {
+    static NOTES: Mutex<VecDeque<Note>> = Mutex::new(VecDeque::new());
+    NOTES.lock()
+}
+
+/// Notes something, to be read beside the calls: which step this is, what is loaded, who is served.
+///
+/// The last 256 are kept, and of each the first 1024 bytes. Takes a lock and allocates, so it belongs between steps and not between calls.
+///
+/// ```
+/// nccl::recorder::note("loading layer 3");
+/// ```
+pub fn note(text: &str) {
+    keep(text, false);
+}
+
+/// Notes what [`World::phase`](crate::World::phase) was told.
+#[doc(hidden)]
+pub fn phase(name: &str) {
+    keep(name, true);
+}
+
+fn keep(text: &str, is_phase: bool) {
+    // The lock may have been held at the fork.
+    if forked::is_child() {
+        return;
+    }
+    let since = track::now();
+    let note = Note {
+        since,
+        at: track::origin().wall + since,
+        text: cut(text, LONGEST).to_owned(),
+        is_phase,
+    };
+    let mut notes = kept();
+    if notes.len() == KEPT {
+        notes.pop_front();
+    }
+    notes.push_back(note);
+}
+
+/// The beginning of a text, up to a character.
+pub(super) fn cut(text: &str, longest: usize) -> &str {
+    let mut end = longest.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// The notes, oldest first.
+pub(super) fn all() -> Vec<Note> {
+    match forked::is_child() {
+        false => kept().iter().cloned().collect(),
+        true => Vec::new(),
+    }
+}

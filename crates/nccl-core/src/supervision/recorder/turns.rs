@@ -1,0 +1,154 @@
+//! Which collective of its communicator a call is: what it has in common with the calls of other ranks, whose
+//! numbers also count messages between some of them.
+//!
+//! Found from what is recorded and counted anyway, when somebody asks.
+
+use std::time::Duration;
+
+use super::track::{IssueRecord, Track};
+use crate::operation::OperationKind;
+
+/// Whether all ranks of a communicator call it, in the same order. A replay is one: what was captured is compared
+/// among all. Of a group that is not known.
+pub(crate) fn is_collective(kind: OperationKind) -> bool {
+    use OperationKind::{
+        AllGather, AllReduce, AllToAll, AllToAllV, Broadcast, Gather, Reduce, ReduceScatter,
+        Replay, Scatter,
+    };
+    matches!(
+        kind,
+        AllReduce
+            | Broadcast
+            | Reduce
+            | AllGather
+            | ReduceScatter
+            | AllToAll
+            | AllToAllV
+            | Gather
+            | Scatter
+            | Replay
+    )
+}
+
+/// The collectives that a communicator has called.
+pub(crate) struct Turns {
+    /// How many.
+    pub(crate) called: u64,
+    /// The last of them, oldest first.
+    kept: Vec<Turn>,
+    /// The last call of any kind.
+    pub(crate) last: Option<Turn>,
+}
+
+/// One call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct Turn {
+    /// Its number among all calls.
+    #[doc(hidden)]
+    pub number: u64,
+    #[doc(hidden)]
+    pub kind: OperationKind,
+    /// When it was called, since the recorder's zero.
+    pub(crate) since: Duration,
+    /// CUDA's handle of its stream.
+    pub(crate) stream: u64,
+}
+
+impl Turn {
+    fn of(issue: &IssueRecord) -> Self {
+        Self {
+            number: issue.number,
+            kind: OperationKind::from_code((issue.state >> 8) as u8),
+            since: Duration::from_nanos(issue.time),
+            stream: issue.stream,
+        }
+    }
+}
+
+impl Turns {
+    /// Which collective the call `number` is, counted from 1.
+    pub(crate) fn of(&self, number: u64) -> Option<u64> {
+        let at = self.kept.iter().position(|turn| turn.number == number)?;
+        Some(self.called - (self.kept.len() - 1 - at) as u64)
+    }
+
+    /// The `turn`-th collective, if it was called and is still recorded.
+    pub(crate) fn get(&self, turn: u64) -> Option<&Turn> {
+        let back = usize::try_from(self.called.checked_sub(turn)?).ok()?;
+        self.kept.get(self.kept.len().checked_sub(back + 1)?)
+    }
+
+    /// The newest, with their place among the collectives.
+    pub(crate) fn newest_first(&self) -> impl Iterator<Item = (u64, &Turn)> {
+        self.kept
+            .iter()
+            .rev()
+            .enumerate()
+            .map(|(back, turn)| (self.called - back as u64, turn))
+    }
+}
+
+impl Track {
+    /// `None` while calls are being made so fast that they cannot be counted.
+    pub(crate) fn turns(&self) -> Option<Turns> {
+        const TRIES: usize = 8;
+        let counted = || OperationKind::ALL.map(|kind| self.tally.calls(kind));
+        (0..TRIES).find_map(|_| {
+            let before = counted();
+            let read = self.issues.read();
+            let written = read.first + read.records.len() as u64;
+            // A call is counted before it is written down, and both are plain stores of one thread.
+            if before != counted() || before.iter().sum::<u64>() != written {
+                std::thread::yield_now();
+                return None;
+            }
+            let all = read.records.iter();
+            let kept = all.map(Turn::of).filter(|turn| is_collective(turn.kind));
+            let called = OperationKind::ALL
+                .into_iter()
+                .filter(|kind| is_collective(*kind))
+                .map(|kind| before[kind as usize]);
+            Some(Turns {
+                called: called.sum(),
+                kept: kept.collect(),
+                last: read.records.last().map(Turn::of),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(number: u64) -> Turn {
+        Turn {
+            number,
+            kind: OperationKind::AllReduce,
+            since: Duration::from_secs(number),
+            stream: 7,
+        }
+    }
+
+    #[test]
+    fn collectives_are_counted_whatever_lies_between_them_and_was_forgotten() {
+        // Of 12 collectives the last three are recorded; their numbers also count messages.
+        let turns = Turns {
+            called: 12,
+            kept: vec![turn(20), turn(23), turn(24)],
+            last: Some(turn(25)),
+        };
+        assert_eq!(turns.of(20), Some(10));
+        assert_eq!(turns.of(24), Some(12));
+        assert_eq!(turns.of(25), None);
+        assert_eq!(turns.get(11), Some(&turn(23)));
+        assert_eq!(turns.get(13), None);
+        assert_eq!(turns.get(9), None);
+        let newest: Vec<_> = turns
+            .newest_first()
+            .map(|(at, turn)| (at, turn.number))
+            .collect();
+        assert_eq!(newest, [(12, 24), (11, 23), (10, 20)]);
+    }
+}

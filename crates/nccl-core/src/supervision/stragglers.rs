@@ -1,0 +1,165 @@
+//! Who has not entered an operation in which this rank waits, a rank's part: when to ask, and what to answer.
+//!
+//! The watchdog does both, and nothing is on the way of an operation. It suspects somebody when a collective has
+//! run for a tenth of its limit ([`Timeouts::straggler`](crate::Timeouts::straggler)), and says so to the coordinator
+//! (`inquiry`), which asks each rank once. What a rank answers comes from what its communicator
+//! has recorded and counted anyway; one that has not entered is looked at until it has. Ranks at higher places
+//! wait up to a quarter longer before they suspect anybody, so that mostly one of them asks, and whoever was asked
+//! about an operation does not ask.
+//!
+//! The first rank also asks every half minute about one that is done, to know how far apart the ranks come
+//! (`CommunicatorStats::arrival_skew`).
+
+use std::time::{Duration, Instant};
+
+use crate::communicator::State;
+use crate::peers::{AbortHandle, Asker, Supervisor};
+use crate::supervision::recorder::{Track, Turns, origin};
+
+/// How often the first rank of a communicator asks how far apart the ranks come; and how long before it does so for
+/// the first time.
+pub(super) const SAMPLES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// How often one that has not entered is looked at.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+
+/// An operation that others wait in, and of which this rank was asked whether it has entered it.
+pub struct Inquired {
+    asker: Box<dyn Asker>,
+    key: String,
+    turn: u64,
+    is_sample: bool,
+    has_answered: bool,
+    /// When to look again.
+    pub(super) next: Instant,
+    pause: Duration,
+}
+
+impl Inquired {
+    /// The `turn`-th collective of the communicator that all ranks call `key`; once, where it `is_sample`.
+    #[must_use]
+    pub fn new(asker: Box<dyn Asker>, key: &str, turn: u64, is_sample: bool) -> Self {
+        Self {
+            asker,
+            key: key.to_owned(),
+            turn,
+            is_sample,
+            has_answered: false,
+            next: Instant::now(),
+            pause: PAUSES[0],
+        }
+    }
+
+    /// Whether both are about one communicator of one rank.
+    pub(super) fn is_about(&self, other: &Self) -> bool {
+        self.key == other.key && self.asker.connection() == other.asker.connection()
+    }
+
+    /// Answers what can be answered. Whether it is to be looked at again.
+    pub(super) fn look(&mut self) -> bool {
+        if !self.asker.is_there() {
+            return false;
+        }
+        self.next = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(PAUSES[1]);
+        // Gone meanwhile, or not there.
+        let Some(supervisor) = self.asker.supervisor() else {
+            self.not_yet("it has no such communicator");
+            return false;
+        };
+        let target = supervisor.target();
+        let Some(inner) = target.as_ref().and_then(AbortHandle::visit) else {
+            self.not_yet("it is about to make the communicator");
+            return !self.is_sample;
+        };
+        if inner.phase.get() != State::Ready {
+            return false;
+        }
+        let track = inner.tracked.track();
+        let Some(turns) = track.turns() else {
+            return true;
+        };
+        if turns.called < self.turn {
+            self.not_yet(&last(track, &turns));
+            return !self.is_sample;
+        }
+        let turn = turns.get(self.turn);
+        match (turn, self.is_sample) {
+            // What is not known in full is no sample.
+            (None, true) => self.not_yet(""),
+            (turn, _) => {
+                let since = turn.or(turns.newest_first().last().map(|(_, turn)| turn));
+                let age = since.map_or(Duration::ZERO, |turn| age(turn.since));
+                self.answer(Some(age), "");
+            }
+        }
+        if !self.is_sample {
+            supervisor.was_asked_about(self.turn);
+        }
+        false
+    }
+
+    /// Says so once.
+    fn not_yet(&mut self, last: &str) {
+        if !self.has_answered {
+            self.answer(None, last);
+        }
+    }
+
+    fn answer(&mut self, entered: Option<Duration>, last: &str) {
+        self.has_answered = true;
+        self.asker.answer(&self.key, self.turn, entered, last);
+    }
+}
+
+fn age(since: Duration) -> Duration {
+    origin().monotonic.elapsed().saturating_sub(since)
+}
+
+/// What a communicator did last, for those who wait for it.
+fn last(track: &Track, turns: &Turns) -> String {
+    let Some(last) = turns.last else {
+        return String::from("it has called nothing on the communicator");
+    };
+    let state = match track.done_on(last.stream) >= last.number {
+        true => "which is done",
+        false => "not known to be done",
+    };
+    format!(
+        "its last call was {} #{}, {:.1} s ago, {state}",
+        last.kind,
+        last.number,
+        age(last.since).as_secs_f64()
+    )
+}
+
+/// Asks who has not entered a call of this rank, if that can be told; whether it could.
+pub(super) fn ask(supervisor: &dyn Supervisor, track: &Track, number: u64) -> bool {
+    let Some(turns) = track.turns() else {
+        return false;
+    };
+    let Some((turn, call)) = turns.of(number).and_then(|turn| {
+        let call = turns.get(turn)?;
+        Some((turn, *call))
+    }) else {
+        return true;
+    };
+    if !supervisor.is_asked_about(turn) {
+        supervisor.suspect(turn, &call, age(call.since), false);
+    }
+    true
+}
+
+/// Asks how far apart the ranks entered the last collective that is done; whether there was one.
+pub(super) fn sample(supervisor: &dyn Supervisor, track: &Track) -> bool {
+    let Some(turns) = track.turns() else {
+        return false;
+    };
+    let mut newest = turns.newest_first();
+    let done = newest.find(|(_, turn)| turn.number <= track.done_on(turn.stream));
+    let Some((turn, call)) = done else {
+        return false;
+    };
+    supervisor.suspect(turn, call, age(call.since), true);
+    true
+}

@@ -1,0 +1,107 @@
+//! What the watchdog found at its last look, for whoever shows it.
+
+#![allow(dead_code, reason = "not everything is shown yet")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::judge::Standing;
+use super::registry;
+use crate::operation::{OperationKind, Shape};
+use crate::supervision::recorder::{Track, origin};
+
+/// A communicator that has, or had a moment ago, operations that are not known to be done.
+#[derive(Clone, Debug)]
+#[doc(hidden)]
+pub struct Pending {
+    #[doc(hidden)]
+    pub communicator: Arc<str>,
+    /// Its number among the communicators of this process, from 1.
+    #[doc(hidden)]
+    pub number: u64,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    /// How many calls were issued and are not known to be done.
+    #[doc(hidden)]
+    pub depth: u64,
+    /// The one that was issued first of them.
+    #[doc(hidden)]
+    pub oldest: Option<Oldest>,
+    /// When a call was last seen to be done; `None` while it is watched and none was.
+    pub(crate) progress: Option<Instant>,
+    /// When the watchdog looked last; `None` before the first time.
+    pub(crate) looked: Option<Instant>,
+}
+
+/// A call that is not known to be done.
+#[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
+pub struct Oldest {
+    #[doc(hidden)]
+    pub sequence: u64,
+    pub(crate) kind: OperationKind,
+    pub(crate) shape: Shape,
+    /// When it was called.
+    #[doc(hidden)]
+    pub since: Instant,
+    #[doc(hidden)]
+    pub clock: Clock,
+    /// Since when that is so, as far as known.
+    pub(crate) began: Instant,
+}
+
+/// What a call that is not done is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Clock {
+    /// NCCL, or the launch of a graph, has not come back.
+    Issuing,
+    /// It waits for its turn on its stream.
+    Queued,
+    /// Nothing that is known of is in front of it.
+    Running,
+}
+
+/// The facts of one communicator, as of the last look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Facts {
+    pub(super) standing: Option<Standing>,
+    /// What its call is about.
+    pub(super) shape: Shape,
+    pub(super) depth: u64,
+    pub(super) progress: Option<Instant>,
+    pub(super) looked: Option<Instant>,
+}
+
+impl Facts {
+    pub(super) fn of(&self, track: &Track) -> Pending {
+        let zero = origin().monotonic;
+        Pending {
+            communicator: Arc::clone(&track.identity.name),
+            number: track.number,
+            rank: track.identity.rank,
+            world_size: track.identity.world_size,
+            depth: self.depth,
+            oldest: self.standing.map(|standing| Oldest {
+                sequence: standing.call.number,
+                kind: standing.call.kind,
+                shape: self.shape,
+                since: zero + standing.call.since,
+                clock: standing.clock,
+                began: zero + standing.began,
+            }),
+            progress: self.progress,
+            looked: self.looked,
+        }
+    }
+}
+
+/// Every communicator that the watchdog watches, as of its last look. Of those that are not in the list
+/// everything is done. Asks neither CUDA nor NCCL, and waits for nobody who does.
+#[doc(hidden)]
+pub fn pending() -> Vec<Pending> {
+    match crate::forked::is_child() {
+        false => registry::facts(),
+        true => Vec::new(),
+    }
+}

@@ -1,0 +1,270 @@
+//! What an [`ExpertParallel`] is made from.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::DevicePtr;
+
+use super::kernels::Kernels;
+use super::layout::{Layout, Sizes};
+use super::{ExpertParallel, Staging};
+use crate::communicator::Communicator;
+use crate::driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
+use nccl_core::AllToAllAlgorithm as Algorithm;
+
+/// Makes an [`ExpertParallel`]; see [`ExpertParallel::builder`].
+///
+/// ```
+/// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+/// let ep = nccl::ExpertParallel::builder(comm)
+///     .experts(64)
+///     .top_k(4)
+///     .max_tokens(256)
+///     .capacity(32)
+///     .layout(nccl::ExpertLayout::ExpertMajor)
+///     .max_row_bytes(4096 * 2)
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is made before `build`"]
+pub struct ExpertParallelBuilder<'c> {
+    comm: &'c Communicator,
+    experts: usize,
+    top_k: usize,
+    max_tokens: usize,
+    capacity: Option<usize>,
+    max_row_bytes: usize,
+    layout: Layout,
+}
+
+impl<'c> ExpertParallelBuilder<'c> {
+    pub(super) fn new(comm: &'c Communicator) -> Self {
+        Self {
+            comm,
+            experts: 0,
+            top_k: 0,
+            max_tokens: 0,
+            capacity: None,
+            max_row_bytes: 0,
+            layout: Layout::default(),
+        }
+    }
+
+    /// The number of experts, of all ranks together: a multiple of the number of ranks, and the same on all.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) {
+    /// let builder = nccl::ExpertParallel::builder(comm).experts(32 * comm.world_size());
+    /// # }
+    /// ```
+    pub fn experts(mut self, experts: usize) -> Self {
+        self.experts = experts;
+        self
+    }
+
+    /// The number of experts that a token may choose.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) {
+    /// let builder = nccl::ExpertParallel::builder(comm).experts(256).top_k(8);
+    /// # }
+    /// ```
+    pub fn top_k(mut self, top_k: usize) -> Self {
+        self.top_k = top_k;
+        self
+    }
+
+    /// The number of tokens of this rank in one step, at most.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) {
+    /// let builder = nccl::ExpertParallel::builder(comm).max_tokens(128);
+    /// # }
+    /// ```
+    pub fn max_tokens(mut self, max_tokens: usize) -> Self {
+        self.max_tokens = max_tokens;
+        self
+    }
+
+    /// How many tokens of each rank an expert has room for, the same on all ranks. Not set, that is
+    /// [`max_tokens`](Self::max_tokens), and no token is ever lost unless it chooses an expert twice; then
+    /// that has to be the same on all ranks as well.
+    ///
+    /// All rows travel, filled or not: a smaller capacity saves time and memory, and a token that an expert has no
+    /// room for is an error ([`ErrorKind::ExpertCapacity`]).
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) {
+    /// // Four times what each expert gets when all get as much.
+    /// let builder = nccl::ExpertParallel::builder(comm)
+    ///     .experts(256)
+    ///     .top_k(8)
+    ///     .max_tokens(128)
+    ///     .capacity(4 * 128 * 8 / 256);
+    /// # }
+    /// ```
+    pub fn capacity(mut self, capacity: usize) -> Self {
+        self.capacity = Some(capacity);
+        self
+    }
+
+    /// The bytes of what travels for a token at once, at most: of a row that is dispatched together with its
+    /// scales, or of one that is combined.
+    ///
+    /// The staging memory has `experts * capacity` times as many, on each rank.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) {
+    /// // 7168 bytes with 56 scales go out, 7168 numbers of two bytes come back.
+    /// let builder = nccl::ExpertParallel::builder(comm).max_row_bytes((7168 + 56 * 4).max(7168 * 2));
+    /// # }
+    /// ```
+    pub fn max_row_bytes(mut self, bytes: usize) -> Self {
+        self.max_row_bytes = bytes;
+        self
+    }
+
+    /// The order of the rows that are received, the same on all ranks.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) {
+    /// use nccl::{ExpertLayout, ExpertParallel};
+    /// let builder = ExpertParallel::builder(comm).layout(ExpertLayout::ExpertMajor);
+    /// # }
+    /// ```
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Allocates the staging memory, loads the kernels, connects the ranks, and compares their numbers; all have to
+    /// build at the same time. Waits for that, at most as long as the communicator's operations may
+    /// take.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for numbers that cannot work, that differ between the ranks, or when another rank
+    /// could not make its part; [`ErrorKind::Cuda`] when there is not enough memory, or the driver does not
+    /// take the kernels; otherwise as any operation.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let builder = nccl::ExpertParallel::builder(&comm).experts(4).top_k(1).max_tokens(16);
+    /// let error = builder.clone().build().unwrap_err();
+    /// assert!(error.to_string().contains("max_row_bytes"));
+    /// let ep = builder.max_row_bytes(64).build()?;
+    /// assert_eq!(ep.capacity(), 16);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn build(self) -> Result<ExpertParallel> {
+        forked::check()?;
+        let made = self.make();
+        // Also when nothing came of it: the other ranks hear of it, and do not wait for this one.
+        let compared = self.compare(made.as_ref().ok().map(|made| &made.sizes));
+        let made = made?;
+        compared?;
+        Ok(made)
+    }
+
+    fn make(&self) -> Result<ExpertParallel> {
+        let ranks = self.comm.world_size();
+        let sizes = Sizes {
+            ranks,
+            experts: self.experts,
+            own: self.experts / ranks,
+            top_k: self.top_k,
+            max_tokens: self.max_tokens,
+            capacity: self.capacity.unwrap_or(self.max_tokens),
+            max_row_bytes: self.max_row_bytes,
+            layout: self.layout,
+        };
+        sizes.check()?;
+        let stream = self.comm.stream();
+        let context = stream.context();
+        let memory = driver::undisturbed(context, || stream.alloc_zeros::<u8>(sizes.staging()))
+            .map_err(Error::cuda("allocating the staging memory"))?;
+        let staging = Staging {
+            address: {
+                // On the stream of its own, which orders it.
+                let (address, guard) = driver::undisturbed(context, || memory.device_ptr(stream));
+                std::mem::forget(guard);
+                address
+            },
+            _memory: Resident::new(memory),
+        };
+        let copies = driver::undisturbed(context, || context.new_stream())
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+        // The staging memory is all zeros, and nobody's yet.
+        let kernels = Kernels::load(stream, staging.address)?;
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        Ok(ExpertParallel {
+            comm: self.comm.clone(),
+            sizes,
+            kernels,
+            staging,
+            copies: Resident::new(copies),
+            number: MADE.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    /// Compares what has to be the same on all ranks.
+    fn compare(&self, sizes: Option<&Sizes>) -> Result<()> {
+        const FIELDS: [&str; 3] = ["experts", "capacity", "layout"];
+        let own: [u64; 4] = match sizes {
+            None => [0; 4],
+            Some(sizes) => [
+                1,
+                sizes.experts as u64,
+                sizes.capacity as u64,
+                sizes.layout as u64,
+            ],
+        };
+        let stream = self.comm.stream();
+        let exchange = Error::cuda("exchanging numbers with the other ranks");
+        let told = driver::undisturbed(stream.context(), || {
+            let x = stream.clone_htod(&own.repeat(self.comm.world_size()))?;
+            let y = stream.alloc_zeros::<u64>(own.len() * self.comm.world_size())?;
+            Ok((x, y))
+        });
+        let (x, mut y) = told.map_err(exchange)?;
+        // By messages, which connects all pairs of ranks: NCCL waits for that on the host, and no later call is to wait.
+        let grouped = Algorithm::Grouped;
+        self.comm.all_to_all_with(&x, &mut y, grouped)?.wait()?;
+        let told = self
+            .comm
+            .read_back(&y)
+            .map_err(Error::cuda("exchanging numbers with the other ranks"))?;
+        let refuse = |field, reason| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
+        let all = || told.chunks_exact(own.len()).enumerate();
+        if let Some((rank, _)) = all().find(|(_, one)| one[0] == 0) {
+            let reason = format!("rank {rank} could not make its part, and says why itself");
+            return refuse("expert_parallel", reason);
+        }
+        for (at, field) in FIELDS.into_iter().enumerate() {
+            let of = |one: &[u64]| one[at + 1];
+            let first = of(&told);
+            if let Some((rank, one)) = all().find(|(_, one)| of(one) != first) {
+                let show = |value: u64| match (field, value) {
+                    ("layout", value) if value == Layout::RankMajor as u64 => {
+                        String::from("RankMajor")
+                    }
+                    ("layout", _) => String::from("ExpertMajor"),
+                    _ => value.to_string(),
+                };
+                let reason = format!(
+                    "it is {} on rank 0 and {} on rank {rank}, and has to be the same on all ranks",
+                    show(first),
+                    show(of(one))
+                );
+                return refuse(field, reason);
+            }
+        }
+        Ok(())
+    }
+}

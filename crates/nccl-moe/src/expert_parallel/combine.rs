@@ -1,0 +1,154 @@
+//! Rows back from the experts, weighed and added up.
+
+use super::kernels::Combine;
+use super::{ExpertParallel, Routing, Way, length};
+use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
+use crate::collectives::same_type;
+use crate::communicator::Frame;
+use crate::dtype::DataType;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::operation::{OperationKind, Shape};
+use crate::supervision::inside::{self, Place};
+use nccl_core::Request;
+
+const KIND: OperationKind = OperationKind::Combine;
+
+impl ExpertParallel {
+    /// Brings back what the experts made of the tokens, weighed and added up.
+    ///
+    /// `expert_out` has `experts * capacity` rows, where [`dispatch`](Self::dispatch) put those that they were made
+    /// from; of any width, which is the same on all ranks. `weights` is `[token][top_k]`, as what was routed, and
+    /// `out` is `[token][width]`. The elements are f32, f16 or bf16:
+    ///
+    /// ```text
+    /// out[token] = weights[token][0] * (row of choice 0) + weights[token][1] * (row of choice 1) + …
+    /// ```
+    ///
+    /// in f32, in the order of the choices, beginning with zero, each product and sum rounded once (a fused multiply-add), and at
+    /// the end to the element's type, to the nearest, ties to even: the same bits each time, whatever the
+    /// number of ranks. Choices without an expert add nothing. A token that lost a choice, because the expert was full
+    /// or does not exist, becomes not-a-number as a whole.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Length`] when the lengths do not fit together, or a row is longer than the builder was told;
+    /// [`ErrorKind::NotWeighed`] for other types; otherwise as [`dispatch`](Self::dispatch).
+    ///
+    /// Wraps `ncclSend` and `ncclRecv` in a group, and a kernel.
+    ///
+    /// ```
+    /// # use nccl::cudarc::driver::CudaSlice;
+    /// # fn example(
+    /// #     ep: &mut nccl::ExpertParallel, routing: &nccl::Routing, weights: &CudaSlice<f32>,
+    /// #     z: &CudaSlice<half::bf16>, out: &mut CudaSlice<half::bf16>,
+    /// # ) -> nccl::Result<()> {
+    /// ep.combine(routing, z, weights, out)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn combine<'a, Z, O>(
+        &'a mut self,
+        routing: &'a Routing,
+        expert_out: Z,
+        weights: impl SendBuffer<'a, Element = f32>,
+        out: O,
+    ) -> Result<Request>
+    where
+        Z: SendBuffer<'a>,
+        O: RecvBuffer<'a, Element = Z::Element>,
+    {
+        self.combine_erased(
+            routing,
+            expert_out.erase(),
+            weights.erase(),
+            out.erase_mut(),
+        )
+    }
+
+    fn combine_erased<'a>(
+        &'a self,
+        routing: &'a Routing,
+        expert_out: Erased<'a>,
+        weights: Erased<'a>,
+        out: ErasedMut<'a>,
+    ) -> Result<Request> {
+        let data_type = expert_out.data_type();
+        let shape = Shape {
+            data_type: Some(data_type),
+            ..Shape::default()
+        };
+        let prepared = self.prepare_combine(routing, expert_out, weights, out);
+        let (frame, combine) =
+            prepared.map_err(|error| self.comm.failed_check(KIND, shape, error))?;
+        let request = self.comm.issue(&frame, KIND, shape)?;
+        if combine.tokens > 0 {
+            self.launched(&frame, KIND, shape, || {
+                // SAFETY: a slot and a weight for each choice of the tokens that were routed, and a row of `out` for
+                // each token; the slots name rows of the staging memory, which was checked to have room for all. All are
+                // leased by the frame, or the staging memory, which is used on this stream only.
+                unsafe { self.kernels.combine(&combine, data_type) }
+            })?;
+        }
+        Ok(request)
+    }
+
+    /// Checks everything, and takes the buffers.
+    fn prepare_combine<'a>(
+        &'a self,
+        routing: &'a Routing,
+        expert_out: Erased<'a>,
+        weights: Erased<'a>,
+        out: ErasedMut<'a>,
+    ) -> Result<(Frame<'a>, Combine)> {
+        let tokens = self.tokens_of(routing)?;
+        let (width, data_type) = self.width_of(&expert_out, &out, tokens)?;
+        let top_k = self.sizes.top_k;
+        if weights.len() != tokens * top_k {
+            let rule = "`top_k` for each token that was routed";
+            return length("weights", weights.len(), tokens * top_k, rule);
+        }
+        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        let mut frame = Frame::new(self.comm.stream())?;
+        let from = frame.read(expert_out)?;
+        let combine = Combine {
+            y: self.staging.address,
+            slots: frame.read(&*routing.slots)?,
+            weights: frame.read(weights)?,
+            out: frame.write(out)?,
+            tokens,
+            top_k,
+            width,
+        };
+        self.exchange(&mut frame, (combine.y, from), (width, data_type), Way::Back);
+        Ok((frame, combine))
+    }
+
+    fn width_of(
+        &self,
+        expert_out: &Erased<'_>,
+        out: &ErasedMut<'_>,
+        tokens: usize,
+    ) -> Result<(usize, DataType)> {
+        let data_type = same_type(expert_out.data_type(), out.data_type())?;
+        self.kernels.weighs(data_type)?;
+        let (rows, given) = (self.sizes.rows(), expert_out.len());
+        if given == 0 || !given.is_multiple_of(rows) {
+            let needed = given.next_multiple_of(rows).max(rows);
+            let rule = "a multiple of `experts * capacity`";
+            return length("expert_out", given, needed, rule);
+        }
+        let width = given / rows;
+        let row_bytes = width * data_type.size_in_bytes().unwrap_or_default();
+        if row_bytes > self.sizes.max_row_bytes {
+            let rule = "`max_row_bytes` of the builder";
+            let given = self.sizes.max_row_bytes;
+            return length("the staging memory for a row", given, row_bytes, rule);
+        }
+        if out.len() != tokens * width {
+            let rule = "a row, as wide as those of `expert_out`, for each token that was routed";
+            return length("out", out.len(), tokens * width, rule);
+        }
+        Ok((width, data_type))
+    }
+}

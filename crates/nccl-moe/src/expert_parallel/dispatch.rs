@@ -1,0 +1,220 @@
+//! Rows to the ranks of their experts.
+
+use super::kernels::Permute;
+use super::layout::ALIGNMENT;
+use super::{ExpertParallel, Routing, Way, length};
+use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
+use crate::collectives::same_type;
+use crate::communicator::Frame;
+use crate::dtype::DataType;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::operation::{OperationKind, Shape};
+use crate::supervision::inside::{self, Place};
+use nccl_core::Request;
+
+const KIND: OperationKind = OperationKind::Dispatch;
+
+/// What travels for each token.
+struct Payload<'a> {
+    x: Erased<'a>,
+    y: ErasedMut<'a>,
+    /// What errors call the two.
+    names: [&'static str; 2],
+}
+
+/// The rows of a payload.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// Elements of a row.
+    width: usize,
+    data_type: DataType,
+    /// Where they lie in the staging memory.
+    staging: u64,
+}
+
+impl ExpertParallel {
+    /// Brings the rows of the tokens to their experts.
+    ///
+    /// `x` is `[token][width]`, with as many tokens as were routed. `y` has `experts * capacity` rows of the same
+    /// width, in the order of the [`ExpertLayout`](super::ExpertLayout); rows without a token become zeros. The
+    /// elements may be of any type: they are copied, bit by bit. `width` is the same on all ranks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Length`] when the lengths do not fit together, or a row is longer than the builder was told;
+    /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`, or one without a route; otherwise as
+    /// any operation.
+    ///
+    /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group.
+    ///
+    /// ```
+    /// # fn example(
+    /// #     ep: &mut nccl::ExpertParallel, routing: &nccl::Routing, x: &nccl::cudarc::driver::CudaSlice<half::bf16>,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
+    /// let width = 7168;
+    /// let rows = ep.experts() * ep.capacity();
+    /// let mut y = ep.communicator().stream().alloc_zeros::<half::bf16>(rows * width)?;
+    /// ep.dispatch(routing, x, &mut y)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dispatch<'a, X, Y>(&'a mut self, routing: &'a Routing, x: X, y: Y) -> Result<Request>
+    where
+        X: SendBuffer<'a>,
+        Y: RecvBuffer<'a, Element = X::Element>,
+    {
+        let rows = Payload {
+            x: x.erase(),
+            y: y.erase_mut(),
+            names: ["x", "y"],
+        };
+        self.dispatch_payloads(routing, [rows])
+    }
+
+    /// [`dispatch`](Self::dispatch) of rows together with their scales, in one group of messages.
+    ///
+    /// `scales` is `[token][scales of a row]`, and lands in `received_scales` as the rows do in `y`. Each of the two has
+    /// an element type of its own.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    ///
+    /// ```
+    /// # fn example(
+    /// #     ep: &mut nccl::ExpertParallel, routing: &nccl::Routing,
+    /// #     x: &nccl::cudarc::driver::CudaSlice<u8>, scales: &nccl::cudarc::driver::CudaSlice<f32>,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (stream, rows) = (ep.communicator().stream().clone(), ep.experts() * ep.capacity());
+    /// let mut y = stream.alloc_zeros::<u8>(rows * 7168)?; // 8-bit floats, as bytes
+    /// let mut received = stream.alloc_zeros::<f32>(rows * 56)?; // one for each 128 of them
+    /// ep.dispatch_with_scales(routing, x, &mut y, scales, &mut received)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dispatch_with_scales<'a, X, Y, S, R>(
+        &'a mut self,
+        routing: &'a Routing,
+        x: X,
+        y: Y,
+        scales: S,
+        received_scales: R,
+    ) -> Result<Request>
+    where
+        X: SendBuffer<'a>,
+        Y: RecvBuffer<'a, Element = X::Element>,
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        let rows = Payload {
+            x: x.erase(),
+            y: y.erase_mut(),
+            names: ["x", "y"],
+        };
+        let scales = Payload {
+            x: scales.erase(),
+            y: received_scales.erase_mut(),
+            names: ["scales", "received_scales"],
+        };
+        self.dispatch_payloads(routing, [rows, scales])
+    }
+
+    fn dispatch_payloads<'a, const N: usize>(
+        &'a self,
+        routing: &'a Routing,
+        payloads: [Payload<'a>; N],
+    ) -> Result<Request> {
+        let shape = Shape {
+            data_type: payloads.first().map(|rows| rows.x.data_type()),
+            ..Shape::default()
+        };
+        let prepared = self.prepare_dispatch(routing, payloads);
+        let (frame, permutes) =
+            prepared.map_err(|error| self.comm.failed_check(KIND, shape, error))?;
+        self.launched(&frame, KIND, shape, || {
+            permutes.iter().try_for_each(|permute| {
+                // SAFETY: a token for each slot; they name rows that are there, because `x` has one for each token that
+                // was routed; the staging memory was checked to have room for all slots. All are leased by the
+                // frame, or the staging memory, which is used on this stream only.
+                unsafe { self.kernels.permute(permute) }
+            })
+        })?;
+        self.comm.issue(&frame, KIND, shape)
+    }
+
+    /// Checks everything, and takes the buffers.
+    fn prepare_dispatch<'a, const N: usize>(
+        &'a self,
+        routing: &'a Routing,
+        payloads: [Payload<'a>; N],
+    ) -> Result<(Frame<'a>, [Permute; N])> {
+        let tokens = self.tokens_of(routing)?;
+        let slots = self.sizes.rows();
+        let (mut row_bytes, mut staging) = (0usize, self.staging.address);
+        let mut rows = [None; N];
+        for (payload, rows) in payloads.iter().zip(&mut rows) {
+            let (width, data_type) = self.rows_of(payload, tokens)?;
+            let bytes = width * data_type.size_in_bytes().unwrap_or_default();
+            *rows = Some(Rows {
+                width,
+                data_type,
+                staging,
+            });
+            row_bytes += bytes;
+            staging = (staging + (slots * bytes) as u64).next_multiple_of(ALIGNMENT as u64);
+        }
+        if row_bytes > self.sizes.max_row_bytes {
+            let rule = "`max_row_bytes` of the builder: those of a row and its scales";
+            let given = self.sizes.max_row_bytes;
+            return length("the staging memory for a row", given, row_bytes, rule);
+        }
+        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        let mut frame = Frame::new(self.comm.stream())?;
+        let tokens = frame.read(&*routing.tokens)?;
+        let mut permutes = [const { None }; N];
+        for ((payload, rows), permute) in payloads.into_iter().zip(rows).zip(&mut permutes) {
+            let Some(rows) = rows else {
+                unreachable!("one for each payload")
+            };
+            let (x, y) = (frame.read(payload.x)?, frame.write(payload.y)?);
+            let (width, data_type) = (rows.width, rows.data_type);
+            self.exchange(
+                &mut frame,
+                (rows.staging, y),
+                (width, data_type),
+                Way::ToExperts,
+            );
+            *permute = Some(Permute {
+                x,
+                tokens,
+                y: rows.staging,
+                row_bytes: width * data_type.size_in_bytes().unwrap_or_default(),
+                slots,
+            });
+        }
+        let permutes = permutes.map(|permute| match permute {
+            Some(permute) => permute,
+            None => unreachable!("one for each payload"),
+        });
+        Ok((frame, permutes))
+    }
+
+    /// The width and type of a payload's rows.
+    fn rows_of(&self, payload: &Payload<'_>, tokens: usize) -> Result<(usize, DataType)> {
+        let [x, y] = payload.names;
+        let data_type = same_type(payload.x.data_type(), payload.y.data_type())?;
+        self.comm.library().admit(data_type)?;
+        let rows = self.sizes.rows();
+        let given = payload.y.len();
+        if given == 0 || !given.is_multiple_of(rows) {
+            let needed = given.next_multiple_of(rows).max(rows);
+            return length(y, given, needed, "a multiple of `experts * capacity`");
+        }
+        let width = given / rows;
+        if payload.x.len() != tokens * width {
+            let rule = "a row, as wide as those that are received, for each token that was routed";
+            return length(x, payload.x.len(), tokens * width, rule);
+        }
+        Ok((width, data_type))
+    }
+}

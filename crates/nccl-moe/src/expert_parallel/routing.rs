@@ -1,0 +1,308 @@
+//! Which row each choice of a token gets, and how many rows go where.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBits};
+
+use super::counts::Counts;
+use super::kernels::Route;
+use super::layout::Sizes;
+use super::{ExpertParallel, length};
+use crate::buffer::SendBuffer;
+use crate::communicator::{Communicator, Frame};
+use crate::driver;
+use crate::dtype::DataType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked::{self, Resident};
+use crate::operation::{OperationKind, Shape};
+use crate::recorded::{Function, Recorded};
+use crate::supervision::inside::{self, Place};
+use nccl_core::Request;
+
+const KIND: OperationKind = OperationKind::Route;
+
+const SHAPE: Shape = Shape {
+    peer: None,
+    root: None,
+    count: None,
+    data_type: Some(DataType::UINT32),
+    reduction: None,
+};
+
+/// Where the tokens of one step go: made with [`ExpertParallel::routing`], filled by [`ExpertParallel::route`], and
+/// used by any number of dispatches and combines, until it is filled again.
+///
+/// It lives on the device; nothing of it is known to the host unless that asks.
+///
+/// ```
+/// # fn example(ep: &nccl::ExpertParallel, topk: &nccl::cudarc::driver::CudaSlice<i32>) -> nccl::Result<()> {
+/// let mut routing = ep.routing()?;
+/// for _layer in 0..2 {
+///     ep.route(topk, &mut routing)?; // the memory is used again
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Routing {
+    pub(super) of: u64,
+    comm: Communicator,
+    sizes: Sizes,
+    copies: Resident<Arc<CudaStream>>,
+    /// The slot of each entry.
+    pub(super) slots: Resident<CudaSlice<i32>>,
+    /// The token of each slot.
+    pub(super) tokens: Resident<CudaSlice<i32>>,
+    /// See [`Sizes::counts`].
+    counts: Resident<CudaSlice<u32>>,
+    pub(super) routed: Option<Routed>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Routed {
+    pub(super) tokens: usize,
+    sequence: u64,
+    issued: Instant,
+}
+
+impl ExpertParallel {
+    /// Memory for a routing, on the communicator's stream.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`] when there is not enough memory.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel) -> nccl::Result<()> {
+    /// let (first, second) = (ep.routing()?, ep.routing()?); // of two halves of a batch, say
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn routing(&self) -> Result<Routing> {
+        forked::check()?;
+        fn zeros<T: DeviceRepr + ValidAsZeroBits>(
+            stream: &Arc<CudaStream>,
+            len: usize,
+        ) -> Result<CudaSlice<T>> {
+            let memory = driver::undisturbed(stream.context(), || stream.alloc_zeros(len));
+            memory.map_err(Error::cuda("allocating a routing"))
+        }
+        let (stream, sizes) = (self.comm.stream(), self.sizes);
+        Ok(Routing {
+            of: self.number,
+            comm: self.comm.clone(),
+            sizes,
+            copies: self.copies.clone(),
+            slots: Resident::new(zeros(stream, sizes.max_tokens * sizes.top_k)?),
+            tokens: Resident::new(zeros(stream, sizes.rows())?),
+            counts: Resident::new(zeros(stream, sizes.counts())?),
+            routed: None,
+        })
+    }
+
+    /// Routes the tokens of this rank: `topk` holds `top_k` experts for each of them, `[token][top_k]`; any negative
+    /// number stands for none.
+    ///
+    /// Each choice gets a row of its expert in the order of the tokens, and of the choices of a token, so that
+    /// the same choices always give the same rows. Then the ranks tell each other how many they have for each expert,
+    /// in one message from each rank to each. The host waits for nothing: a choice that its expert has no room for is
+    /// told by [`Routing::counts`], and by what is combined for its token, which is not a number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Length`] when `topk` is no multiple of `top_k`, or has more tokens than were announced;
+    /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`; otherwise as any operation.
+    ///
+    /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel, routing: &mut nccl::Routing) -> Result<(), Box<dyn std::error::Error>> {
+    /// let stream = ep.communicator().stream();
+    /// let topk = stream.clone_htod(&[0i32, 2, 1, -1])?; // two tokens, the second of which goes to one expert only
+    /// ep.route(&topk, routing)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn route<'a>(
+        &'a self,
+        topk: impl SendBuffer<'a, Element = i32>,
+        routing: &'a mut Routing,
+    ) -> Result<Request> {
+        let sizes = &self.sizes;
+        let issued = Instant::now();
+        let Routing {
+            of,
+            slots,
+            tokens,
+            counts,
+            routed,
+            ..
+        } = routing;
+        let entries = topk.count();
+        let prepared = self.check_topk(*of, entries).and_then(|()| {
+            *routed = None;
+            let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+            let mut frame = Frame::new(self.comm.stream())?;
+            let route = Route {
+                topk: frame.read(topk)?,
+                slots: frame.write(&mut **slots)?,
+                tokens: frame.write(&mut **tokens)?,
+                counts: frame.write(&mut **counts)?,
+                entries,
+            };
+            self.exchange_counts(&mut frame, route.counts);
+            Ok((frame, route))
+        });
+        let (frame, route) =
+            prepared.map_err(|error| self.comm.failed_check(KIND, SHAPE, error))?;
+        self.launched(&frame, KIND, SHAPE, || {
+            // SAFETY: as many entries as `topk` has, and a routing has as many slots, tokens and counts as the sizes
+            // say; all are leased by the frame.
+            unsafe { self.kernels.route(&route, sizes) }
+        })?;
+        let request = self.comm.issue(&frame, KIND, SHAPE)?;
+        *routed = Some(Routed {
+            tokens: entries / sizes.top_k,
+            sequence: request.sequence(),
+            issued,
+        });
+        Ok(request)
+    }
+
+    fn check_topk(&self, of: u64, entries: usize) -> Result<()> {
+        let Sizes {
+            top_k, max_tokens, ..
+        } = self.sizes;
+        if of != self.number {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "routing",
+                reason: String::from("it was made by another `ExpertParallel`"),
+            }));
+        }
+        if !entries.is_multiple_of(top_k) {
+            let needed = entries.next_multiple_of(top_k);
+            return length("topk", entries, needed, "`top_k` for each token");
+        }
+        if entries > max_tokens * top_k {
+            let needed = max_tokens * top_k;
+            return length(
+                "topk",
+                entries,
+                needed,
+                "`top_k` for each of `max_tokens`, at most",
+            );
+        }
+        Ok(())
+    }
+
+    /// Each rank gets what this one has for its experts.
+    fn exchange_counts(&self, frame: &mut Frame<'_>, counts: u64) {
+        let (own, rank) = (self.sizes.own, self.comm.rank());
+        let at = |number: usize| counts + (number * size_of::<u32>()) as u64;
+        for peer in 0..self.sizes.ranks {
+            for (function, first) in [
+                (Function::Send, 0),
+                (Function::Recv, self.sizes.received_counts()),
+            ] {
+                let address = at(first + peer * own);
+                // Fits: the number of ranks was checked when the communicator was made.
+                let message = Recorded::new(function, address, own, DataType::UINT32, peer as i32);
+                frame.push_message(message, peer == rank);
+            }
+        }
+        frame.grouped = true;
+    }
+}
+
+impl Routing {
+    /// How many tokens were routed where. **Waits** for the routing, and for what was put on the
+    /// communicator's stream before this call, at most as long as the communicator's operations may take: the only
+    /// call that does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ExpertCapacity`] when an expert was given more tokens than it has room for, on the rank that sent
+    /// them and on the one that has the expert; [`ErrorKind::NoSuchExpert`] on the rank whose tokens chose an
+    /// expert that does not exist; [`ErrorKind::InvalidConfig`] when nothing was routed; otherwise as
+    /// [`Request::wait`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// use nccl::{ErrorKind, ExpertParallel};
+    ///
+    /// let ep = ExpertParallel::builder(&comm)
+    ///     .experts(2)
+    ///     .top_k(1)
+    ///     .max_tokens(8)
+    ///     .capacity(2)
+    ///     .max_row_bytes(4)
+    ///     .build()?;
+    /// let mut routing = ep.routing()?;
+    /// ep.route(&stream.clone_htod(&[1i32, 0, 1])?, &mut routing)?;
+    /// assert_eq!(routing.counts()?.sent(), [1, 2]);
+    ///
+    /// ep.route(&stream.clone_htod(&[1i32, 0, 1, 1])?, &mut routing)?;
+    /// let error = routing.counts().unwrap_err();
+    /// assert!(matches!(error.kind(), ErrorKind::ExpertCapacity { expert: 1, tokens: 3, capacity: 2, .. }));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn counts(&self) -> Result<Counts> {
+        forked::check()?;
+        let comm = &self.comm;
+        let Some(routed) = self.routed else {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "routing",
+                reason: String::from(
+                    "nothing was routed with it: call `ExpertParallel::route` first",
+                ),
+            }));
+        };
+        let (sequence, issued) = (routed.sequence, routed.issued);
+        Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
+        let numbers = {
+            // On a stream of its own: whatever comes behind the routing may wait for other ranks.
+            let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
+            let mut numbers = vec![0u32; self.sizes.counts()];
+            driver::undisturbed(self.copies.context(), || {
+                self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;
+                self.copies.synchronize()
+            })
+            .map(|()| numbers)
+        };
+        numbers
+            .map_err(Error::cuda("reading the counts of a routing"))
+            .and_then(|numbers| Counts::of(numbers, &self.sizes, comm.rank()))
+            .map_err(|error| {
+                error.during(|| {
+                    comm.inner
+                        .operation(KIND, SHAPE, Some(sequence), routed.issued)
+                })
+            })
+    }
+
+    /// How many tokens each rank sent for each expert of this one, on the device: `[source rank][own expert]`, also
+    /// beyond the capacity. For kernels that are to stop where the tokens do; zeros before something was
+    /// routed.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel, routing: &nccl::Routing) {
+    /// let counts = routing.received();
+    /// assert_eq!(counts.len(), ep.communicator().world_size() * ep.own_experts());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn received(&self) -> CudaView<'_, u32> {
+        self.counts.slice(self.sizes.received_counts()..)
+    }
+}
+
+impl fmt::Debug for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Routing")
+            .field("communicator", &self.comm.name())
+            .field("tokens", &self.routed.map(|routed| routed.tokens))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,16 @@
+//! Mixture of experts over NVIDIA NCCL: tokens travel to the ranks that have their experts, and back.
+#![cfg(not(loom))]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "an internal crate: who reads its pages reads its sources"
+)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("the nccl crate works on Linux only, as NCCL does");
+
+pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
+
+use nccl_base::{error, forked, operation};
+use nccl_core::{buffer, collectives, communicator, driver, dtype, reaper, recorded, supervision};
+
+mod expert_parallel;
