@@ -73,7 +73,6 @@ pub use nccl_control::{
     Channel, ChannelMessage, Events, RankEnd, RankState, Rendezvous, Subgroup, WorldEvent,
     WorldState, install_panic_hook,
 };
-pub use nccl_core::recorder;
 pub use nccl_core::{
     AbortReport, AbortSignal, AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, AtRunTime,
     Buffer, Capability, Capture, CapturedAllToAll, CapturedPlan, Communicator, CommunicatorBuilder,
@@ -165,6 +164,25 @@ pub mod launch {
 pub mod metrics;
 mod observer;
 pub mod preflight;
+pub mod recorder {
+    //! The flight recorder: what each communicator did last, for whoever asks why it does not go on.
+    //!
+    //! It is always on. Every call leaves a fingerprint in a ring of its communicator: its sequence number and
+    //! time, and for each operation in it what it was, count, type, peer or root, reduction, and which message to
+    //! that peer. Writing it allocates nothing, takes no lock that the call does not have anyway, and asks CUDA
+    //! nothing; `docs/results/overhead.md` has what it costs.
+    //! The last 512 calls and the last 2048 operations of each communicator are kept, also of the last 16 that
+    //! ended.
+    //!
+    //! [`snapshot`] copies everything at any time, from any thread, and holds nobody up. A [`Timeline`] is the snapshots
+    //! of several ranks together, to look at.
+
+    pub use nccl_core::recorder::{
+        Call, CallSpan, CallState, Clock, ClockSource, Note, Place, RecordedOperation,
+        RecordedReduction, Recording, Snapshot, describe_spans, note, snapshot,
+    };
+    pub use nccl_diagnose::timeline::{MissingRank, RankRecording, Standing, Timeline};
+}
 pub mod stats;
 mod supervision;
 mod world;

@@ -5,8 +5,8 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
+use crate::recorder::Timeline;
 use crate::rendezvous::{self, Events, Rendezvous, WorldState};
-use crate::supervision::recorder::Timeline;
 use crate::supervision::{decode, introduce, timeline};
 #[cfg(doc)]
 use crate::world::World;

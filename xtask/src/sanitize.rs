@@ -93,8 +93,8 @@ const ONE_THREAD: &[&str] = &[
     "system::variables::tests::no_file_makes_the_parser_panic_or_give_more_than_nccl_takes",
     "launcher::nodelist::tests::",
     "succession::check::",
-    "supervision::recorder::tests::json::",
-    "supervision::recorder::tests::large::",
+    "timeline::tests::json::",
+    "timeline::tests::large::",
 ];
 
 /// Kernels of NCCL that are stepped in one thread, rank by rank: nothing that the thread sanitizer could find.

@@ -8,7 +8,8 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
-use nccl_base::{error, host, sync};
+use nccl_base::{error, host, operation, sync};
 
 pub mod debug_log;
 pub mod preflight;
+pub mod timeline;

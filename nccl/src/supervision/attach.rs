@@ -5,11 +5,12 @@ use std::any::Any;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use super::recorder::{self, Clock, Home, MissingRank, RankRecording, Snapshot, Timeline};
+use super::recorder::{self, Clock, Home, Snapshot};
 use super::{Session, Watch};
 use crate::forked;
 use crate::peers::{Peers, set_of_threads};
 use crate::reaper;
+use crate::recorder::{MissingRank, RankRecording, Timeline};
 use crate::rendezvous::{
     Asked, Attached, ClockReading, Host, Line, Watcher, say_goodbye, set_host,
 };

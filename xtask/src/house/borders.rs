@@ -16,7 +16,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-launch", &["nccl-base", "nccl-control"]),
     ("nccl-core", &["nccl-base", "nccl-sys"]),
     ("nccl-moe", &["nccl-base", "nccl-core"]),
-    ("nccl-diagnose", &["nccl-base", "nccl-control", "nccl-sys"]),
+    (
+        "nccl-diagnose",
+        &["nccl-base", "nccl-control", "nccl-core", "nccl-sys"],
+    ),
     (
         "nccl",
         &[

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use super::clock::Clock;
 use super::snapshot::Place;
-use super::timeline::Clock;
 use crate::sync::{Mutex, MutexGuard};
 
 /// A rank of a world, as long as its line or one of its communicators' records lives.

@@ -11,13 +11,19 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::snapshot::Snapshot;
-use super::timeline::Timeline;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::operation::OperationKind;
 
 /// The version of the format. Fields may be added to it; what changes meaning makes a new one.
 const SCHEMA: u64 = 1;
+
+/// Of what kind a text says that it is.
+#[doc(hidden)]
+#[must_use]
+pub fn kind(text: &str) -> Option<String> {
+    serde_json::from_str::<Seal>(text).ok()?.kind
+}
 
 /// What every file begins with. Read first, because it decides what the rest means.
 #[derive(Deserialize)]
@@ -27,9 +33,12 @@ struct Seal {
 }
 
 const SNAPSHOT: &str = "nccl-recording";
-const TIMELINE: &str = "nccl-timeline";
+#[doc(hidden)]
+pub const TIMELINE: &str = "nccl-timeline";
 
-fn write<T: Serialize>(kind: &str, content: &T) -> String {
+/// With what it is, and of which version of the format.
+#[doc(hidden)]
+pub fn write<T: Serialize>(kind: &str, content: &T) -> String {
     #[derive(Serialize)]
     struct Borrowed<'a, T> {
         kind: &'a str,
@@ -46,7 +55,9 @@ fn write<T: Serialize>(kind: &str, content: &T) -> String {
     serde_json::to_string(&sealed).unwrap_or_default()
 }
 
-fn read<'a, T: Deserialize<'a>>(
+/// What [`write`] wrote of the `wanted` kind, unless it is `implausible`.
+#[doc(hidden)]
+pub fn read<'a, T: Deserialize<'a>>(
     wanted: &str,
     text: &'a str,
     implausible: impl FnOnce(&T) -> Option<String>,
@@ -92,10 +103,12 @@ fn read<'a, T: Deserialize<'a>>(
 }
 
 /// More ranks than NCCL was ever started with: what is not below that is no rank.
-const MOST_RANKS: usize = 1 << 20;
+#[doc(hidden)]
+pub const MOST_RANKS: usize = 1 << 20;
 
 /// Why something that could be read cannot be meant.
-fn implausible(snapshot: &Snapshot) -> Option<String> {
+#[doc(hidden)]
+pub fn implausible(snapshot: &Snapshot) -> Option<String> {
     let place = snapshot.place.iter();
     let places = place.flat_map(|place| [place.rank, place.world_size]);
     let communicators = snapshot.communicators.iter().flat_map(|one| {
@@ -137,47 +150,6 @@ impl Snapshot {
     /// ```
     pub fn from_json(text: &str) -> Result<Self> {
         read(SNAPSHOT, text, implausible)
-    }
-}
-
-impl Timeline {
-    /// As JSON, in the format of `docs/flight-recorder.md`.
-    ///
-    /// ```
-    /// use nccl::recorder::Timeline;
-    ///
-    /// let timeline = Timeline::merge(vec![nccl::recorder::snapshot()])?;
-    /// assert_eq!(Timeline::from_json(&timeline.to_json())?, timeline);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        write(TIMELINE, self)
-    }
-
-    /// What [`to_json`](Self::to_json) wrote.
-    ///
-    /// # Errors
-    /// As [`Snapshot::from_json`].
-    ///
-    /// ```
-    /// let error = nccl::recorder::Timeline::from_json("[]").unwrap_err();
-    /// assert!(error.to_string().contains("reading a recording"));
-    /// ```
-    pub fn from_json(text: &str) -> Result<Self> {
-        read(TIMELINE, text, |timeline: &Self| {
-            let ranks = timeline.ranks.iter().map(|one| one.rank);
-            let missing = timeline.missing.iter().map(|one| one.rank);
-            let wrong = ranks.chain(missing).find(|&rank| rank >= MOST_RANKS);
-            let wrong = wrong.map(|rank| format!("{rank} is no rank"));
-            let snapshots = timeline.ranks.iter().map(|one| &one.snapshot);
-            wrong.or_else(|| snapshots.into_iter().find_map(implausible))
-        })
-    }
-
-    /// Whether a text says that it is one, and not one rank's snapshot.
-    pub(super) fn is_meant(text: &str) -> bool {
-        serde_json::from_str::<Seal>(text).is_ok_and(|seal| seal.kind.as_deref() == Some(TIMELINE))
     }
 }
 
@@ -252,7 +224,8 @@ pub(super) mod unix_time {
     }
 }
 
-pub(super) fn since_1970(at: SystemTime) -> Duration {
+#[doc(hidden)]
+pub fn since_1970(at: SystemTime) -> Duration {
     at.duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
 }

@@ -18,24 +18,25 @@
 //! - `snapshot`: what is read; `json`: how it is written, and read again;
 //! - `turns`: which collective of its communicator a call is;
 //! - `dump`: a file of it when a communicator is aborted;
-//! - `timeline`: the snapshots of several ranks together, to look at.
+//! - `clock`: how the clocks of several processes stand to each other.
+//!
+//! The snapshots of several ranks together are a `Timeline`.
 
+mod clock;
 mod dump;
 mod home;
-mod json;
+#[doc(hidden)]
+pub mod json;
 mod lane;
 mod notes;
 mod shape;
 mod snapshot;
 mod spans;
-mod timeline;
 mod track;
 mod turns;
 mod usual;
 
-#[cfg(all(test, not(loom)))]
-mod tests;
-
+pub use clock::{Clock, ClockSource};
 #[doc(hidden)]
 pub use dump::is_wanted;
 #[doc(hidden)]
@@ -51,7 +52,6 @@ pub use snapshot::{
     Call, CallState, Place, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
 pub use spans::{CallSpan, describe_spans};
-pub use timeline::{Clock, ClockSource, MissingRank, RankRecording, Standing, Timeline};
 #[doc(hidden)]
 pub use track::Identity;
 #[doc(hidden)]

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use super::clock::Clock;
 use super::home;
 use super::json;
 use super::notes::{self, Note};
 use super::spans::{CallSpan, Reader};
-use super::timeline::Clock;
 use super::track::{self, IssueRecord, OperationRecord, Progress, Track};
 use crate::communicator::Communicator;
 use crate::dtype::DataType;
@@ -373,7 +373,8 @@ impl Snapshot {
 
 impl Snapshot {
     /// As what the launcher started the process, where that is not its rank in the world.
-    pub(super) fn launcher_rank(&self) -> Option<usize> {
+    #[doc(hidden)]
+    pub fn launcher_rank(&self) -> Option<usize> {
         let epoch = self.place.as_ref().map(|place| place.epoch);
         let mut own = self.communicators.iter();
         own.find_map(|one| {
@@ -385,7 +386,8 @@ impl Snapshot {
 
 impl Recording {
     /// Which ranks of the world, and of the launcher, its ranks are.
-    pub(super) fn roster(&self) -> Roster {
+    #[doc(hidden)]
+    pub fn roster(&self) -> Roster {
         Roster::recorded(self.members.as_deref(), self.launcher_ranks.as_deref())
     }
 }

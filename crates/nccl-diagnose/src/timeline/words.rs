@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{Clock, ClockSource};
 use crate::operation::OperationKind;
-use crate::recorder::{Call, CallSpan, CallState, RecordedOperation, Recording};
+use nccl_core::recorder::{Call, CallSpan, CallState, RecordedOperation, Recording};
+use nccl_core::recorder::{Clock, ClockSource};
 
 /// `rank 3 (launcher rank 4, node-a, pid 4021)`, of which the other number is `launched`, or empty.
 pub(super) fn who(rank: usize, launched: &str, host: Option<&str>, pid: Option<u32>) -> String {
@@ -32,6 +32,7 @@ pub(super) fn operation(operation: &RecordedOperation) -> String {
         message,
         root,
         reduction,
+        ..
     } = operation;
     let mut text = format!("{kind} {count} × {data_type}");
     // Writing to a string does not fail.
@@ -61,7 +62,8 @@ pub(super) fn state(state: CallState) -> &'static str {
         CallState::Issued => "issued, and not known to be done",
         CallState::Done => "done",
         CallState::Failed => "failed",
-        CallState::Aborted => "aborted before it was done",
+        // `Aborted`: the crates are of one release.
+        _ => "aborted before it was done",
     }
 }
 
@@ -120,7 +122,9 @@ pub(super) fn fingerprint(recording: &Recording, call: &Call) -> String {
 
 /// `span "step", number 0x1: step=17`
 pub(super) fn in_span(span: &CallSpan) -> String {
-    let CallSpan { id, name, about } = span;
+    let CallSpan {
+        id, name, about, ..
+    } = span;
     match about {
         Some(about) => format!("span {name:?}, number {id:#x}: {about}"),
         None => format!("span {name:?}, number {id:#x}"),
@@ -146,7 +150,8 @@ pub(super) fn clock(clock: &Clock) -> String {
         ClockSource::SameMachine => {
             String::from("the same machine's clock as that of this page, uncorrected")
         }
-        ClockSource::Wall => String::from(
+        // `Wall`: the crates are of one release.
+        _ => String::from(
             "another machine's clock on the wall, uncorrected: arrows and order between machines may be wrong",
         ),
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{NAME, two_of_three};
-use crate::recorder::Timeline;
+use crate::timeline::Timeline;
 
 #[test]
 fn a_page_has_no_markup_but_its_own_and_the_names_in_it() {
@@ -38,10 +38,7 @@ fn driven(timeline: &Timeline) -> Option<Value> {
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("page.html");
     std::fs::write(&page, timeline.to_html()).unwrap();
-    let driver = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/src/supervision/recorder/timeline/page_driver.js"
-    );
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/src/timeline/page_driver.js");
     let output = std::process::Command::new("node")
         .arg(driver)
         .arg(page)

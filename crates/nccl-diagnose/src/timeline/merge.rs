@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 
-use super::{Clock, ClockSource, MissingRank, RankRecording, Timeline};
+use nccl_core::recorder::{Clock, ClockSource};
+
+use super::{MissingRank, RankRecording, Timeline};
 use crate::error::{Error, Result};
-use crate::recorder::Snapshot;
+use nccl_core::recorder::Snapshot;
 
 /// How many ranks are named as missing; a world that is larger than this by mistake is not believed.
 const NAMED: usize = 4096;
@@ -117,25 +119,17 @@ fn stored_clock(snapshot: &Snapshot, reference: &Snapshot) -> Clock {
         return Clock::REFERENCE;
     }
     if !snapshot.boot.is_empty() && snapshot.boot == reference.boot {
-        return Clock {
-            offset_ns: 0,
-            uncertainty_ns: None,
-            source: ClockSource::SameMachine,
-        };
+        return Clock::new(0, None, ClockSource::SameMachine);
     }
     match (&snapshot.clock, &reference.clock) {
-        (Some(own), Some(base)) => Clock {
-            offset_ns: own.offset_ns.saturating_sub(base.offset_ns),
-            uncertainty_ns: own
-                .uncertainty_ns
-                .zip(base.uncertainty_ns)
-                .map(|(own, base)| own.saturating_add(base)),
-            source: ClockSource::RoundTrip,
-        },
-        _ => Clock {
-            offset_ns: 0,
-            uncertainty_ns: None,
-            source: ClockSource::Wall,
-        },
+        (Some(own), Some(base)) => {
+            let uncertainty = own.uncertainty_ns.zip(base.uncertainty_ns);
+            Clock::new(
+                own.offset_ns.saturating_sub(base.offset_ns),
+                uncertainty.map(|(own, base)| own.saturating_add(base)),
+                ClockSource::RoundTrip,
+            )
+        }
+        _ => Clock::new(0, None, ClockSource::Wall),
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::layout::Layout;
 use super::{Timeline, words};
 use crate::operation::OperationKind;
-use crate::recorder::{CallState, Snapshot};
+use nccl_core::recorder::{CallState, Snapshot};
 
 const PAGE: &str = include_str!("page.html");
 

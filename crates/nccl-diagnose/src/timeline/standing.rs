@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{RankRecording, Timeline, words};
-use crate::recorder::{CallState, Recording, Snapshot};
-use crate::supervision::short_key;
+use nccl_base::fault::short_key;
+use nccl_core::recorder::{CallState, Recording, Snapshot};
 
 /// How the ranks of one communicator stand to each other.
 ///

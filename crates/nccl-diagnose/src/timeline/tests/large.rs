@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use super::{call, message, reduce, snapshot};
-use crate::OperationKind;
-use crate::recorder::{CallState, Snapshot, Timeline};
+use crate::operation::OperationKind;
+use crate::timeline::Timeline;
+use nccl_core::recorder::{CallState, Snapshot};
 
 /// Each of so many ranks with so many calls; one of them is behind.
 fn large(ranks: usize, calls: u64, behind: usize) -> Vec<Snapshot> {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{NAME, call, origin, recording, reduce, snapshot, two_of_three};
-use crate::recorder::{CallState, Clock, ClockSource, Recording, Snapshot, Timeline};
+use crate::timeline::Timeline;
+use nccl_core::recorder::{CallState, Clock, ClockSource, Recording, Snapshot};
 
 #[test]
 fn who_is_behind_is_said_with_the_call_and_who_is_not_there() {
@@ -25,22 +26,22 @@ fn who_is_behind_is_said_with_the_call_and_who_is_not_there() {
 fn communicators_of_one_name_are_told_apart_and_their_ranks_are_found_in_the_world() {
     // Two of ranks 1 and 2 of the world, and one of the rank 0 that is left of another one.
     let call = || call(1, 100, CallState::Issued, &[]);
-    let part = |rank: usize, key: &str, calls| Recording {
-        key: Some(key.to_owned()),
-        world_size: 2,
-        members: Some(vec![1, 2]),
-        launcher_ranks: Some(vec![2, 3]),
-        ..recording(rank, calls)
+    let part = |rank: usize, key: &str, calls| {
+        let mut part = recording(rank, calls);
+        part.key = Some(key.to_owned());
+        part.world_size = 2;
+        part.members = Some(vec![1, 2]);
+        part.launcher_ranks = Some(vec![2, 3]);
+        part
     };
-    let alone = Recording {
-        key: Some("00000000aa".to_owned()),
-        world_size: 1,
-        members: Some(vec![0]),
-        ..recording(0, vec![])
-    };
-    let of = |rank: usize, communicators| Snapshot {
-        communicators,
-        ..snapshot(rank, "", vec![])
+    let mut alone = recording(0, vec![]);
+    alone.key = Some("00000000aa".to_owned());
+    alone.world_size = 1;
+    alone.members = Some(vec![0]);
+    let of = |rank: usize, communicators| {
+        let mut snapshot = snapshot(rank, "", vec![]);
+        snapshot.communicators = communicators;
+        snapshot
     };
     let both = |rank: usize| {
         let calls = (0..1 - rank).map(|_| call()).collect();

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{call, reduce, snapshot, two_of_three};
-use crate::recorder::{CallState, Timeline};
+use crate::timeline::Timeline;
+use nccl_core::recorder::CallState;
 
 /// The events of a trace, checked for what every viewer needs.
 fn events(trace: &str) -> Vec<Value> {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::two_of_three;
-use crate::recorder::{Snapshot, Timeline};
+use crate::timeline::Timeline;
+use nccl_core::recorder::Snapshot;
 
 #[test]
 fn a_snapshot_and_a_timeline_survive_the_way_through_json() {

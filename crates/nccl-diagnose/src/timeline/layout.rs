@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use super::{RankRecording, Timeline, standing, words};
-use crate::recorder::json::since_1970;
-use crate::recorder::{Call, CallState, Recording};
+use nccl_core::recorder::json::since_1970;
+use nccl_core::recorder::{Call, CallState, Recording};
 
 /// Rows of a lane; what overlaps more often is cut short where the next call of its row begins.
 const ROWS: usize = 6;

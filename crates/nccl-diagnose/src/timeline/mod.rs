@@ -1,5 +1,6 @@
 //! The recordings of several ranks together, on one time axis.
 //!
+//! - `json`: how it is written, and read again;
 //! - `merge`: which recordings belong together, and how their clocks stand to each other; `files`: from files;
 //! - `standing`: who is behind; `words`: calls as sentences;
 //! - `layout`: where a call lies on the axis; `chrome`, `html`: what there is to look at.
@@ -7,6 +8,7 @@
 mod chrome;
 mod files;
 mod html;
+mod json;
 mod layout;
 mod merge;
 mod standing;
@@ -14,8 +16,12 @@ mod words;
 
 use serde::{Deserialize, Serialize};
 
-use super::snapshot::Snapshot;
+use nccl_core::recorder::{Clock, Snapshot};
+
 pub use standing::Standing;
+
+#[cfg(test)]
+mod tests;
 
 /// What the ranks of a world did last, on one time axis.
 ///
@@ -129,76 +135,6 @@ pub struct MissingRank {
     pub pid: Option<u32>,
     /// Why, and what is known of it.
     pub why: String,
-}
-
-/// How the clock of a process stands to that of another.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// fn uncertainty(clock: &nccl::recorder::Clock) -> Option<Duration> {
-///     clock.uncertainty_ns.map(Duration::from_nanos)
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Clock {
-    /// What to add to its times, in nanoseconds.
-    pub offset_ns: i64,
-    /// By how much that may be wrong, in nanoseconds; `None` where nobody knows.
-    #[serde(default)]
-    pub uncertainty_ns: Option<u64>,
-    /// How that is known.
-    pub source: ClockSource,
-}
-
-/// How the offset of a [`Clock`] is known.
-///
-/// ```
-/// use nccl::recorder::{ClockSource, Timeline};
-///
-/// /// Whether times of different ranks can be compared to better than what their hosts' clocks differ.
-/// fn is_measured(timeline: &Timeline) -> bool {
-///     timeline.ranks.iter().all(|part| part.clock.source != ClockSource::Wall)
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum ClockSource {
-    /// It is the clock itself.
-    Reference,
-    /// Measured: the shortest of several round trips; half of it is the uncertainty.
-    RoundTrip,
-    /// Both processes ran under one kernel, and so have one clock.
-    SameMachine,
-    /// Not at all: the clocks on the wall of two machines are taken for equal.
-    Wall,
-}
-
-impl Clock {
-    /// The one that the others are compared with.
-    #[doc(hidden)]
-    pub const REFERENCE: Self = Self {
-        offset_ns: 0,
-        uncertainty_ns: Some(0),
-        source: ClockSource::Reference,
-    };
-
-    /// From the shortest round trip: how long it took, and by how much the other clock was ahead of this one
-    /// in the middle of it.
-    #[doc(hidden)]
-    pub fn measured(ahead_ns: i128, round_trip_ns: u128) -> Self {
-        let bounded = |number: i128| {
-            let least = number.max(i64::MIN.into());
-            i64::try_from(least).unwrap_or(i64::MAX)
-        };
-        Self {
-            offset_ns: bounded(ahead_ns.saturating_neg()),
-            uncertainty_ns: Some(u64::try_from(round_trip_ns.div_ceil(2)).unwrap_or(u64::MAX)),
-            source: ClockSource::RoundTrip,
-        }
-    }
 }
 
 impl MissingRank {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::Timeline;
 use crate::error::{Error, Result};
-use crate::recorder::Snapshot;
+use nccl_core::recorder::Snapshot;
 
 /// The largest file that is read: a thousand full recordings.
 const LARGEST: u64 = 256 << 20;
