@@ -50,6 +50,11 @@
 //! stalls the other stream until the operation is done.
 //!
 //! # Features
+//! - `world` (default): [`World`] and everything that connects the ranks beside NCCL: one fault for all of them, checks before a
+//!   start, [`launch`], [`debug_log`], timelines. Without it, NCCL's token goes to the ranks by other means
+//!   ([`Communicator::builder`]), and each of them stands for itself: a third of the code, and no sockets.
+//! - `half` (default): `half::f16` and `half::bf16` as elements.
+//! - `moe` (default): [`ExpertParallel`].
 //! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.
 //! - `metrics`: [`stats()`] as metrics of the facade of that name: counters, gauges and histograms.
 //!
@@ -69,6 +74,7 @@ pub use nccl_base::fault::{
     Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting,
 };
 pub use nccl_base::operation::{Operation, OperationKind};
+#[cfg(feature = "world")]
 pub use nccl_control::{
     Channel, ChannelMessage, Events, RankEnd, RankState, Rendezvous, Subgroup, WorldEvent,
     WorldState, install_panic_hook,
@@ -83,15 +89,24 @@ pub use nccl_core::{
     ShrinkWay, Shrunk, Timeouts, UniqueId, abort_all, device, group, leaked_communicators,
     on_fatal,
 };
+#[cfg(feature = "moe")]
 pub use nccl_moe::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
+#[cfg(feature = "world")]
 pub use observer::Observer;
 pub use stats::{Stats, stats};
+#[cfg(feature = "world")]
 pub use world::World;
 
-use nccl_base::{error, fault, forked, host, operation, sync, time};
+use nccl_base::operation;
+#[cfg(feature = "world")]
+use nccl_base::{error, fault, forked, host, sync, time};
+#[cfg(feature = "world")]
 use nccl_control as rendezvous;
-use nccl_core::{communicator, events, library, peers, reaper, recorded, threads};
+use nccl_core::{communicator, library, recorded};
+#[cfg(feature = "world")]
+use nccl_core::{events, peers, reaper, threads};
 
+#[cfg(feature = "world")]
 pub mod debug_log {
     //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.
     //!
@@ -107,6 +122,7 @@ pub mod debug_log {
         Process, Retry, Transport, Warning,
     };
 }
+#[cfg(feature = "world")]
 pub mod launch {
     //! Starting the ranks of a world on this host, watching them, and ending them: the library behind `nccl-run`.
     //!
@@ -162,7 +178,9 @@ pub mod launch {
 }
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(feature = "world")]
 mod observer;
+#[cfg(feature = "world")]
 pub mod preflight;
 pub mod recorder {
     //! The flight recorder: what each communicator did last, for whoever asks why it does not go on.
@@ -181,8 +199,11 @@ pub mod recorder {
         Call, CallSpan, CallState, Clock, ClockSource, Note, Place, RecordedOperation,
         RecordedReduction, Recording, Snapshot, describe_spans, note, snapshot,
     };
+    #[cfg(feature = "world")]
     pub use nccl_diagnose::timeline::{MissingRank, RankRecording, Standing, Timeline};
 }
 pub mod stats;
+#[cfg(feature = "world")]
 mod supervision;
+#[cfg(feature = "world")]
 mod world;

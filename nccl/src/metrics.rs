@@ -21,12 +21,12 @@ use ::metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use crate::error::{Error, Result};
-use crate::forked;
 use crate::stats::{CommunicatorStats, Durations, NAMES, Stats, WorldStats, stats};
-use crate::supervision::recorder::{Identity, tracks};
-use crate::supervision::short_key;
-use crate::sync::{Condvar, Mutex};
+use nccl_base::error::{Error, Result};
+use nccl_base::fault::short_key;
+use nccl_base::forked;
+use nccl_base::sync::{Condvar, Mutex};
+use nccl_core::recorder::{Identity, tracks};
 
 /// Passes [`stats()`](crate::stats()) on to the recorder, once.
 ///
@@ -98,7 +98,7 @@ impl Sampler {
 impl Stop {
     /// Whether it was stopped within that time.
     fn within(&self, time: Duration) -> bool {
-        let until = crate::time::deadline_after(time);
+        let until = nccl_base::time::deadline_after(time);
         let mut stopped = self.stopped.lock();
         while !*stopped {
             let left = until.saturating_duration_since(Instant::now());

@@ -20,6 +20,8 @@ struct Mix {
     cudarc: &'static [&'static str],
     /// A CUDA version in the environment, by cudarc's own variable.
     version: Option<&'static str>,
+    /// The features of `nccl`, without its default ones.
+    only: Option<&'static [&'static str]>,
     /// Whether it uses `nccl-candle`, and candle itself. With candle's feature `cuda`: `check-candle-cuda`.
     candle: bool,
 }
@@ -30,6 +32,7 @@ impl Mix {
             name,
             cudarc,
             version: None,
+            only: None,
             candle: false,
         }
     }
@@ -39,7 +42,15 @@ impl Mix {
             name,
             cudarc: &[],
             version: Some(version),
+            only: None,
             candle: false,
+        }
+    }
+
+    const fn only(name: &'static str, features: &'static [&'static str]) -> Self {
+        Self {
+            only: Some(features),
+            ..Self::cudarc(name, &[])
         }
     }
 
@@ -53,6 +64,10 @@ impl Mix {
 
 const MIXES: &[Mix] = &[
     Mix::cudarc("alone", &[]),
+    Mix::only("core", &[]),
+    Mix::only("core-metrics", &["float8", "metrics"]),
+    Mix::only("core-moe", &["moe"]),
+    Mix::only("world", &["world"]),
     Mix::cudarc("dynamic-linking", &["driver", "dynamic-linking"]),
     Mix::cudarc("dynamic-loading", &["driver", "dynamic-loading"]),
     Mix::cudarc("cuda-12090", &["driver", "cuda-12090"]),
@@ -106,10 +121,17 @@ fn write_program(directory: &Path, mix: &Mix) -> Result {
     let nccl = workspace::root().join("nccl");
     let mut manifest = format!(
         "[package]\nname = \"mix\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
-         [workspace]\n\n[dependencies]\nnccl = {{ path = {:?} }}\n",
-        nccl.display().to_string()
+         [workspace]\n\n[dependencies]\nnccl = {{ path = {:?}{} }}\n",
+        nccl.display().to_string(),
+        mix.only.map_or_else(String::new, |features| format!(
+            ", default-features = false, features = {features:?}"
+        )),
     );
     let mut code = String::from("pub use nccl as library;\n");
+    if mix.only.is_some() {
+        code += "pub fn all(comm: &nccl::Communicator, x: &mut nccl::cudarc::driver::CudaSlice<f32>) \
+                 -> nccl::Result<()> { comm.all_reduce_in_place(x, nccl::ReduceOp::Sum)?.wait() }\n";
+    }
     if !mix.cudarc.is_empty() {
         manifest += &format!(
             "cudarc = {{ version = \"*\", default-features = false, features = {:?} }}\n",

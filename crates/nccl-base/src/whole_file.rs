@@ -1,27 +1,37 @@
 //! Files that appear under their name when they are whole: recordings of faults, published addresses.
 
-use std::fs::Permissions;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Writes `content` into a new file in the directory of `path`, and renames it to `path`, replacing what is there. In a
-/// directory where other users write, nothing of theirs is followed: the file's first name is random, and created
-/// exclusively.
+/// directory where other users write, nothing of theirs is followed: the file is created exclusively.
 #[doc(hidden)]
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
-    let mut part = tempfile::Builder::new()
-        .prefix(".nccl-")
-        .suffix(".part")
-        // Less the umask, as any file.
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(directory.unwrap_or(Path::new(".")))?;
-    part.write_all(content)?;
-    part.persist(path)?;
-    Ok(())
+    let (part, mut file) = create(directory.unwrap_or(Path::new(".")))?;
+    let written = file
+        .write_all(content)
+        .and_then(|()| fs::rename(&part, path));
+    written.inspect_err(|_| {
+        let _ = fs::remove_file(&part);
+    })
+}
+
+/// A file of its own: names that are taken are passed over.
+fn create(directory: &Path) -> io::Result<(PathBuf, File)> {
+    let pid = std::process::id();
+    for number in 0..10_000 {
+        let path = directory.join(format!(".nccl-{pid}-{number}.part"));
+        match File::create_new(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -41,6 +51,18 @@ mod tests {
         assert_eq!(std::fs::read(path("file")).unwrap(), b"new");
         assert_eq!(std::fs::read(path("precious")).unwrap(), b"mine");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_others_have_put_there_is_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let first = format!(".nccl-{}-0.part", std::process::id());
+        std::fs::write(path("precious"), "mine").unwrap();
+        symlink(path("precious"), path(&first)).unwrap();
+        write(&path("file"), b"new").unwrap();
+        assert_eq!(std::fs::read(path("precious")).unwrap(), b"mine");
+        assert!(path(&first).symlink_metadata().unwrap().is_symlink());
     }
 
     #[test]

@@ -42,9 +42,13 @@ nccl_type! {
     u32 => UINT32,
     i64 => INT64,
     u64 => UINT64,
-    half::f16 => FLOAT16,
     f32 => FLOAT32,
     f64 => FLOAT64,
+}
+
+#[cfg(feature = "half")]
+nccl_type! {
+    half::f16 => FLOAT16,
     half::bf16 => BFLOAT16,
 }
 
@@ -74,9 +78,11 @@ mod tests {
         check::<u32>();
         check::<i64>();
         check::<u64>();
+        #[cfg(feature = "half")]
         check::<half::f16>();
         check::<f32>();
         check::<f64>();
+        #[cfg(feature = "half")]
         check::<half::bf16>();
         #[cfg(feature = "float8")]
         check::<float8::F8E4M3>();

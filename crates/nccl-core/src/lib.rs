@@ -49,6 +49,7 @@ pub mod collectives;
 pub mod communicator;
 mod config;
 mod device;
+mod digest;
 pub mod driver;
 pub mod dtype;
 mod envelope;

@@ -1,13 +1,13 @@
 //! The token with which ranks find each other inside NCCL.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nccl_sys as sys;
-use sha2::{Digest as _, Sha256};
 
 use crate::communicator::Timeouts;
+use crate::digest::digest;
 use crate::time::deadline_after;
 use crate::{Error, Library, Result, expendable, ffi, forked};
 
@@ -110,14 +110,13 @@ impl UniqueId {
         &self.0
     }
 
-    /// What all ranks call the communicator that is made with it.
-    pub(crate) fn key(&self) -> Arc<str> {
-        let mut key = String::with_capacity(32);
-        for byte in &Sha256::digest(self.as_bytes())[..16] {
-            // Writing to a string does not fail.
-            let _ = write!(key, "{byte:02x}");
-        }
-        key.into()
+    /// What all ranks call the communicator that is made with it, where they have peers.
+    pub(crate) fn key(&self) -> Option<Arc<str>> {
+        let hexadecimal = |byte: &u8| format!("{byte:02x}");
+        cfg!(feature = "peers").then(|| {
+            let key: String = digest(self.as_bytes()).iter().map(hexadecimal).collect();
+            key.into()
+        })
     }
 
     pub(crate) fn raw(&self) -> sys::ncclUniqueId {

@@ -7,11 +7,14 @@
 //! It is counted in the crate `nccl-core`, where it happens; `read` is what is read.
 
 mod read;
+mod worlds;
 
 pub use nccl_core::stats::Durations;
 #[cfg(feature = "metrics")]
 pub(crate) use nccl_core::stats::registry::NAMES;
-pub(crate) use nccl_core::stats::{DETECT, STRAGGLERS, arrival_skew, process, registry};
+#[cfg(feature = "world")]
+pub(crate) use nccl_core::stats::{DETECT, STRAGGLERS, arrival_skew};
+use nccl_core::stats::{process, registry};
 pub use read::{
     ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, RanksByState,
     Stats, WorldStats, stats,

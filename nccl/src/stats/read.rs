@@ -7,15 +7,14 @@ use std::time::{Duration, SystemTime};
 use super::Durations;
 use super::process;
 use super::registry::{self, Counted};
+use super::worlds;
+use crate::FaultClass;
 use crate::Version;
 use crate::communicator::{Phase, State};
 use crate::library::Library;
 use crate::operation::OperationKind;
 use crate::recorded::Function;
-use crate::rendezvous::{self, Line};
-use crate::supervision::FaultClass;
-use crate::supervision::watchdog::{self, Pending};
-use nccl_base::departure::Departure;
+use nccl_core::supervision::watchdog::{self, Pending};
 
 /// How much this process has done with NCCL since it started, and how it stands.
 ///
@@ -284,7 +283,7 @@ pub fn stats() -> Stats {
             let counted = registry::read().into_iter();
             counted.map(|one| communicator(one, &pending)).collect()
         },
-        worlds: rendezvous::lines().iter().map(|line| world(line)).collect(),
+        worlds: worlds::all(),
         faults: Faults {
             failed: process::faults(FaultClass::Failed).get(),
             timed_out: process::faults(FaultClass::TimedOut).get(),
@@ -297,7 +296,7 @@ pub fn stats() -> Stats {
         aborts_leaked: process::LEAKED.get(),
         leaked_communicators: process::LEAKED_COMMUNICATORS.get(),
         stragglers: process::STRAGGLERS.get(),
-        strangers: rendezvous::strangers(),
+        strangers: worlds::strangers(),
         init: process::INIT.read(),
         abort: process::ABORT.read(),
         detect: process::DETECT.read(),
@@ -405,31 +404,5 @@ impl CommunicatorStats {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.operations.iter().map(|one| one.bytes).sum()
-    }
-}
-
-/// How a world of this process stands.
-fn world(line: &Line) -> WorldStats {
-    let mut ranks = RanksByState::default();
-    let departures = line.departures();
-    ranks.present = line.size().saturating_sub(departures.len());
-    for (_, departure) in departures {
-        match departure {
-            Departure::Left => ranks.left += 1,
-            Departure::Failed(_) => ranks.failed += 1,
-            Departure::Lost(_) => ranks.gone += 1,
-        }
-    }
-    let (job, epoch) = line.job();
-    let members = line.members();
-    WorldStats {
-        job: job.to_owned(),
-        epoch,
-        rank: line.rank(),
-        launcher_rank: members
-            .get()
-            .and_then(|members| members.get(line.rank())?.launched),
-        ranks,
-        heartbeat_ages: line.heartbeat_ages(),
     }
 }

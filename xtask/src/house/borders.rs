@@ -43,6 +43,9 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("cuda-emulator", &["nccl-sys"]),
 ];
 
+/// The most packages that `nccl` may bring without its default features, itself included: NCCL in one process alone.
+const MOST_OF_CORE: usize = 34;
+
 /// Fails with every dependency that is not allowed, and every crate that is in no table.
 pub(crate) fn check() -> Result {
     let output = Command::new(env!("CARGO"))
@@ -79,10 +82,37 @@ pub(crate) fn check() -> Result {
             }
         }
     }
+    let core = packages_of_core()?;
+    println!("packages of nccl without its default features: {core}");
+    if core > MOST_OF_CORE {
+        wrong.push(format!(
+            "nccl without its default features is {core} packages, and may be {MOST_OF_CORE}"
+        ));
+    }
     match wrong.is_empty() {
         true => Ok(()),
         false => Err(wrong.join("\n").into()),
     }
+}
+
+/// How many packages a program gets that uses `nccl` without its default features.
+fn packages_of_core() -> Result<usize> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--package=nccl", "--no-default-features"])
+        .args([
+            "--edges=normal",
+            "--prefix=none",
+            "--no-dedupe",
+            "--offline",
+        ])
+        .current_dir(workspace::root())
+        .output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
+    }
+    let text = String::from_utf8(output.stdout)?;
+    let packages: BTreeSet<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    Ok(packages.len())
 }
 
 #[cfg(test)]

@@ -305,7 +305,7 @@ impl Prepared {
         });
         self.birth.lives(&phase);
         let counting = Counting::new(&self.name, self.world_size, &phase);
-        let key = id.map(UniqueId::key);
+        let key = id.and_then(UniqueId::key);
         let identity = Identity {
             name: Arc::clone(&self.name),
             rank: self.rank,

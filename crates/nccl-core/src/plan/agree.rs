@@ -17,9 +17,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use sha2::{Digest as _, Sha256};
-
 use super::record::Captured;
+use crate::digest;
 use crate::dtype::DataType;
 use crate::recorded::{Function, Kind, Recorded, Reduced};
 use nccl_base::codec::{Broken, Fields, put_index, put_number};
@@ -37,8 +36,6 @@ pub(crate) struct Entry {
 
 /// The most operations that are told when captures differ.
 const MOST: usize = 4096;
-
-type Hash = [u8; 16];
 
 impl Entry {
     pub(crate) fn of(recorded: &Recorded) -> Option<Self> {
@@ -126,12 +123,6 @@ pub(crate) fn entries_of(recorded: impl Iterator<Item = Recorded>) -> Vec<Entry>
     recorded.filter_map(|one| Entry::of(&one)).collect()
 }
 
-fn hash(bytes: &[u8]) -> Hash {
-    let mut hash = Hash::default();
-    hash.copy_from_slice(&Sha256::digest(bytes)[..size_of::<Hash>()]);
-    hash
-}
-
 const READY: u8 = 0;
 const FAILED: u8 = 1;
 
@@ -156,11 +147,13 @@ pub(crate) fn digest(entries: Result<&[Entry], String>) -> Vec<u8> {
         }
     }
     let mut digest = vec![READY];
-    digest.extend(hash(&collectives));
+    digest.extend(digest::digest(&collectives));
     put_index(&mut digest, messages.len());
     for (peer, sides) in &messages {
         put_index(&mut digest, *peer);
-        sides.iter().for_each(|side| digest.extend(hash(side)));
+        sides
+            .iter()
+            .for_each(|side| digest.extend(digest::digest(side)));
     }
     digest
 }
@@ -178,15 +171,15 @@ pub(crate) enum Compared {
 }
 
 struct Digest {
-    collectives: Hash,
-    messages: BTreeMap<usize, [Hash; 2]>,
+    collectives: digest::Digest,
+    messages: BTreeMap<usize, [digest::Digest; 2]>,
 }
 
 impl Digest {
     fn read(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = Fields(bytes);
         let collectives = fields.array()?;
-        let messages = (0..fields.count(2 * size_of::<Hash>())?)
+        let messages = (0..fields.count(2 * size_of::<digest::Digest>())?)
             .map(|_| Ok((fields.index()?, [fields.array()?, fields.array()?])))
             .collect::<Result<_, _>>()?;
         fields.end()?;
@@ -196,10 +189,10 @@ impl Digest {
         })
     }
 
-    fn side(&self, peer: usize, side: usize) -> Hash {
+    fn side(&self, peer: usize, side: usize) -> digest::Digest {
         match self.messages.get(&peer) {
             Some(sides) => sides[side],
-            None => hash(&[]),
+            None => digest::digest(&[]),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{NAME, call, origin, recording, reduce, snapshot, two_of_three};
 use crate::timeline::Timeline;
-use nccl_core::recorder::{CallState, Clock, ClockSource, Recording, Snapshot};
+use nccl_core::recorder::{CallState, Clock, ClockSource, Snapshot};
 
 #[test]
 fn who_is_behind_is_said_with_the_call_and_who_is_not_there() {
