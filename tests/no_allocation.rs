@@ -84,6 +84,14 @@ fn allocations(work: impl FnOnce()) -> (u64, Option<Backtrace>) {
     (ALLOCATIONS.get(), FIRST.take())
 }
 
+/// The emulator, for one test at a time: cudarc waits for all of a device when it makes a stream, which ends what another thread
+/// captures there.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    nccl_emulator::install().unwrap();
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[track_caller]
 fn assert_none(what: &str, work: impl FnOnce()) {
     let (count, first) = allocations(work);
@@ -93,7 +101,7 @@ fn assert_none(what: &str, work: impl FnOnce()) {
 }
 
 fn steady(mut operation: impl FnMut(&mut Workload)) {
-    nccl_emulator::install().unwrap();
+    let _alone = alone();
     for ending in [Ending::InProgress, Ending::Success] {
         for tracking in [Tracking::Off, Tracking::On] {
             let mut workload = Workload::new(ending, tracking).unwrap();
@@ -113,7 +121,7 @@ fn the_counting_allocator_counts() {
 
 #[test]
 fn the_library_below_is_asked_for_every_message() {
-    nccl_emulator::install().unwrap();
+    let _alone = alone();
     let workload = Workload::new(Ending::Success, Tracking::Off).unwrap();
     workload.raw_group(8).unwrap();
     assert_eq!(queueing::queued(), 0, "a group is forgotten at its end");
@@ -143,7 +151,7 @@ fn all_reduce_allocates_nothing() {
 /// Whatever the algorithm, the number of steps, and whether memory of the plan's own lies between.
 #[test]
 fn plans_of_all_to_all_allocate_nothing() {
-    nccl_emulator::install().unwrap();
+    let _alone = alone();
     for ending in [Ending::InProgress, Ending::Success] {
         for tracking in [Tracking::Off, Tracking::On] {
             let workload = Workload::new(ending, tracking).unwrap();
@@ -213,7 +221,7 @@ fn plans_of_all_to_all_allocate_nothing() {
 /// what the emulator needs to launch nothing.
 #[test]
 fn launches_of_a_plan_allocate_nothing() {
-    nccl_emulator::install().unwrap();
+    let _alone = alone();
     for tracking in [Tracking::Off, Tracking::On] {
         let workload = Workload::new(Ending::InProgress, tracking).unwrap();
         let comm = workload.communicator();
@@ -245,7 +253,7 @@ fn steps_of_a_mixture_of_experts_allocate_nothing() {
         println!("NOT TESTED: a program with symbols: this one was stripped of them");
         return;
     }
-    nccl_emulator::install().unwrap();
+    let _alone = alone();
     for tracking in [Tracking::Off, Tracking::On] {
         let context = nccl::cudarc::driver::CudaContext::new(0).unwrap();
         if tracking == Tracking::Off {

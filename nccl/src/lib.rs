@@ -102,7 +102,7 @@ use nccl_base::operation;
 use nccl_base::{error, fault, forked, host, sync, time};
 #[cfg(feature = "world")]
 use nccl_control as rendezvous;
-use nccl_core::{communicator, library, recorded};
+use nccl_core::{communicator, library, op};
 #[cfg(feature = "world")]
 use nccl_core::{events, peers, reaper, threads};
 

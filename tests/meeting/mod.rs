@@ -79,13 +79,14 @@ pub(crate) fn run_a_rank() {
             }
             "go on without the dead" => {
                 let mut world = world;
+                world.phase("waiting");
                 loop {
-                    world.phase("waiting");
                     while world.departed().is_empty() {
                         std::thread::sleep(Duration::from_millis(2));
                     }
                     let next = world.next_epoch(Duration::from_secs(60))?;
                     world = next;
+                    // It stays: an observer comes into the epoch when it has heard of that.
                     world.phase(&format!("in an epoch of {}", world.size()));
                     if world.size() == 1 {
                         println!("result: alone");

@@ -28,6 +28,10 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
+    /// By their codes.
+    #[doc(hidden)]
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
+
     #[doc(hidden)]
     pub const fn raw(self) -> sys::ncclRedOp_t {
         match self {
@@ -88,9 +92,8 @@ impl Serialize for RecordedReduction {
 
 impl<'de> Deserialize<'de> for RecordedReduction {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        use ReduceOp::{Avg, Max, Min, Prod, Sum};
         let text = String::deserialize(from)?;
-        let ops = [Sum, Prod, Max, Min, Avg].map(Self::Op);
+        let ops = ReduceOp::ALL.map(Self::Op);
         let mut all = ops.into_iter().chain([Self::Made]);
         all.find(|one| one.to_string() == text)
             .ok_or_else(|| serde::de::Error::custom(format_args!("{text:?} is no reduction")))

@@ -13,8 +13,9 @@ use crate::collectives::Collective;
 use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{Function, Recorded};
+use crate::recorded::Recorded;
 use crate::request::Request;
 use crate::supervision::inside::{self, Place};
 
@@ -225,14 +226,12 @@ impl<'a> Group<'a> {
             return Ok(());
         }
         let messages = own.iter().map(|&at| &recorded[at]);
-        let bytes = |message: &Recorded| {
-            message.count * message.data_type().size_in_bytes().unwrap_or_default()
-        };
+        let bytes = |message: &Recorded| message.op.bytes();
         // A collective that NCCL makes of messages has one of each.
         let all_but = |function| {
             let of_side = messages
                 .clone()
-                .filter(move |message| message.function() != function);
+                .filter(move |message| message.op.function() != function);
             of_side.map(bytes)
         };
         if all_but(Function::Recv).eq(all_but(Function::Send)) {

@@ -62,6 +62,7 @@ mod groups;
 pub mod library;
 mod local;
 pub mod memory;
+pub mod op;
 pub mod peers;
 mod plan;
 pub mod reaper;

@@ -14,7 +14,7 @@ use once_cell::sync::OnceCell;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
-use crate::recorded::Function;
+use crate::op::Function;
 
 /// A loaded libnccl; cheap to clone.
 ///

@@ -11,6 +11,8 @@ compile_error!("the nccl crate works on Linux only, as NCCL does");
 pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
 
 use nccl_base::{error, forked, operation};
-use nccl_core::{buffer, collectives, communicator, driver, dtype, reaper, recorded, supervision};
+use nccl_core::{
+    buffer, collectives, communicator, driver, dtype, op, reaper, recorded, supervision,
+};
 
 mod expert_parallel;

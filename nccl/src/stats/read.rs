@@ -12,8 +12,8 @@ use crate::FaultClass;
 use crate::Version;
 use crate::communicator::{Phase, State};
 use crate::library::Library;
+use crate::op::Function;
 use crate::operation::OperationKind;
-use crate::recorded::Function;
 use nccl_core::supervision::watchdog::{self, Pending};
 
 /// How much this process has done with NCCL since it started, and how it stands.

@@ -11,10 +11,14 @@
 
 mod verdicts;
 
-#[allow(unreachable_pub, missing_docs)]
+#[allow(unreachable_pub, missing_docs, unused_imports)]
 #[path = "../../../crates/nccl-base/src/sync.rs"]
 mod sync;
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/supervision/docket.rs"]
 mod docket;
+
+#[allow(dead_code, unreachable_pub, missing_docs)]
+#[path = "../../../crates/nccl-core/src/communicator/state.rs"]
+mod state;

@@ -6,7 +6,8 @@ use super::schedule::{Exchange, Payload, Place, Region, Schedule};
 use crate::communicator::{Communicator, Copy, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::recorded::{Function, More, Recorded};
+use crate::op::Function;
+use crate::recorded::{More, Recorded};
 
 /// Where the buffers of a schedule begin.
 #[derive(Clone, Copy, Debug)]

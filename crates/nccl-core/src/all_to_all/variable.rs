@@ -7,8 +7,9 @@ use crate::collectives::same_type;
 use crate::communicator::{Communicator, Frame};
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
+use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{Function, Recorded};
+use crate::recorded::Recorded;
 use crate::request::Request;
 use crate::supervision::inside::{self, Place};
 

@@ -10,8 +10,9 @@ use crate::buffer::{Erased, RecvBuffer, SendBuffer};
 use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::op::{self, Function};
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{Function, More, Recorded, Reduced};
+use crate::recorded::{More, Recorded};
 use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
 use crate::supervision::inside;
@@ -282,7 +283,11 @@ impl Asked {
             messages(&whole, recv, comm, frame)
         } else {
             let more = More { recv, op: self.op };
-            frame.push_collective(whole.reducing_with(self.op), more, comm.rank());
+            let whole = Recorded {
+                op: whole.op.reducing_with(self.op),
+                ..whole
+            };
+            frame.push_collective(whole, more, comm.rank());
             Ok(())
         }
     }
@@ -292,8 +297,8 @@ impl Asked {
 ///
 /// Their order does not matter: NCCL serves the peers of a group in an order of its own.
 fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<'_>) -> Result<()> {
-    let (send, count) = (whole.address, whole.count);
-    let (data_type, root) = (whole.data_type(), whole.rank);
+    let (send, count) = (whole.address, whole.op.count as usize);
+    let (data_type, root) = (whole.op.data_type(), whole.op.rank);
     // Both fit: the number of ranks was checked when the communicator was made.
     let (ranks, own) = (comm.world_size() as i32, comm.rank() as i32);
     let size = (count * size_of(data_type)?) as u64;
@@ -302,7 +307,7 @@ fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<
         let message = Recorded::new(function, address, count, data_type, peer);
         frame.push_message(message, peer == own);
     };
-    match whole.function() {
+    match whole.op.function() {
         Function::AllToAll => {
             for peer in 0..ranks {
                 push(Function::Send, block(send, peer), peer);
@@ -369,7 +374,7 @@ impl Communicator {
             root,
             count: None,
             data_type: given.data_type(),
-            reduction: Reduced::of(rule.function, asked.op).recorded(),
+            reduction: op::reduction(rule.function, asked.op),
         };
         // Taking buffers may ask CUDA about their streams; the issue looks after itself.
         let asks = !buffers.are_taken_without_cuda(&self.stream);

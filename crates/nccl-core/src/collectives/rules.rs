@@ -16,8 +16,8 @@
 //! `n` is what the C functions count.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::op::Function;
 use crate::operation::OperationKind;
-use crate::recorded::Function;
 
 /// How many elements a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ mod kind {
 }
 
 mod function {
-    use crate::recorded::Function;
+    use crate::op::Function;
     pub(super) const ALL_REDUCE: Function = Function::AllReduce;
     pub(super) const BROADCAST: Function = Function::Broadcast;
     pub(super) const REDUCE: Function = Function::Reduce;

@@ -9,9 +9,10 @@ use std::time::Instant;
 
 use super::Inner;
 use crate::error::{Error, ErrorKind, Result};
+use crate::op::Descriptor;
 use crate::operation::OperationKind;
 use crate::peers::Supervisor;
-use crate::plan::agree::{self, Compared, Entry};
+use crate::plan::agree::{self, Compared};
 use crate::recorded::Recorded;
 use nccl_base::codec::Broken;
 use nccl_base::departure::Ended;
@@ -41,11 +42,11 @@ impl Inner {
         let Some(board) = &self.board else {
             return Ok(());
         };
-        let entries: Vec<Entry> = recorded.iter().filter_map(Entry::of).collect();
+        let entries: Vec<_> = recorded.iter().map(|one| one.op).collect();
         let of_some = matches!(
             kind,
             OperationKind::Group | OperationKind::Send | OperationKind::Recv
-        ) && entries.iter().all(Entry::is_message);
+        ) && entries.iter().all(Descriptor::is_message);
         if of_some || board.members().len() == 1 {
             return Ok(());
         }

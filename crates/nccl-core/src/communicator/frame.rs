@@ -231,7 +231,7 @@ impl<'a> Frame<'a> {
     #[inline]
     pub(crate) fn push_collective(&mut self, collective: Recorded, more: More, own: usize) {
         self.rest.more.push(more);
-        self.push_message(collective, collective.has_message_to(own));
+        self.push_message(collective, collective.op.has_message_to(own));
     }
 
     /// Records bytes that the device moves before the operations of this step.

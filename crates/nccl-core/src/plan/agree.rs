@@ -19,115 +19,23 @@ use std::fmt::{self, Write as _};
 
 use super::record::Captured;
 use crate::digest;
-use crate::dtype::DataType;
-use crate::recorded::{Function, Kind, Recorded, Reduced};
+use crate::op::{Descriptor, Function};
 use nccl_base::codec::{Broken, Fields, put_index, put_number};
-
-/// One operation of a capture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    function: Function,
-    data_type: DataType,
-    reduction: Reduced,
-    count: u64,
-    /// The peer or root.
-    rank: usize,
-}
 
 /// The most operations that are told when captures differ.
 const MOST: usize = 4096;
 
-impl Entry {
-    pub(crate) fn of(recorded: &Recorded) -> Option<Self> {
-        let kind = Kind::of(recorded.kind())?;
-        let has_rank = !matches!(
-            kind.function,
-            Function::AllReduce
-                | Function::AllGather
-                | Function::ReduceScatter
-                | Function::AllToAll
-        );
-        Some(Self {
-            function: kind.function,
-            data_type: kind.data_type,
-            reduction: kind.reduction,
-            count: recorded.count as u64,
-            rank: if has_rank { recorded.rank as usize } else { 0 },
-        })
-    }
-
-    pub(crate) fn is_message(&self) -> bool {
-        matches!(self.function, Function::Send | Function::Recv)
-    }
-
-    fn bytes(&self) -> u64 {
-        let size = self.data_type.size_in_bytes().unwrap_or_default() as u64;
-        self.count.saturating_mul(size)
-    }
-
-    fn put(&self, to: &mut Vec<u8>) {
-        put_number(to, self.function as u64);
-        put_number(to, u64::from(self.data_type.as_raw()));
-        put_number(to, self.reduction as u64);
-        put_number(to, self.count);
-        put_index(to, self.rank);
-    }
-
-    fn read(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        let code = |number: u64| usize::try_from(number).map_err(|_| Broken("a code"));
-        let function = Function::ALL.get(code(fields.number()?)?).copied();
-        let data_type = u32::try_from(fields.number()?).map_err(|_| Broken("a type"))?;
-        let reduction = Reduced::ALL.get(code(fields.number()?)?).copied();
-        Ok(Self {
-            function: function.ok_or(Broken("an unknown operation"))?,
-            data_type: DataType::from_raw(data_type),
-            reduction: reduction.ok_or(Broken("an unknown operator"))?,
-            count: fields.number()?,
-            rank: fields.index()?,
-        })
-    }
-}
-
-impl fmt::Display for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            function,
-            data_type,
-            reduction,
-            count,
-            rank,
-        } = self;
-        write!(f, "{} of {count} {data_type}", function.kind())?;
-        match reduction {
-            Reduced::Not => {}
-            Reduced::Made => f.write_str(" with an operator of its own")?,
-            known => write!(f, " ({})", format!("{known:?}").to_lowercase())?,
-        }
-        match function {
-            Function::Broadcast | Function::Reduce | Function::Gather | Function::Scatter => {
-                write!(f, " with root {rank}")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// What one rank is about to capture.
-pub(super) fn entries(groups: &[Captured]) -> Vec<Entry> {
+pub(super) fn entries(groups: &[Captured]) -> Vec<Descriptor> {
     let recorded = groups.iter().flat_map(|group| group.batch().recorded);
-    recorded.filter_map(Entry::of).collect()
-}
-
-/// Of operations that are not captured.
-pub(crate) fn entries_of(recorded: impl Iterator<Item = Recorded>) -> Vec<Entry> {
-    recorded.filter_map(|one| Entry::of(&one)).collect()
+    recorded.map(|one| one.op).collect()
 }
 
 const READY: u8 = 0;
 const FAILED: u8 = 1;
 
 /// What a rank gives in the first exchange: its digests, or why it captures nothing.
-pub(crate) fn digest(entries: Result<&[Entry], String>) -> Vec<u8> {
+pub(crate) fn digest(entries: Result<&[Descriptor], String>) -> Vec<u8> {
     let entries = match entries {
         Ok(entries) => entries,
         Err(reason) => return [&[FAILED], reason.as_bytes()].concat(),
@@ -136,12 +44,9 @@ pub(crate) fn digest(entries: Result<&[Entry], String>) -> Vec<u8> {
     // What is sent to each peer, and received from it.
     let mut messages: BTreeMap<usize, [Vec<u8>; 2]> = BTreeMap::new();
     for entry in entries {
-        if entry.is_message() {
-            let side = usize::from(entry.function == Function::Recv);
-            put_number(
-                &mut messages.entry(entry.rank).or_default()[side],
-                entry.bytes(),
-            );
+        if let Some(peer) = entry.peer() {
+            let side = usize::from(entry.function() == Function::Recv);
+            put_number(&mut messages.entry(peer).or_default()[side], entry.bytes());
         } else {
             entry.put(&mut collectives);
         }
@@ -227,7 +132,7 @@ pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
 }
 
 /// What a rank gives in the second exchange.
-pub(crate) fn encode(entries: &[Entry]) -> Vec<u8> {
+pub(crate) fn encode(entries: &[Descriptor]) -> Vec<u8> {
     let mut to = Vec::new();
     put_index(&mut to, entries.len());
     let told = &entries[..entries.len().min(MOST)];
@@ -270,14 +175,14 @@ impl fmt::Display for Done {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
     total: usize,
-    entries: Vec<Entry>,
+    entries: Vec<Descriptor>,
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
     let mut fields = Fields(bytes);
     let total = fields.index()?;
-    let entries = (0..fields.count(5)?)
-        .map(|_| Entry::read(&mut fields))
+    let entries = (0..fields.count(Descriptor::BYTES)?)
+        .map(|_| Descriptor::read(&mut fields))
         .collect::<Result<_, _>>()?;
     fields.end()?;
     Ok(Listed { total, entries })
@@ -291,14 +196,17 @@ pub(crate) fn difference(all: &[Listed], done: Done, name: impl Fn(&[usize]) -> 
 }
 
 /// With its place among all operations of its rank, from 1.
-fn pick(listed: &Listed, wanted: impl Fn(&Entry) -> bool) -> impl Iterator<Item = (usize, &Entry)> {
+fn pick(
+    listed: &Listed,
+    wanted: impl Fn(&Descriptor) -> bool,
+) -> impl Iterator<Item = (usize, &Descriptor)> {
     (1..)
         .zip(&listed.entries)
         .filter(move |(_, entry)| wanted(entry))
 }
 
 fn collective(all: &[Listed], done: Done, name: &impl Fn(&[usize]) -> String) -> Option<String> {
-    let of = |listed| -> Vec<(usize, Entry)> {
+    let of = |listed| -> Vec<(usize, Descriptor)> {
         let own = pick(listed, |entry| !entry.is_message());
         own.map(|(at, entry)| (at, *entry)).collect()
     };
@@ -307,7 +215,7 @@ fn collective(all: &[Listed], done: Done, name: &impl Fn(&[usize]) -> String) ->
     let what = |rank: usize, at: usize| lists[rank].get(at).map(|(_, entry)| *entry);
     let at = (0..longest).find(|&at| (1..all.len()).any(|rank| what(rank, at) != what(0, at)))?;
     // Who agrees with whom, the largest party first, and of equal ones that of the lower rank.
-    let mut parties: Vec<(Option<Entry>, Vec<usize>)> = Vec::new();
+    let mut parties: Vec<(Option<Descriptor>, Vec<usize>)> = Vec::new();
     for rank in 0..all.len() {
         match parties
             .iter_mut()
@@ -346,8 +254,9 @@ fn collective(all: &[Listed], done: Done, name: &impl Fn(&[usize]) -> String) ->
 }
 
 fn message(all: &[Listed], name: &impl Fn(&[usize]) -> String) -> Option<String> {
-    let side = |rank: usize, function, peer| -> Vec<(usize, Entry)> {
-        let wanted = move |entry: &Entry| entry.function == function && entry.rank == peer;
+    let side = |rank: usize, function, peer| -> Vec<(usize, Descriptor)> {
+        let wanted =
+            move |entry: &Descriptor| entry.function() == function && entry.peer() == Some(peer);
         let own = all
             .get(rank)
             .into_iter()
@@ -362,11 +271,9 @@ fn message(all: &[Listed], name: &impl Fn(&[usize]) -> String) -> Option<String>
         let sent = side(from, Function::Send, to);
         let received = side(to, Function::Recv, from);
         for at in 0..sent.len().max(received.len()) {
-            let what = |entry: &(usize, Entry)| {
+            let what = |entry: &(usize, Descriptor)| {
                 let (at, entry) = entry;
-                let Entry {
-                    count, data_type, ..
-                } = entry;
+                let (count, data_type) = (entry.count, entry.data_type());
                 format!(
                     "{count} {data_type} ({} bytes, operation {at})",
                     entry.bytes()
@@ -410,30 +317,25 @@ fn message(all: &[Listed], name: &impl Fn(&[usize]) -> String) -> Option<String>
 
 #[cfg(test)]
 mod tests {
+    use nccl_sys::ncclRedOp_t;
+
     use super::*;
+    use crate::dtype::DataType;
     use crate::supervision::Roster;
 
-    fn reduces(count: u64) -> Entry {
-        Entry {
-            function: Function::AllReduce,
-            data_type: DataType::FLOAT32,
-            reduction: Reduced::Sum,
-            count,
-            rank: 0,
-        }
+    const F32: DataType = DataType::FLOAT32;
+    const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
+
+    fn reduces(count: usize) -> Descriptor {
+        Descriptor::new(Function::AllReduce, count, F32, 0).reducing_with(SUM)
     }
 
-    fn message_of(function: Function, count: u64, rank: usize) -> Entry {
-        Entry {
-            function,
-            reduction: Reduced::Not,
-            rank,
-            ..reduces(count)
-        }
+    fn message_of(function: Function, count: usize, rank: i32) -> Descriptor {
+        Descriptor::new(function, count, F32, rank)
     }
 
     /// What all ranks come to, by way of the bytes that they exchange.
-    fn compared(all: &[&[Entry]]) -> Option<String> {
+    fn compared(all: &[&[Descriptor]]) -> Option<String> {
         let digests: Vec<_> = all.iter().map(|entries| digest(Ok(entries))).collect();
         match compare(&digests).unwrap() {
             Compared::Same => return None,
@@ -452,11 +354,7 @@ mod tests {
         assert_eq!(compared(&[&[], &[]]), None);
         let send = |to| message_of(Function::Send, 8, to);
         let receive = |from| message_of(Function::Recv, 8, from);
-        let bytes = Entry {
-            data_type: DataType::UINT8,
-            count: 32,
-            ..receive(0)
-        };
+        let bytes = Descriptor::new(Function::Recv, 32, DataType::UINT8, 0);
         // The order of messages with different peers, and their type, are each rank's own.
         let ring = compared(&[
             &[send(1), reduces(4), receive(2)],
@@ -495,28 +393,13 @@ mod tests {
             Some("rank 0 captured only 1 collectives; the others all_reduce of 2 f32 (sum)")
         );
         for other in [
-            Entry {
-                reduction: Reduced::Max,
-                ..reduces(1)
-            },
-            Entry {
-                data_type: DataType::INT32,
-                ..reduces(1)
-            },
-            Entry {
-                function: Function::AllGather,
-                reduction: Reduced::Not,
-                ..reduces(1)
-            },
+            Descriptor::new(Function::AllReduce, 1, F32, 0).reducing_with(ncclRedOp_t::ncclMax),
+            Descriptor::new(Function::AllReduce, 1, DataType::INT32, 0).reducing_with(SUM),
+            Descriptor::new(Function::AllGather, 1, F32, 0),
         ] {
             assert!(compared(&[&[reduces(1)], &[other]]).is_some(), "{other}");
         }
-        let root = |rank| Entry {
-            function: Function::Broadcast,
-            reduction: Reduced::Not,
-            rank,
-            ..reduces(1)
-        };
+        let root = |rank| Descriptor::new(Function::Broadcast, 1, F32, rank);
         let text = compared(&[&[root(0)], &[root(1)], &[root(0)]]).unwrap();
         assert!(
             text.contains("rank 1 captured broadcast of 1 f32 with root 1"),

@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use super::agree::{self, Compared, Done, Entry};
+use super::agree::{self, Compared, Done};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
+use crate::op::Descriptor;
 use nccl_base::codec::Broken;
 use nccl_base::departure::Ended;
 
@@ -79,7 +80,7 @@ impl Comparison<'_> {
     pub(crate) fn operations(
         &self,
         done: Done,
-        entries: std::result::Result<&[Entry], String>,
+        entries: std::result::Result<&[Descriptor], String>,
     ) -> Result<Option<String>> {
         let failed = entries.is_err();
         let own = entries.clone().unwrap_or_default();

@@ -25,6 +25,6 @@ mod remnant;
 pub use captured::CapturedPlan;
 pub use record::Capture;
 
-pub(crate) use agree::{Done, entries_of};
+pub(crate) use agree::Done;
 pub(crate) use compare::Comparison;
 pub(crate) use graph::Plans;

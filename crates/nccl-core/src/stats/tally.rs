@@ -7,8 +7,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::dtype::DataType;
+use crate::op::Function;
 use crate::operation::OperationKind;
-use crate::recorded::Function;
 
 /// A number that has one writer at a time.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Side {
 
     /// Counts a message. Its number among those of its peer, from 1.
     #[inline]
-    fn next(&self, peer: i32, data_type: u8, elements: usize) -> u32 {
+    fn next(&self, peer: i32, data_type: u8, elements: u64) -> u32 {
         self.elements[usize::from(data_type)].add(elements as u64);
         let Some(count) = self.by_peer.get(peer as u32 as usize) else {
             no_such_peer();
@@ -113,12 +113,12 @@ impl Messages {
     }
 
     #[inline]
-    pub(crate) fn next_sent(&self, peer: i32, data_type: u8, elements: usize) -> u32 {
+    pub(crate) fn next_sent(&self, peer: i32, data_type: u8, elements: u64) -> u32 {
         self.sent.next(peer, data_type, elements)
     }
 
     #[inline]
-    pub(crate) fn next_received(&self, peer: i32, data_type: u8, elements: usize) -> u32 {
+    pub(crate) fn next_received(&self, peer: i32, data_type: u8, elements: u64) -> u32 {
         self.received.next(peer, data_type, elements)
     }
 }
@@ -138,8 +138,7 @@ pub struct Total {
 pub(crate) struct Volume(Vec<(Function, u8, u64, u64)>);
 
 impl Volume {
-    pub(crate) fn add(&mut self, function: Function, data_type: u8, elements: usize) {
-        let elements = elements as u64;
+    pub(crate) fn add(&mut self, function: Function, data_type: u8, elements: u64) {
         let known = self.0.iter_mut();
         let mut known = known.filter(|(f, t, ..)| (*f, *t) == (function, data_type));
         match known.next() {
@@ -174,8 +173,8 @@ impl Tally {
 
     /// Counts a collective.
     #[inline]
-    pub(crate) fn operation(&self, function: Function, data_type: u8, elements: usize) {
-        self.operations(function, data_type, 1, elements as u64);
+    pub(crate) fn operation(&self, function: Function, data_type: u8, elements: u64) {
+        self.operations(function, data_type, 1, elements);
     }
 
     /// Counts a launch of a plan of which everything was counted before it.

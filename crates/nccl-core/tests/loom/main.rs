@@ -15,7 +15,7 @@ mod lanes;
 mod life;
 mod listing;
 
-#[allow(unreachable_pub, missing_docs)]
+#[allow(unreachable_pub, missing_docs, unused_imports)]
 #[path = "../../../nccl-base/src/sync.rs"]
 mod sync;
 

@@ -23,7 +23,7 @@ impl Timeline {
     /// What cannot be read is told in [`left_out`](Self::left_out).
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no recording in any of them, with the reasons.
+    /// [`ErrorKind::Io`](nccl_core::ErrorKind::Io) when there is no recording in any of them, with the reasons.
     ///
     /// ```
     /// use nccl::recorder::{self, Timeline};

@@ -23,7 +23,7 @@ impl Timeline {
     /// What [`to_json`](Self::to_json) wrote.
     ///
     /// # Errors
-    /// As [`Snapshot::from_json`].
+    /// As [`Snapshot::from_json`](nccl_core::recorder::Snapshot::from_json).
     ///
     /// ```
     /// let error = nccl::recorder::Timeline::from_json("[]").unwrap_err();

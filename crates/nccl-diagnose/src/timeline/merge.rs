@@ -21,7 +21,7 @@ impl Timeline {
     /// they are elsewhere; [`RankRecording::clock`] says which.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is none.
+    /// [`ErrorKind::Io`](nccl_core::ErrorKind::Io) when there is none.
     ///
     /// ```
     /// use nccl::recorder::{self, Timeline};

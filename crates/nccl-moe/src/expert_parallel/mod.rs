@@ -40,8 +40,9 @@ use crate::communicator::{Communicator, Frame};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::Resident;
+use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{Function, Recorded};
+use crate::recorded::Recorded;
 use kernels::Kernels;
 use layout::Sizes;
 

@@ -16,8 +16,9 @@ use crate::driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{Function, Recorded};
+use crate::recorded::Recorded;
 use crate::supervision::inside::{self, Place};
 use nccl_core::Request;
 

@@ -16,9 +16,9 @@ use crate::communicator::Communicator;
 use crate::dtype::{DataType, NcclType};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
+use crate::op::{Descriptor, Function};
 use crate::operation::{OperationKind, Shape};
-use crate::plan::{Comparison, Done, entries_of};
-use crate::recorded::{Function, Recorded};
+use crate::plan::{Comparison, Done};
 
 /// Makes an [`AllToAll`]: what is exchanged, and how.
 ///
@@ -437,7 +437,7 @@ impl<'c> AllToAllBuilder<'c> {
     ) -> Result<()> {
         let straight = grouped(self.comm.exchange_of(&self.payloads));
         let messages = straight.steps.iter().flat_map(|step| &step.messages);
-        let entries = entries_of(messages.map(|message| {
+        let entries = messages.map(|message| {
             let function = if message.sends {
                 Function::Send
             } else {
@@ -445,8 +445,9 @@ impl<'c> AllToAllBuilder<'c> {
             };
             let data_type = self.payloads[message.payload].data_type;
             // Fits: the number of ranks was checked when the communicator was made.
-            Recorded::new(function, 0, message.count, data_type, message.peer as i32)
-        }));
+            Descriptor::new(function, message.count, data_type, message.peer as i32)
+        });
+        let entries: Vec<_> = entries.collect();
         let entries = match made {
             Ok(_) => Ok(&entries[..]),
             Err(error) => Err(error.kind().to_string()),

@@ -63,7 +63,7 @@ pub use track::origin;
 #[doc(hidden)]
 pub use track::tracks;
 pub(crate) use track::{
-    Operation, Room, Tracked, TrackedCall, Writer, handle_of, limit_of_word, limit_word,
+    OperationSlot, Room, Tracked, TrackedCall, Writer, handle_of, limit_of_word, limit_word,
 };
 #[doc(hidden)]
 pub use turns::Turn;

@@ -18,7 +18,7 @@ impl Track {
         let kind = OperationKind::from_code((issue.state >> 8) as u8);
         let numbers = issue.first..issue.first.saturating_add(issue.count.min(LOOKED_AT));
         let operations: Vec<_> = numbers
-            .filter_map(|number| snapshot::operation(&self.operations.get(number)?))
+            .filter_map(|number| snapshot::operation(self.operations.get(number)?))
             .collect();
         shape(kind, self.identity.rank, &operations)
     }

@@ -10,11 +10,11 @@ use super::home;
 use super::json;
 use super::notes::{self, Note};
 use super::spans::{CallSpan, Reader};
-use super::track::{self, IssueRecord, OperationRecord, Progress, Track};
+use super::track::{self, IssueRecord, Progress, Track};
 use crate::communicator::Communicator;
 use crate::dtype::DataType;
+use crate::op::Descriptor;
 use crate::operation::OperationKind;
-use crate::recorded::{Function, Kind};
 use crate::supervision::Roster;
 
 /// What all communicators of this process did last, and what the program noted.
@@ -435,7 +435,7 @@ fn read(track: &Track, spans: &mut Reader) -> Recording {
         let end = issue.first.saturating_add(issue.count);
         let end = next.map_or(end, |next| end.min(next));
         let listed: Vec<_> = (issue.first..end)
-            .filter_map(|number| operation(operations.get(number)?))
+            .filter_map(|number| operation(*operations.get(number)?))
             .collect();
         call(track, issue, listed, spans)
     });
@@ -505,25 +505,15 @@ fn call(
     }
 }
 
-pub(super) fn operation(record: &OperationRecord) -> Option<RecordedOperation> {
-    let Kind {
-        function,
-        data_type,
-        reduction,
-    } = Kind::of(record.kind)?;
-    let rank = usize::try_from(record.rank).ok();
-    let is_message = matches!(function, Function::Send | Function::Recv);
-    let has_root = matches!(
-        function,
-        Function::Broadcast | Function::Reduce | Function::Gather | Function::Scatter
-    );
+pub(super) fn operation(record: Option<(Descriptor, u32)>) -> Option<RecordedOperation> {
+    let (op, number) = record?;
     Some(RecordedOperation {
-        kind: function.kind(),
-        count: record.count,
-        data_type,
-        peer: rank.filter(|_| is_message),
-        message: is_message.then_some(record.number),
-        root: rank.filter(|_| has_root),
-        reduction: reduction.recorded(),
+        kind: op.function().kind(),
+        count: op.count,
+        data_type: op.data_type(),
+        peer: op.peer(),
+        message: op.is_message().then_some(number),
+        root: op.root(),
+        reduction: op.reduction(),
     })
 }

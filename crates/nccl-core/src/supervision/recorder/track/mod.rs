@@ -38,8 +38,8 @@ pub(super) use self::clock::now;
 #[doc(hidden)]
 pub use self::clock::origin;
 pub(crate) use self::limit::{limit_of_word, limit_word};
-pub(crate) use self::slots::Operation;
-pub(super) use self::slots::{IssueRecord, OperationRecord, Progress};
+pub(crate) use self::slots::OperationSlot;
+pub(super) use self::slots::{IssueRecord, Progress};
 pub(crate) use self::tracked::Tracked;
 #[doc(hidden)]
 pub use self::tracked::last_call;
@@ -85,7 +85,7 @@ pub struct Track {
     #[doc(hidden)]
     pub phase: Arc<Phase>,
     pub(in crate::supervision::recorder) issues: Lane<Issue>,
-    pub(in crate::supervision::recorder) operations: Lane<Operation>,
+    pub(in crate::supervision::recorder) operations: Lane<OperationSlot>,
     marks: [Mark; STREAMS],
     /// The same of further streams, by handle.
     more_marks: Mutex<BTreeMap<u64, u64>>,

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
+use crate::op::Descriptor;
 use crate::supervision::recorder::lane::Slot;
 use crate::supervision::recorder::spans::Mention;
 
@@ -61,43 +62,34 @@ impl Slot for Issue {
 
 /// Where an operation is written.
 #[derive(Default)]
-pub(crate) struct Operation {
+pub(crate) struct OperationSlot {
     count: AtomicU64,
     rank: AtomicI32,
     kind: AtomicU32,
     number: AtomicU32,
 }
 
-/// A copy of it.
-pub(crate) struct OperationRecord {
-    pub(in crate::supervision::recorder) count: u64,
-    /// Its peer or root.
-    pub(in crate::supervision::recorder) rank: i32,
-    pub(in crate::supervision::recorder) kind: u32,
-    /// For a message: its number among those of its side and peer, from 1.
-    pub(in crate::supervision::recorder) number: u32,
-}
-
-impl Operation {
+impl OperationSlot {
     #[inline]
-    pub(crate) fn write(&self, count: usize, rank: i32, kind: u32, number: u32) {
-        self.count.store(count as u64, Ordering::Relaxed);
-        self.rank.store(rank, Ordering::Relaxed);
-        self.kind.store(kind, Ordering::Relaxed);
+    pub(crate) fn write(&self, op: &Descriptor, number: u32) {
+        self.count.store(op.count, Ordering::Relaxed);
+        self.rank.store(op.rank, Ordering::Relaxed);
+        self.kind.store(op.kind, Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
     }
 }
 
-impl Slot for Operation {
-    type Record = OperationRecord;
+impl Slot for OperationSlot {
+    /// The operation, and for a message its number among those of its side and peer, from 1.
+    type Record = Option<(Descriptor, u32)>;
 
-    fn copy(&self) -> OperationRecord {
-        OperationRecord {
-            count: self.count.load(Ordering::Relaxed),
-            rank: self.rank.load(Ordering::Relaxed),
-            kind: self.kind.load(Ordering::Relaxed),
-            number: self.number.load(Ordering::Relaxed),
-        }
+    fn copy(&self) -> Self::Record {
+        let op = Descriptor::of(
+            self.count.load(Ordering::Relaxed),
+            self.rank.load(Ordering::Relaxed),
+            self.kind.load(Ordering::Relaxed),
+        );
+        Some((op?, self.number.load(Ordering::Relaxed)))
     }
 }
 

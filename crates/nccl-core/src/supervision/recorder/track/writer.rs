@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::slots::{Issue, Operation, Progress};
+use super::slots::{Issue, OperationSlot, Progress};
 use super::{Track, handle_of, limit_word, origin};
 use crate::error::Error;
 use crate::operation::OperationKind;
@@ -35,7 +35,7 @@ pub(crate) struct Ticket {
 /// Where the next operations are written.
 pub(crate) struct Room<'w> {
     /// As many as lie in a row.
-    pub(crate) slots: &'w [Operation],
+    pub(crate) slots: &'w [OperationSlot],
     pub(crate) tally: &'w Tally,
 }
 

@@ -1,0 +1,302 @@
+//! One operation of NCCL's, described: the same value from the call over the recorder to what ranks compare.
+
+use std::fmt;
+
+use nccl_base::codec::{Broken, Fields, put_number};
+use nccl_sys as sys;
+
+use crate::dtype::DataType;
+use crate::operation::OperationKind;
+use crate::reduce::ReduceOp;
+use crate::supervision::recorder::RecordedReduction;
+
+/// Which C function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[doc(hidden)]
+pub enum Function {
+    Send,
+    Recv,
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+}
+
+impl Function {
+    /// By their codes.
+    #[doc(hidden)]
+    pub const ALL: [Self; 10] = [
+        Self::Send,
+        Self::Recv,
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Gather,
+        Self::Scatter,
+    ];
+
+    /// The operation that it does.
+    #[doc(hidden)]
+    pub fn kind(self) -> OperationKind {
+        match self {
+            Self::Send => OperationKind::Send,
+            Self::Recv => OperationKind::Recv,
+            Self::AllReduce => OperationKind::AllReduce,
+            Self::Broadcast => OperationKind::Broadcast,
+            Self::Reduce => OperationKind::Reduce,
+            Self::AllGather => OperationKind::AllGather,
+            Self::ReduceScatter => OperationKind::ReduceScatter,
+            Self::AllToAll => OperationKind::AllToAll,
+            Self::Gather => OperationKind::Gather,
+            Self::Scatter => OperationKind::Scatter,
+        }
+    }
+
+    /// As NCCL calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "ncclSend",
+            Self::Recv => "ncclRecv",
+            Self::AllReduce => "ncclAllReduce",
+            Self::Broadcast => "ncclBroadcast",
+            Self::Reduce => "ncclReduce",
+            Self::AllGather => "ncclAllGather",
+            Self::ReduceScatter => "ncclReduceScatter",
+            Self::AllToAll => "ncclAlltoAll",
+            Self::Gather => "ncclGather",
+            Self::Scatter => "ncclScatter",
+        }
+    }
+
+    fn has_root(self) -> bool {
+        matches!(
+            self,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter
+        )
+    }
+}
+
+/// What an operation of `function` reduces with, if it is asked to with `op`.
+#[inline]
+pub(crate) fn reduction(function: Function, op: sys::ncclRedOp_t) -> Option<RecordedReduction> {
+    match function {
+        Function::AllReduce | Function::Reduce | Function::ReduceScatter => {
+            let own = ReduceOp::ALL.into_iter().find(|one| one.raw() == op);
+            Some(own.map_or(RecordedReduction::Made, RecordedReduction::Op))
+        }
+        _ => None,
+    }
+}
+
+/// An operation without its addresses. Two words, because groups hold hundreds of them, and the recorder thousands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    /// Elements, as the C function counts them.
+    pub(crate) count: u64,
+    /// The peer or root; 0 for what has neither.
+    pub(crate) rank: i32,
+    /// Function, type and operator, at [`FUNCTION`], [`DATA_TYPE`] and [`REDUCTION`].
+    pub(crate) kind: u32,
+}
+
+/// The bits at which the parts of a kind begin. The function lies highest, so that one comparison tells it.
+const FUNCTION: u32 = 24;
+const DATA_TYPE: u32 = 0;
+const REDUCTION: u32 = 8;
+
+#[inline]
+fn byte(kind: u32, at: u32) -> u8 {
+    (kind >> at) as u8
+}
+
+impl Descriptor {
+    /// Below this, a kind is a message to a peer.
+    pub(crate) const AFTER_SEND: u32 = (Function::Send as u32 + 1) << FUNCTION;
+    /// Below this, it is at least one from it.
+    pub(crate) const AFTER_RECV: u32 = (Function::Recv as u32 + 1) << FUNCTION;
+
+    /// A message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with the root `rank`.
+    #[inline]
+    pub(crate) fn new(function: Function, count: usize, data_type: DataType, rank: i32) -> Self {
+        // The type's code fits for all whose size is known, and no others get here.
+        let data_type = u32::from(data_type.as_raw() as u8);
+        Self {
+            count: count as u64,
+            rank,
+            kind: (function as u32) << FUNCTION | data_type << DATA_TYPE,
+        }
+    }
+
+    /// The same with an operator.
+    #[inline]
+    pub(crate) fn reducing_with(self, op: sys::ncclRedOp_t) -> Self {
+        self.reducing(reduction(self.function(), op))
+    }
+
+    fn reducing(self, reduction: Option<RecordedReduction>) -> Self {
+        let code = match reduction {
+            None => 0,
+            Some(RecordedReduction::Op(op)) => 1 + op as u32,
+            // Made by the program.
+            Some(_) => 1 + ReduceOp::ALL.len() as u32,
+        };
+        Self {
+            kind: self.kind | code << REDUCTION,
+            ..self
+        }
+    }
+
+    /// One that was copied, or came from elsewhere; `None` for a kind that no operation has.
+    pub(crate) fn of(count: u64, rank: i32, kind: u32) -> Option<Self> {
+        let is_known = usize::from(byte(kind, FUNCTION)) < Function::ALL.len()
+            && usize::from(byte(kind, REDUCTION)) <= 1 + ReduceOp::ALL.len();
+        is_known.then_some(Self { count, rank, kind })
+    }
+
+    #[inline]
+    pub(crate) fn function(&self) -> Function {
+        match Function::ALL.get(usize::from(byte(self.kind, FUNCTION))) {
+            Some(&function) => function,
+            None => unreachable!("it was made from one"),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn type_code(&self) -> u8 {
+        byte(self.kind, DATA_TYPE)
+    }
+
+    #[inline]
+    pub(crate) fn data_type(&self) -> DataType {
+        DataType::from_raw(self.type_code().into())
+    }
+
+    pub(crate) fn reduction(&self) -> Option<RecordedReduction> {
+        let code = usize::from(byte(self.kind, REDUCTION)).checked_sub(1)?;
+        let own = ReduceOp::ALL.get(code).copied();
+        Some(own.map_or(RecordedReduction::Made, RecordedReduction::Op))
+    }
+
+    pub(crate) fn is_message(&self) -> bool {
+        self.kind < Self::AFTER_RECV
+    }
+
+    /// The other rank of a message.
+    pub(crate) fn peer(&self) -> Option<usize> {
+        let rank = usize::try_from(self.rank).ok();
+        rank.filter(|_| self.is_message())
+    }
+
+    /// The root of a collective that has one.
+    pub(crate) fn root(&self) -> Option<usize> {
+        let rank = usize::try_from(self.rank).ok();
+        rank.filter(|_| self.function().has_root())
+    }
+
+    /// Whether NCCL makes a message of rank `own` to itself for it.
+    #[inline]
+    pub(crate) fn has_message_to(&self, own: usize) -> bool {
+        match self.function() {
+            Function::Send | Function::Recv | Function::Gather | Function::Scatter => {
+                self.rank as usize == own
+            }
+            Function::AllToAll => true,
+            _ => false,
+        }
+    }
+
+    /// Of its elements; 0 for a type of unknown size.
+    pub(crate) fn bytes(&self) -> u64 {
+        let size = self.data_type().size_in_bytes().unwrap_or_default() as u64;
+        self.count.saturating_mul(size)
+    }
+
+    /// As other ranks get it.
+    pub(crate) fn put(&self, to: &mut Vec<u8>) {
+        put_number(to, self.count);
+        put_number(to, u64::from(self.rank.cast_unsigned()));
+        put_number(to, u64::from(self.kind));
+    }
+
+    /// How many bytes that is.
+    pub(crate) const BYTES: usize = 24;
+
+    pub(crate) fn read(fields: &mut Fields<'_>) -> Result<Self, Broken> {
+        let count = fields.number()?;
+        let mut word = || u32::try_from(fields.number()?).map_err(|_| Broken("an operation"));
+        let (rank, kind) = (word()?.cast_signed(), word()?);
+        Self::of(count, rank, kind).ok_or(Broken("an unknown operation"))
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.function().kind();
+        write!(f, "{kind} of {} {}", self.count, self.data_type())?;
+        match self.reduction() {
+            None => {}
+            Some(RecordedReduction::Op(op)) => write!(f, " ({op})")?,
+            Some(_) => f.write_str(" with an operator of its own")?,
+        }
+        match self.root() {
+            Some(root) => write!(f, " with root {root}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.peer() {
+            Some(peer) => write!(f, "{self} with rank {peer}"),
+            None => fmt::Display::fmt(self, f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_tells_what_it_was_made_of() {
+        for (code, function) in Function::ALL.into_iter().enumerate() {
+            assert_eq!(function as usize, code);
+            let one = Descriptor::new(function, 1, DataType::BFLOAT16, 3);
+            let one = one.reducing_with(sys::ncclRedOp_t::ncclAvg);
+            assert_eq!(
+                (one.function(), one.data_type()),
+                (function, DataType::BFLOAT16)
+            );
+            let reduces = function.name().contains("Reduce");
+            let average = RecordedReduction::Op(ReduceOp::Avg);
+            assert_eq!(one.reduction(), reduces.then_some(average));
+            assert_eq!(
+                one.is_message(),
+                matches!(function, Function::Send | Function::Recv)
+            );
+            let mut bytes = Vec::new();
+            one.put(&mut bytes);
+            let mut fields = Fields(&bytes);
+            assert_eq!(Descriptor::read(&mut fields).unwrap(), one);
+            assert!(fields.0.is_empty());
+            assert_eq!(bytes.len(), Descriptor::BYTES);
+        }
+        for (code, op) in ReduceOp::ALL.into_iter().enumerate() {
+            assert_eq!(op as usize, code);
+        }
+        let made = sys::ncclRedOp_t(99);
+        let one = Descriptor::new(Function::Reduce, 1, DataType::INT8, 0).reducing_with(made);
+        assert_eq!(one.reduction(), Some(RecordedReduction::Made));
+        assert_eq!(Descriptor::of(1, 0, u32::MAX), None);
+        assert_eq!(size_of::<Descriptor>(), 16);
+    }
+}
