@@ -75,7 +75,7 @@ impl Side {
     /// Counts a message. Its number among those of its peer, from 1.
     #[inline]
     fn next(&self, peer: i32, data_type: u8, elements: u64) -> u32 {
-        self.elements[usize::from(data_type)].add(elements as u64);
+        self.elements[usize::from(data_type)].add(elements);
         let Some(count) = self.by_peer.get(peer as u32 as usize) else {
             no_such_peer();
         };
