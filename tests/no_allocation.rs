@@ -89,7 +89,9 @@ fn allocations(work: impl FnOnce()) -> (u64, Option<Backtrace>) {
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     nccl_emulator::install().unwrap();
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[track_caller]

@@ -300,7 +300,9 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
         // It says that a peer failed, and not which.
         assert_eq!(
             (fault.culprit(), fault.reported_by(), fault.class()),
-            (None, Some(1), FaultClass::Failed)
+            (None, Some(1), FaultClass::Failed),
+            "{}",
+            fault.explain()
         );
         let operation = fault.operation().ok_or("it was in an operation")?;
         assert!(operation.contains("all_reduce"), "{operation}");
@@ -438,16 +440,15 @@ fn await_sleep(names: &[&str], whole: Duration) -> Outcome {
 }
 
 #[test]
-fn the_watchdog_and_the_sentinel_sleep_when_nothing_is_pending_and_wake_seldom_when_something_is() {
+fn the_watchdog_and_the_monitor_sleep_when_nothing_is_pending_and_wake_seldom_when_something_is() {
     ranks_as_threads(1, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| builder)?;
         unattended(&comm)?;
         stream.synchronize()?;
-        let both = ["nccl-watchdog", "nccl-clock"];
+        let both = ["nccl-watchdog", "nccl-monitor"];
         await_sleep(&both, Duration::from_secs(3))?;
-        // It looks ten times a second while somebody may be inside a call.
-        await_sleep(&["nccl-sentinel"], Duration::from_secs(1))?;
-        let before = sleeps(&both)?.ok_or("they are not there")?;
+        let it = ["nccl-watchdog"];
+        let before = sleeps(&it)?.ok_or("it is not there")?;
         // It is found again, and a busy communicator costs few looks.
         let until = Instant::now() + Duration::from_secs(2);
         let mut calls = 0;
@@ -456,7 +457,7 @@ fn the_watchdog_and_the_sentinel_sleep_when_nothing_is_pending_and_wake_seldom_w
             stream.synchronize()?;
             calls += 1;
         }
-        let looks = sleeps(&both)?.ok_or("they are gone")? - before;
+        let looks = sleeps(&it)?.ok_or("it is gone")? - before;
         assert!(
             looks >= 4 && looks * 10 < calls,
             "{looks} wakeups for {calls} calls in 2 s"

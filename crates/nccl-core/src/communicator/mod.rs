@@ -32,7 +32,7 @@ mod everybody;
 mod frame;
 mod free;
 mod grow;
-mod guard;
+pub(crate) mod guard;
 mod handle;
 mod init;
 mod init_all;

@@ -216,7 +216,7 @@ impl Switch {
         self.inside.store(call, Ordering::Release);
         // Nor does the compiler move the look before the store.
         compiler_fence(Ordering::SeqCst);
-        guard::stay_awake();
+        guard::BELL.ring();
         Inside(self)
     }
 

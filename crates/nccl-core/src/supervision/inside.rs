@@ -14,11 +14,7 @@
 //! The process has to end because the call cannot return: it may have been lent memory, and nobody else can
 //! bring its thread back. Threads of this crate's own that are stuck get a successor instead.
 //!
-//! The sentinel is one thread for the process, while there are communicators. When nobody has been inside for a
-//! while it sleeps, and whoever enters next wakes it. For that a call reads one word more, without a fence: when
-//! the sentinel has said that it sleeps, it looks once more a tick later, and what was written before
-//! that is seen by then; whoever writes later finds it asleep. It calls neither NCCL nor CUDA
-//! and takes no lock that anybody holds during a call, so that nothing of what it looks for can happen to it.
+//! The sentinel is a duty of the [`monitor`]. When nobody has been inside for a while it sleeps, and whoever enters next wakes it.
 //! It counts its own looks and not the time: of a process that was stopped, nobody was inside any longer.
 //!
 //! A slot belongs to one thread, which alone writes to it. [`Slot::turn`] is odd while the thread is inside,
@@ -29,19 +25,19 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+    AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
 };
 use std::sync::{Arc, Weak};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::communicator::{Inner, Visit};
 use crate::error::{Error, ErrorKind, Mark, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::forked;
+use crate::request;
+use crate::supervision::monitor::{self, Bell, Duty, Next, Rest};
 use crate::sync::Mutex;
 use crate::threads::not_started;
-use crate::{reaper, request};
 
 /// How often the sentinel looks.
 const TICK: Duration = Duration::from_millis(100);
@@ -51,8 +47,6 @@ const SLACK: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(5);
 /// After how many looks at which nobody had entered it sleeps.
 const QUIET: u32 = 5;
-/// How long the sentinel stays when there are no communicators any more.
-const IDLE: Duration = Duration::from_secs(1);
 
 /// What a thread is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,9 +149,7 @@ pub fn enter(inner: &Inner, place: Place, limit: Duration) -> Inside {
         slot.turn.store(turn.wrapping_add(1), Ordering::Release);
         // The compiler does not move the look before the store; the processor's buffer is empty long before a tick is over.
         compiler_fence(Ordering::SeqCst);
-        if !AWAKE.load(Ordering::Relaxed) {
-            wake();
-        }
+        BELL.ring();
     }
     Inside {
         slot,
@@ -220,33 +212,14 @@ impl Slot {
     }
 }
 
-struct Sentinel {
-    lives: Vec<Weak<Inner>>,
-    running: bool,
-}
+static LIVES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-static SENTINEL: Mutex<Sentinel> = Mutex::new(Sentinel {
-    lives: Vec::new(),
-    running: false,
-});
+/// Somebody has entered.
+pub(crate) static BELL: Bell = Bell::new();
 
-/// Whether it looks; who finds that it does not, wakes it.
-static AWAKE: AtomicBool = AtomicBool::new(false);
-static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
-
-/// From now on it looks again, for a while at least.
-#[cold]
-fn wake() {
-    if !AWAKE.swap(true, Ordering::SeqCst)
-        && let Some(thread) = &*THREAD.lock()
-    {
-        thread.unpark();
-    }
-}
-
-/// A communicator is gone. The sentinel ends with the last of them.
+/// A communicator is gone. The monitor ends with the last of them.
 pub(crate) fn forget() {
-    wake();
+    BELL.ring();
 }
 
 /// From now on calls on this communicator are looked at.
@@ -254,25 +227,19 @@ pub(crate) fn forget() {
 /// # Errors
 /// When there is no thread to do it.
 pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
-    let mut sentinel = SENTINEL.lock();
-    sentinel.lives.retain(|inner| inner.strong_count() > 0);
-    let own = Arc::downgrade(inner);
-    if !sentinel.lives.iter().any(|known| known.ptr_eq(&own)) {
-        sentinel.lives.push(own);
+    {
+        let mut lives = LIVES.lock();
+        lives.retain(|inner| inner.strong_count() > 0);
+        let own = Arc::downgrade(inner);
+        if !lives.iter().any(|known| known.ptr_eq(&own)) {
+            lives.push(own);
+        }
     }
-    if sentinel.running {
-        return Ok(());
-    }
-    AWAKE.store(true, Ordering::SeqCst);
-    std::thread::Builder::new()
-        .name(String::from("nccl-sentinel"))
-        .spawn(run)
-        .map_err(not_started("that looks for calls that do not come back"))?;
-    sentinel.running = true;
-    Ok(())
+    monitor::ensure().map_err(not_started("that looks for calls that do not come back"))
 }
 
 /// What is known of a thread that is inside.
+#[derive(Clone, Copy)]
 struct Stay {
     found: Found,
     looks: u32,
@@ -282,76 +249,59 @@ struct Stay {
     expired: bool,
 }
 
-fn run() {
-    *THREAD.lock() = Some(std::thread::current());
-    let mut stays: HashMap<usize, Stay> = HashMap::new();
-    let (mut idle, mut quiet, mut turns) = (0, 0, 0);
-    loop {
-        std::thread::sleep(TICK);
-        if reaper::is_in_a_hurry() {
-            // The exit of the process waits for nobody.
-            return;
+/// See the module.
+pub(crate) struct Sentinel {
+    /// By the address of their slots.
+    stays: HashMap<usize, Stay>,
+    turns: u64,
+    rest: Rest,
+}
+
+impl Sentinel {
+    pub(crate) fn new() -> Self {
+        Self {
+            stays: HashMap::new(),
+            turns: 0,
+            rest: Rest::new(&BELL, TICK, QUIET),
         }
-        {
-            let mut sentinel = SENTINEL.lock();
-            sentinel.lives.retain(|inner| inner.strong_count() > 0);
-            idle = if sentinel.lives.is_empty() {
-                idle + 1
-            } else {
-                0
-            };
-            if TICK * idle > IDLE {
-                sentinel.running = false;
-                return;
-            }
-        }
+    }
+}
+
+impl Duty for Sentinel {
+    fn look(&mut self) -> Next {
         let slots = SLOTS.lock().all.clone();
-        let now = slots.iter().fold(0_u64, |sum, slot| {
+        let turns = slots.iter().fold(0_u64, |sum, slot| {
             sum.wrapping_add(slot.turn.load(Ordering::Relaxed))
         });
-        quiet = if now == turns && stays.is_empty() {
-            quiet + 1
-        } else {
-            0
-        };
-        turns = now;
-        if quiet == 0 {
-            AWAKE.store(true, Ordering::SeqCst);
-        } else if quiet == QUIET && idle == 0 {
-            // It looks once more before it sleeps.
-            AWAKE.store(false, Ordering::SeqCst);
-        } else if quiet > QUIET && idle == 0 {
-            while !AWAKE.load(Ordering::SeqCst) {
-                std::thread::park();
-            }
-            quiet = 0;
-            continue;
-        }
+        let has_moved = turns != self.turns;
+        self.turns = turns;
         for slot in slots {
             let key = std::ptr::from_ref(slot).addr();
             let Some(found) = slot.look() else {
-                stays.remove(&key);
+                self.stays.remove(&key);
                 continue;
             };
-            let stay = stays.entry(key).or_insert(Stay {
+            let new = Stay {
                 found,
                 looks: 0,
                 over: None,
                 expired: false,
-            });
-            if stay.found != found {
-                *stay = Stay {
-                    found,
-                    looks: 0,
-                    over: None,
-                    expired: false,
-                };
+            };
+            let stay = self.stays.entry(key).or_insert(new);
+            if stay.found.turn != found.turn {
+                *stay = new;
             }
             stay.looks += 1;
             if stay.looks > 1 {
                 look_at(stay);
             }
         }
+        self.rest.after(has_moved || !self.stays.is_empty())
+    }
+
+    fn is_over(&self) -> bool {
+        let lives = LIVES.try_lock();
+        lives.is_some_and(|lives| lives.iter().all(|inner| inner.strong_count() == 0))
     }
 }
 
@@ -402,11 +352,8 @@ fn look_at(stay: &mut Stay) {
 }
 
 fn alive(of: usize) -> Option<Visit> {
-    let sentinel = SENTINEL.lock();
-    let inner = sentinel
-        .lives
-        .iter()
-        .find(|inner| inner.as_ptr().addr() == of);
+    let lives = LIVES.lock();
+    let inner = lives.iter().find(|inner| inner.as_ptr().addr() == of);
     inner.and_then(Visit::of)
 }
 

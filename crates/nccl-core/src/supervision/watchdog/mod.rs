@@ -29,9 +29,9 @@
 //!
 //! Who writes what: the hot path compares three words of its track ([`Usual`](super::recorder)) and comes
 //! here only when one does not fit. Whatever is shared lies behind one lock, which nobody has while CUDA or
-//! NCCL is called. With nothing pending both threads sleep until they are called.
+//! NCCL is called. With nothing pending the watchdog sleeps until it is called.
 //!
-//! A call into CUDA or NCCL may hang, and with it the thread that looks. A second thread, which makes no such
+//! A call into CUDA or NCCL may hang, and with it the thread that looks. The monitor, which makes no such
 //! calls, notices, gives the looking to a successor, and enforces the deadlines of what the first one was
 //! looking at.
 //!
@@ -59,3 +59,4 @@ pub(crate) use judge::Overdue;
 #[doc(hidden)]
 pub use registry::answer;
 pub(crate) use registry::{Issue, after, attend, before, ensure};
+pub(crate) use threads::{BELL, Keeper};

@@ -1,4 +1,4 @@
-//! Who looks, and when; and who watches over that.
+//! Who looks, and when; and what the monitor does when that one is stuck.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,12 +10,13 @@ use super::look::{self, Eye, Found, Report, Task};
 use super::registry::{Entry, LINGER, STATE, State, Watched, period};
 use crate::communicator::{self, Inner, Visit, same_stream};
 use crate::reaper;
+use crate::supervision::monitor::{self, Bell, Duty, Next};
 use crate::supervision::recorder::{limit_of_word, origin};
 use crate::supervision::short_key;
 use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 
-/// How often the second thread looks whether the first one is stuck, while anything is pending; and how often
+/// How often the monitor looks whether the watchdog is stuck, while anything is pending; and how often
 /// it has to find it in the same look to believe it. Counted, because a process may be stopped for a while.
 const TICK: Duration = Duration::from_secs(1);
 const STUCK: u32 = 3;
@@ -25,7 +26,6 @@ pub(super) struct Running {
     /// Counts the threads that look; all but the last one end when they come back from their call.
     generation: u64,
     looks: bool,
-    keeps_time: bool,
     /// When the thread that looks wakes by itself; `None` for never.
     planned: Option<Instant>,
     at_work: Option<AtWork>,
@@ -35,18 +35,19 @@ struct AtWork {
     /// The number of the communicator.
     number: u64,
     since: Instant,
-    /// How often the second thread has seen it.
+    /// How often the monitor has seen it.
     ticks: u32,
 }
 
 static LOOK: Condvar = Condvar::new();
-static CLOCK: Condvar = Condvar::new();
+
+/// There is something that the watchdog may be stuck at.
+pub(crate) static BELL: Bell = Bell::new();
 
 impl Running {
     pub(super) const NOT: Self = Self {
         generation: 0,
         looks: false,
-        keeps_time: false,
         planned: None,
         at_work: None,
     };
@@ -59,12 +60,12 @@ impl Running {
             LOOK.notify_one();
         }
         if is_first {
-            CLOCK.notify_one();
+            BELL.ring();
         }
     }
 }
 
-/// Starts the threads that are not running.
+/// Starts the watchdog and the monitor, if they do not run.
 pub(super) fn start(running: &mut Running) -> io::Result<()> {
     if !running.looks {
         let generation = running.generation;
@@ -72,11 +73,7 @@ pub(super) fn start(running: &mut Running) -> io::Result<()> {
         running.looks = true;
         reaper::register_exit();
     }
-    if !running.keeps_time {
-        threads::spawn("nccl-clock", keep_time)?;
-        running.keeps_time = true;
-    }
-    Ok(())
+    monitor::ensure()
 }
 
 fn wait(bell: &Condvar, state: &mut MutexGuard<'_, State>, limit: Option<Duration>) {
@@ -302,17 +299,26 @@ impl State {
 /// Between two looks at the same deadline.
 const MOMENT: Duration = Duration::from_micros(500);
 
-/// The thread that calls neither CUDA nor NCCL.
-fn keep_time() {
-    let mut state = STATE.lock();
-    loop {
-        if state.entries.is_empty() {
-            CLOCK.wait(&mut state);
-            continue;
+/// What the monitor does for the watchdog: gives the looking to a successor, and enforces the deadlines of what the stuck one was
+/// looking at.
+#[derive(Default)]
+pub(crate) struct Keeper {
+    is_awake: bool,
+}
+
+impl Duty for Keeper {
+    fn look(&mut self) -> Next {
+        // Whoever has it is about to give it back.
+        let Some(mut state) = STATE.try_lock() else {
+            return Next::After(MOMENT);
+        };
+        if state.entries.is_empty() || reaper::is_closed() {
+            self.is_awake = false;
+            BELL.rest();
+            return Next::Asleep;
         }
-        CLOCK.wait_for(&mut state, TICK);
-        if reaper::is_closed() {
-            return;
+        if !std::mem::replace(&mut self.is_awake, true) {
+            return Next::After(TICK);
         }
         if let Some(at_work) = &mut state.threads.at_work {
             at_work.ticks += 1;
@@ -322,14 +328,17 @@ fn keep_time() {
             }
         }
         let late = state.late();
-        if late.is_empty() {
-            continue;
-        }
         drop(state);
         for (inner, overdue) in late {
             end_overdue(&inner, &overdue);
         }
-        state = STATE.lock();
+        Next::After(TICK)
+    }
+
+    fn is_over(&self) -> bool {
+        STATE
+            .try_lock()
+            .is_some_and(|state| state.entries.is_empty())
     }
 }
 
