@@ -40,7 +40,7 @@ const AT_EXIT: [Duration; 2] = [Duration::from_millis(1500), Duration::from_mill
 
 /// What is left of a value.
 #[doc(hidden)]
-pub trait Remains: Send {
+pub trait DeferredDrop: Send {
     /// Whether everything that uses it is over. Never waits.
     fn poll(&mut self) -> Turn;
 
@@ -64,7 +64,7 @@ pub enum Turn {
 }
 
 struct Entry {
-    remains: Box<dyn Remains>,
+    remains: Box<dyn DeferredDrop>,
     deadline: Instant,
 }
 
@@ -72,7 +72,7 @@ struct State {
     /// What waits for its stream.
     queue: Vec<Entry>,
     /// What is over.
-    over: VecDeque<Box<dyn Remains>>,
+    over: VecDeque<Box<dyn DeferredDrop>>,
     /// Counts the threads; all but the last one end when they come back from their call.
     generation: u64,
     running: bool,
@@ -107,7 +107,7 @@ pub(crate) fn is_in_a_hurry() -> bool {
 /// Takes over what was dropped, and lets go of it when it is over; leaks it aloud when that takes
 /// longer than `limit`.
 #[doc(hidden)]
-pub fn take(remains: Box<dyn Remains>, limit: Duration) {
+pub fn take(remains: Box<dyn DeferredDrop>, limit: Duration) {
     if is_closed() {
         std::mem::forget(remains);
         return;
@@ -234,7 +234,7 @@ const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(5);
 
 /// Looks at each once: what is over, and what has to wait.
-fn look_at(entries: Vec<Entry>) -> (Vec<Box<dyn Remains>>, Vec<Entry>) {
+fn look_at(entries: Vec<Entry>) -> (Vec<Box<dyn DeferredDrop>>, Vec<Entry>) {
     let (mut over, mut left) = (Vec::new(), Vec::new());
     let Some(_working) = Working::begin() else {
         return (over, entries);
@@ -422,7 +422,7 @@ mod tests {
         dropped: Arc<AtomicU32>,
     }
 
-    impl Remains for Counted {
+    impl DeferredDrop for Counted {
         fn poll(&mut self) -> Turn {
             self.turns.pop().unwrap_or(Turn::Wait)
         }

@@ -8,10 +8,10 @@ use std::time::Duration;
 pub use nccl_base::reduce_op::ReduceOp;
 use nccl_sys as sys;
 
-use crate::communicator::{Communicator, Kept, State};
+use crate::communicator::{Communicator, KeepAlive, State};
 use crate::dtype::{DataType, NcclType};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reaper::{self, Remains, Turn};
+use crate::reaper::{self, DeferredDrop, Turn};
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 
@@ -191,7 +191,7 @@ impl Drop for Operator {
     /// Never waits: somebody may be inside a call on the communicator.
     fn drop(&mut self) {
         if let (Some(comm), false) = (self.comm.take(), reaper::is_closed()) {
-            let comm = Kept::new(comm);
+            let comm = KeepAlive::new(comm);
             reaper::take(Box::new(Remnant { op: self.op, comm }), reaper::LIMIT);
         }
     }
@@ -200,10 +200,10 @@ impl Drop for Operator {
 /// What is left of an operator.
 struct Remnant {
     op: sys::ncclRedOp_t,
-    comm: Kept,
+    comm: KeepAlive,
 }
 
-impl Remains for Remnant {
+impl DeferredDrop for Remnant {
     fn poll(&mut self) -> Turn {
         self.comm.watch();
         let inner = &self.comm.inner;

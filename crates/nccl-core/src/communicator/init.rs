@@ -19,7 +19,7 @@ use super::revoke::Revocation;
 use super::start::{Patience, as_int, settle_apart, start, start_split};
 use super::state::{Left, Phase};
 use super::switch::Switch;
-use super::{IDLE_PARENT, Inner, LaunchMode, Pins, Timeouts, guard, order, timeouts};
+use super::{IDLE_PARENT, Inner, LaunchMode, Timeouts, guard, order, timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::driver;
@@ -86,7 +86,7 @@ pub(super) struct Prepared {
     configs: AnyConfigs,
     is_zero_cta: bool,
     join: CudaEvent,
-    pins_stream: Arc<CudaStream>,
+    own_stream: Arc<CudaStream>,
     company: Option<Company>,
     birth: Arc<Birth>,
     /// What begins to make it, if it is not a call of its own.
@@ -116,7 +116,7 @@ impl Plan<'_> {
             return Err(Error::new(ErrorKind::Stream { what: WHAT, reason }));
         }
         order::admit(WHAT, &self.stream, &context)?;
-        let (pins_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
+        let (own_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
         let mode = self.wish.alone();
         launch_mode::admit(mode, &self.library)?;
         if mode == LaunchMode::BlockingChild {
@@ -145,7 +145,7 @@ impl Plan<'_> {
             configs,
             is_zero_cta: self.config.is_zero_cta(),
             join,
-            pins_stream,
+            own_stream,
             // Alone, there is nobody to tell.
             company: self.company.filter(|_| self.world_size > 1),
             birth: self.birth,
@@ -368,9 +368,7 @@ impl Prepared {
             board,
             blocks,
             switch,
-            pins: Some(Pins {
-                stream: self.pins_stream,
-            }),
+            own_stream: Some(self.own_stream),
         })
     }
 }

@@ -16,11 +16,11 @@
 //! - `frame`: the buffers of one operation while it is issued;
 //! - `issue`: one operation, from the checks to the request; `together`: those of several
 //!   communicators;
-//! - `kept`: what dropped plans and registrations still need of it;
+//! - `keep_alive`: what dropped plans and registrations still need of it;
 //! - `meeting`: the ranks tell each other whether they can take part; `grow`: a communicator with more ranks;
 //! - `split`, `shrink`: communicators of some of the ranks; `revoke`: stopped, and kept for that;
 //! - `compute`: kernels and copies of this crate's own; `replay`: the launch of a captured plan;
-//! - `lifecycle`: finalize and abort; `remains`: drop; `free`: the calls that give it back to NCCL, on threads
+//! - `lifecycle`: finalize and abort; `dropped`: drop; `free`: the calls that give it back to NCCL, on threads
 //!   that may be given up;
 //! - `everybody`: all communicators of the process, and their abort together.
 
@@ -28,6 +28,7 @@ mod build;
 mod builder;
 mod check;
 mod compute;
+mod dropped;
 mod everybody;
 mod frame;
 mod free;
@@ -37,7 +38,7 @@ mod handle;
 mod init;
 mod init_all;
 mod issue;
-mod kept;
+mod keep_alive;
 mod launch_mode;
 mod let_go;
 mod lifecycle;
@@ -45,7 +46,6 @@ mod lost;
 mod meeting;
 mod order;
 mod raw;
-mod remains;
 mod replay;
 mod revoke;
 mod shrink;
@@ -72,7 +72,7 @@ pub use frame::Frame;
 pub use grow::{GrowWay, Grown};
 pub(crate) use handle::Backoff;
 pub(crate) use issue::Calls;
-pub(crate) use kept::{Kept, Visit};
+pub(crate) use keep_alive::{KeepAlive, Visit};
 pub use launch_mode::LaunchMode;
 pub(crate) use launch_mode::{IDLE_PARENT, Wish};
 pub(crate) use lifecycle::Why;
@@ -198,8 +198,9 @@ pub struct Inner {
     launch: Mutex<Option<Arc<SharedLaunch>>>,
     /// What it is to NCCL when it was revoked.
     revocation: revoke::Revocation,
-    /// What pins cudarc's bookkeeping; released by the reaper.
-    pins: Option<Pins>,
+    /// Captures happen on it, because nobody else puts anything there. And cudarc orders the streams of a context only while it
+    /// counts one of its own streams there. Released by the reaper, after NCCL's part.
+    own_stream: Option<Arc<CudaStream>>,
 }
 
 /// A launch of several communicators that NCCL carries out on a thread of its own. Held while one of them is aborted:
@@ -207,13 +208,6 @@ pub struct Inner {
 /// (`ncclGroupJobAbort`, group.cc).
 #[derive(Default)]
 pub(crate) struct SharedLaunch(Mutex<()>);
-
-/// What has to outlive the communicator inside NCCL.
-pub(crate) struct Pins {
-    /// cudarc orders the streams of a context only while it counts one of its own streams there.
-    /// Captures happen on it, because nobody else puts anything there.
-    pub(crate) stream: Arc<CudaStream>,
-}
 
 impl Communicator {
     /// Starts to make a communicator of `world_size` ranks, of which this is `rank`.
@@ -541,9 +535,9 @@ impl Inner {
 
     /// The stream on which it captures.
     pub(crate) fn own_stream(&self) -> &Arc<CudaStream> {
-        match &self.pins {
-            Some(pins) => &pins.stream,
-            None => unreachable!("the pins are taken when nobody has the communicator any more"),
+        match &self.own_stream {
+            Some(stream) => stream,
+            None => unreachable!("it is taken when nobody has the communicator any more"),
         }
     }
 

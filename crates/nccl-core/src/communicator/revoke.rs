@@ -233,10 +233,10 @@ impl Inner {
         let Some(raw) = self.revocation.kept.lock().take() else {
             return;
         };
-        let remains = (self.library.clone(), raw, self.pins.take());
-        let end = |(library, raw, pins): (_, RawComm, _)| {
+        let remains = (self.library.clone(), raw, self.own_stream.take());
+        let end = |(library, raw, own_stream): (_, RawComm, _)| {
             if free(&library, Way::Abort, raw).is_err() {
-                std::mem::forget(pins);
+                std::mem::forget(own_stream);
             }
         };
         if let Err(remains) = reaper::on_a_thread(remains, end) {

@@ -20,7 +20,7 @@ use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
-use crate::reaper::{self, Behind, Remains, Turn};
+use crate::reaper::{self, Behind, DeferredDrop, Turn};
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 
@@ -372,7 +372,7 @@ fn wait_for_users<T>(
     wait_for(writer)
 }
 
-impl<T: NcclType> Remains for Freed<T> {
+impl<T: NcclType> DeferredDrop for Freed<T> {
     fn poll(&mut self) -> Turn {
         let _ = driver::bind(self.stream.context());
         if self.behind.is_none() {

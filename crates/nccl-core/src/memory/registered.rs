@@ -12,12 +12,12 @@ use nccl_sys as sys;
 
 use super::OwnedBuffer;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Backoff, Communicator, Kept, State, admit_buffer};
+use crate::communicator::{Backoff, Communicator, KeepAlive, State, admit_buffer};
 use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
-use crate::reaper::{self, Behind, Remains, Turn};
+use crate::reaper::{self, Behind, DeferredDrop, Turn};
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 
@@ -50,7 +50,7 @@ pub struct Registered<B: OwnedBuffer> {
     pub(super) buffer: ManuallyDrop<B>,
     pub(super) handle: Registration,
     /// Nothing can be issued through this, so it does not count among those who have it.
-    pub(super) comm: ManuallyDrop<Kept>,
+    pub(super) comm: ManuallyDrop<KeepAlive>,
     /// Recorded when this is dropped; made before, so that it cannot fail then.
     pub(super) last: ManuallyDrop<CudaEvent>,
 }
@@ -180,7 +180,7 @@ impl Communicator {
         Ok(Registered {
             buffer: ManuallyDrop::new(buffer),
             handle,
-            comm: ManuallyDrop::new(Kept::new(self.clone())),
+            comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
             last: ManuallyDrop::new(last),
         })
     }
@@ -328,7 +328,7 @@ pub(super) const SLACK: Duration = Duration::from_secs(1);
 struct Remnant<B: OwnedBuffer> {
     buffer: ManuallyDrop<B>,
     handle: Registration,
-    comm: Kept,
+    comm: KeepAlive,
     behind: Behind,
 }
 
@@ -405,7 +405,7 @@ impl<B: OwnedBuffer> Remnant<B> {
     }
 }
 
-impl<B: OwnedBuffer> Remains for Remnant<B> {
+impl<B: OwnedBuffer> DeferredDrop for Remnant<B> {
     fn poll(&mut self) -> Turn {
         match self.look() {
             Look::Busy => {

@@ -12,7 +12,7 @@ use nccl_sys as sys;
 use super::registered::{Kind, Registered, Registration, SLACK};
 use super::{Buffer, OwnedBuffer};
 use crate::buffer::{ErasedMut, RecvBuffer};
-use crate::communicator::{Communicator, Inner, Kept, admit_buffer};
+use crate::communicator::{Communicator, Inner, KeepAlive, admit_buffer};
 use crate::driver;
 use crate::dtype::NcclType;
 #[cfg(doc)]
@@ -136,7 +136,7 @@ impl Communicator {
         Ok(Registered {
             buffer: ManuallyDrop::new(buffer),
             handle,
-            comm: ManuallyDrop::new(Kept::new(self.clone())),
+            comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
             last: ManuallyDrop::new(last),
         })
     }

@@ -10,7 +10,7 @@ use cudarc::driver::CudaEvent;
 use super::graph::Slot;
 use super::pace::Pace;
 use super::remnant::Remnant;
-use crate::communicator::{Communicator, Frame, Kept, NotLaunched, State};
+use crate::communicator::{Communicator, Frame, KeepAlive, NotLaunched, State};
 #[cfg(any(doc, test))]
 use crate::error::ErrorKind;
 use crate::error::Result;
@@ -239,7 +239,7 @@ impl<B: PlanBuffers> Drop for CapturedPlan<B> {
             buffers: ManuallyDrop::new(buffers),
             slot: Some(Arc::clone(&self.slot)),
             behind: Behind::new(Arc::clone(&comm.stream), join),
-            comm: Kept::new(comm),
+            comm: KeepAlive::new(comm),
         };
         reaper::take(Box::new(remnant), reaper::LIMIT);
     }

@@ -13,7 +13,7 @@ use super::compare::Comparison;
 use super::pace::Pace;
 use super::record::{Capture, Captured};
 use super::remnant::Remnant;
-use crate::communicator::{Communicator, Kept, admit_buffer};
+use crate::communicator::{Communicator, KeepAlive, admit_buffer};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
@@ -120,7 +120,7 @@ impl Communicator {
                 let attempt = Remnant {
                     buffers,
                     slot: None,
-                    comm: Kept::new(self.clone()),
+                    comm: KeepAlive::new(self.clone()),
                     behind: Behind::new(Arc::clone(stream), join),
                 };
                 reaper::take(Box::new(attempt), reaper::LIMIT);

@@ -4,19 +4,19 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::graph::Slot;
-use crate::communicator::{Kept, State};
+use crate::communicator::{KeepAlive, State};
 use crate::memory::PlanBuffers;
-use crate::reaper::{Behind, Remains, Turn};
+use crate::reaper::{Behind, DeferredDrop, Turn};
 
 /// What is left of a plan, or of the attempt to make one. Dropping it leaks the buffers.
 pub(super) struct Remnant<B: PlanBuffers> {
     pub(super) buffers: ManuallyDrop<B>,
     pub(super) slot: Option<Arc<Slot>>,
-    pub(super) comm: Kept,
+    pub(super) comm: KeepAlive,
     pub(super) behind: Behind,
 }
 
-impl<B: PlanBuffers> Remains for Remnant<B> {
+impl<B: PlanBuffers> DeferredDrop for Remnant<B> {
     fn poll(&mut self) -> Turn {
         match self.comm.inner.phase.get() {
             // NCCL may still use the buffers.

@@ -14,7 +14,7 @@ use super::layout::Sizes;
 use crate::driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::reaper::{self, Behind, Remains, Turn};
+use crate::reaper::{self, Behind, DeferredDrop, Turn};
 
 /// Its kernels and what they do; the emulator knows them by these names.
 const PTX: &str = include_str!("kernels.ptx");
@@ -312,7 +312,7 @@ struct Unloaded {
 // SAFETY: as for `Kernels`.
 unsafe impl Send for Unloaded {}
 
-impl Remains for Unloaded {
+impl DeferredDrop for Unloaded {
     fn poll(&mut self) -> Turn {
         match self.behind.is_over() {
             true => Turn::Over,

@@ -14,13 +14,13 @@ use super::{Communicator, Inner, Why};
 use crate::reaper;
 
 /// See the module.
-pub(crate) struct Kept {
+pub(crate) struct KeepAlive {
     comm: Communicator,
     /// Since when nobody else has it.
     alone_since: Option<Instant>,
 }
 
-impl Kept {
+impl KeepAlive {
     pub(crate) fn new(comm: Communicator) -> Self {
         comm.inner.kept.fetch_add(1, Ordering::AcqRel);
         Self {
@@ -46,7 +46,7 @@ impl Kept {
     }
 }
 
-impl Deref for Kept {
+impl Deref for KeepAlive {
     type Target = Communicator;
 
     fn deref(&self) -> &Communicator {
@@ -90,7 +90,7 @@ impl Drop for Visit {
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
         self.comm.inner.kept.fetch_sub(1, Ordering::AcqRel);
     }

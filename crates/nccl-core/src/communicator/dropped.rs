@@ -7,7 +7,7 @@ use cudarc::driver::CudaStream;
 use super::free::{finalize_with, free_with};
 use super::handle::RawComm;
 use super::state::retire;
-use super::{Inner, Pins, State, Switch, Timeouts};
+use super::{Inner, State, Switch, Timeouts};
 use crate::abort::AbortSignal;
 use crate::library::Library;
 use crate::peers::Supervisor;
@@ -16,7 +16,7 @@ use crate::supervision::{Cause, Roster, inside};
 use crate::time::deadline_after;
 
 /// What is left of a communicator that was dropped.
-struct Remains {
+struct Dropped {
     library: Library,
     raw: RawComm,
     switch: Option<Arc<Switch>>,
@@ -24,8 +24,8 @@ struct Remains {
     rank: usize,
     roster: Arc<Roster>,
     timeouts: Timeouts,
-    pins: Option<Pins>,
-    stream: Arc<CudaStream>,
+    /// The one on which it captured, and its own.
+    streams: (Option<Arc<CudaStream>>, Arc<CudaStream>),
     in_use: Vec<Arc<CudaStream>>,
     board: Option<Arc<dyn Supervisor>>,
     abort_signal: AbortSignal,
@@ -41,7 +41,7 @@ impl Drop for Inner {
             if self.phase.get() == State::Leaked {
                 // NCCL may still be at work in the context, with what it was given.
                 std::mem::forget((
-                    self.pins.take(),
+                    self.own_stream.take(),
                     Arc::clone(&self.context),
                     Arc::clone(&self.stream),
                     std::mem::take(&mut *self.in_use.lock()),
@@ -49,7 +49,7 @@ impl Drop for Inner {
             }
             return;
         };
-        let remains = Remains {
+        let dropped = Dropped {
             library: self.library.clone(),
             raw,
             switch: self.switch.take(),
@@ -57,29 +57,28 @@ impl Drop for Inner {
             rank: self.rank,
             roster: Arc::clone(self.roster()),
             timeouts: self.timeouts,
-            pins: self.pins.take(),
-            stream: Arc::clone(&self.stream),
+            streams: (self.own_stream.take(), Arc::clone(&self.stream)),
             in_use: std::mem::take(&mut *self.in_use.lock()),
             board: self.board.take(),
             abort_signal: self.abort_signal.clone(),
         };
-        if let Err(remains) = reaper::on_a_thread(remains, reap) {
-            std::mem::forget(remains);
+        if let Err(dropped) = reaper::on_a_thread(dropped, reap) {
+            std::mem::forget(dropped);
         }
     }
 }
 
-fn reap(remains: Remains) {
-    let limit = remains.timeouts.finalize;
-    let (board, signal) = (remains.board, remains.abort_signal);
+fn reap(dropped: Dropped) {
+    let limit = dropped.timeouts.finalize;
+    let (board, signal) = (dropped.board, dropped.abort_signal);
     let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
     let interrupted = || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted();
-    let switch = remains.switch.as_ref();
+    let switch = dropped.switch.as_ref();
     let retired = retire(
-        remains.raw,
+        dropped.raw,
         |raw| {
             let deadline = deadline_after(limit);
-            finalize_with(&remains.library, raw, switch, deadline, interrupted)
+            finalize_with(&dropped.library, raw, switch, deadline, interrupted)
         },
         |_| {
             // The others may be waiting in an operation to which nobody comes from here.
@@ -87,14 +86,14 @@ fn reap(remains: Remains) {
                 Arc::clone(board).announce(Cause::asked("its abort signal was given"));
             }
         },
-        |way, raw| free_with(&remains.library, way, raw, switch.map(|switch| &**switch)),
+        |way, raw| free_with(&dropped.library, way, raw, switch.map(|switch| &**switch)),
     );
-    let (rank, roster) = (remains.rank, &remains.roster);
+    let (rank, roster) = (dropped.rank, &dropped.roster);
     if let Err(unsettled) = retired.settled {
         tracing::warn!(
             name: "nccl.comm.unclean",
             target: "nccl",
-            comm = &*remains.name,
+            comm = &*dropped.name,
             world_ranks = roster.world_ranks(),
             rank,
             world_rank = roster.world_rank(rank),
@@ -108,8 +107,8 @@ fn reap(remains: Remains) {
             board.conclude(false, false);
         }
         let why = "it was dropped, and NCCL did not give it back";
-        crate::events::leaked_communicator((&remains.name, roster), rank, why);
-        std::mem::forget((remains.pins, remains.stream, remains.in_use));
+        crate::events::leaked_communicator((&dropped.name, roster), rank, why);
+        std::mem::forget((dropped.streams, dropped.in_use));
     }
     // Only now: what other ranks wait for is over here, and the line may say goodbye.
     drop(board);
