@@ -249,14 +249,14 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
     let growth = growth(&samples[samples.len() / 3..]).ok_or("too few aborts")?;
     // What NCCL is being asked for while it is ended comes back soon, and is freed. A starved machine may take longer.
     let leaked = nccl::leaked_communicators();
+    println!(
+        "{FIGURE}rank {}: {before:?} became {after:?}; the heap grows by {growth:.0} bytes with each abort; \
+         {device_before} bytes of the device became {device_after}; {leaked} communicators were leaked",
+        world.rank()
+    );
     if leaked > turns() / 100 {
         return Err(format!("{leaked} communicators were leaked").into());
     }
-    println!(
-        "{FIGURE}rank {}: {before:?} became {after:?}; the heap grows by {growth:.0} bytes with each abort; \
-         {device_before} bytes of the device became {device_after}",
-        world.rank()
-    );
     let device_grows = device_after > device_before + DEVICE;
     let heap_grows = growth > GROWTH * ranks_here as f64 && !support::on_nvidias();
     if heap_grows || device_grows || after.is_more_than(&before) {
