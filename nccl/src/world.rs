@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::communicator::{Communicator, CommunicatorBuilder, LaunchMode, Timeouts};
 #[cfg(doc)]
@@ -10,10 +10,11 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::forked;
-use crate::peers::{Company, Terms};
-use crate::preflight::Checks;
+use crate::peers::{About, Check, Company, Terms};
+use crate::preflight::{Checks, Report, Settings};
+use crate::recorder::Timeline;
 use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
-use crate::supervision::{OfLine as _, Session, introduce, recorder};
+use crate::supervision::{OfLine as _, Session, introduce, recordings};
 
 /// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
 ///
@@ -34,13 +35,13 @@ use crate::supervision::{OfLine as _, Session, introduce, recorder};
 pub struct World {
     member: rendezvous::World,
     /// Of its communicators.
-    pub(crate) timeouts: Timeouts,
+    timeouts: Timeouts,
     /// Whether its communicators are NCCL's.
-    pub(crate) needs_nccl: bool,
+    needs_nccl: bool,
     /// How its communicators call NCCL.
     launch_mode: Option<LaunchMode>,
     /// Whether what NCCL needs is checked before its communicators are made, and has been.
-    pub(crate) checks: Checks,
+    checks: Checks,
 }
 
 impl World {
@@ -114,7 +115,7 @@ impl World {
     /// otherwise.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
     /// let world = nccl::World::single().with_timeouts(timeouts);
     /// ```
@@ -128,7 +129,7 @@ impl World {
     /// 60 s unless set, or what the [`Rendezvous`] was given.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     /// let world = nccl::World::single().with_timeout(Duration::from_secs(5));
     /// ```
     #[must_use]
@@ -253,7 +254,7 @@ impl World {
     /// from the first call of this method on. No operation waits for it, or does anything for it.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     /// use nccl::WorldEvent;
     ///
     /// let mut worlds = nccl::World::threads(2);
@@ -341,7 +342,7 @@ impl World {
     /// meanwhile: it may be the one that would have.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     ///
     /// let world = nccl::World::single().with_timeout(Duration::from_millis(10));
     /// let error = world.get("nobody sets this").unwrap_err();
@@ -359,7 +360,7 @@ impl World {
     /// ```
     pub fn phase(&self, name: &str) {
         if !forked::is_child() {
-            recorder::phase(name);
+            nccl_core::recorder::phase(name);
             self.member.phase(name);
         }
     }
@@ -427,7 +428,7 @@ impl World {
     /// one coordinates.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     /// use nccl::World;
     ///
     /// let mut worlds = World::threads(3);
@@ -458,7 +459,7 @@ impl World {
     /// As [`next_epoch`](Self::next_epoch). [`ErrorKind::Rendezvous`] on a rank that was left behind.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     ///
     /// let mut worlds = nccl::World::threads(2);
     /// let hangs = worlds.pop();
@@ -485,7 +486,7 @@ impl World {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     ///
     /// let world = nccl::World::threads(1).remove(0);
     /// let comm = world.communicator("model").stream(&stream).build()?;
@@ -516,7 +517,7 @@ impl World {
     /// Which rank `rank` was in the epoch before; `None` for one that is new, and in the first epoch.
     ///
     /// ```
-    /// # use std::time::Duration;
+    /// # use std::time::{Duration, Instant};
     /// let next = nccl::World::single().next_epoch(Duration::from_secs(1))?;
     /// assert_eq!(next.previous_rank(0), Some(0));
     /// # Ok::<(), nccl::Error>(())
@@ -582,7 +583,7 @@ impl World {
     /// receive meanwhile, on another thread, or both may wait for the other to take what it was sent.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     ///
     /// let soon = Duration::from_secs(5);
     /// std::thread::scope(|scope| {
@@ -608,6 +609,74 @@ impl World {
         self.member.channel(name)
     }
 
+    /// Checks what has to agree between the ranks, and whether they reach each other where NCCL will try:
+    /// every rank has to call it, and gets the same report.
+    ///
+    /// Making the first communicator of several ranks does so by itself, unless
+    /// [`without_preflight`](Self::without_preflight) or `NCCL_RUN_PREFLIGHT=off` says otherwise: an error keeps the
+    /// communicator from being made, on every rank, and rank 0 logs the warnings.
+    ///
+    /// On one host it takes a few milliseconds; between hosts that do not reach each other, 5 s at most.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier), when a rank does not come. What is found is no error but in the report.
+    ///
+    /// ```
+    /// use nccl::preflight::Settings;
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for world in nccl::World::threads(2) {
+    ///         scope.spawn(move || {
+    ///             let report = world.preflight(&Settings::new())?;
+    ///             for error in report.errors() {
+    ///                 eprintln!("{error}");
+    ///             }
+    ///             Ok::<(), nccl::Error>(())
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    pub fn preflight(&self, settings: &Settings) -> Result<Report> {
+        self.checks.report(&self.member, settings)
+    }
+
+    /// Makes communicators without checking first. All ranks have to do so; when only some do, nothing is
+    /// checked, and rank 0 logs a warning.
+    ///
+    /// ```
+    /// let worlds: Vec<_> = nccl::World::threads(2)
+    ///     .into_iter()
+    ///     .map(nccl::World::without_preflight)
+    ///     .collect();
+    /// # drop(worlds);
+    /// ```
+    #[must_use]
+    pub fn without_preflight(mut self) -> Self {
+        self.checks.switch_off();
+        self
+    }
+
+    /// What all ranks did last, on one time axis: for whoever asks why nothing goes on.
+    ///
+    /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
+    /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `limit` are in
+    /// [`Timeline::missing`], with what is known of them. Clocks are compared by round trips.
+    ///
+    /// All answers together have about 64 MiB at most, or 32 KiB for each of more than 2048 ranks: where there
+    /// are many, the oldest calls are left out, and counted (`Recording::left_out`).
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    ///
+    /// let worlds = nccl::World::threads(2);
+    /// let timeline = worlds[1].recordings(Duration::from_secs(2));
+    /// assert_eq!((timeline.ranks.len(), timeline.missing.len()), (2, 0));
+    /// ```
+    #[must_use]
+    pub fn recordings(&self, limit: Duration) -> Timeline {
+        recordings(self.line(), limit)
+    }
+
     fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&Communicator]) -> Result<Self> {
         let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
         let member = self.member.go_on(limit, leaves_behind, &kept)?;
@@ -621,19 +690,9 @@ impl World {
         })
     }
 
-    /// What the control plane has of it.
-    pub(crate) fn member(&self) -> &rendezvous::World {
-        &self.member
-    }
-
     /// What its communicators keep of it.
     pub(crate) fn line(&self) -> &Arc<Line> {
         self.member.line()
-    }
-
-    /// How long an exchange may take.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.member.timeout()
     }
 }
 
@@ -647,6 +706,21 @@ impl Company for World {
             needs_nccl: self.needs_nccl,
             check: self,
         }
+    }
+}
+
+#[doc(hidden)]
+impl Check for World {
+    fn check(
+        &self,
+        about: Option<About>,
+        deadline: Instant,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        if self.size() < 2 || !self.needs_nccl {
+            return Ok(());
+        }
+        self.checks.pass(&self.member, about, deadline, interrupted)
     }
 }
 

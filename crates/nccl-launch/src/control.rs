@@ -10,10 +10,6 @@ use super::rank::Running;
 use crate::error::Result;
 use nccl_control::{Observer, Rendezvous};
 
-/// How long the word about an end waits for the rank's last words. The other ranks wait a little longer for
-/// the word.
-pub(super) const PATIENCE: Duration = Duration::from_millis(60);
-
 /// The connection to the world.
 pub(super) struct Control {
     /// The last is the newest. One goes on with the ranks to their next epochs; but those who survive may as well

@@ -11,13 +11,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use super::control::PATIENCE;
 use super::oom::Counter;
 use super::output::{Pumps, Settings, Source, Stream, Tail};
 use super::process::{Pipes, Process, Standing};
 use super::report::RankEnd;
 use crate::departure::{Exit, OomKill, ProcessEnd, Signal};
 use crate::sync::Mutex;
+
+/// How long the word about an end waits for the rank's last words. The other ranks wait a little longer for
+/// the word.
+const PATIENCE: Duration = Duration::from_millis(60);
 
 /// How long what is left of an ended rank may take to write its last words: a `tee`, say, that a shell has
 /// started.

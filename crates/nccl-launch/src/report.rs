@@ -4,9 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::watcher::UNREAD;
 use crate::departure::OomKill;
 use crate::departure::{Exit, Signal};
+
+/// How long a fleet that has failed waits for a reader of its output that takes nothing.
+pub(super) const UNREAD: Duration = Duration::from_secs(3);
 
 /// How one process of a rank ended.
 ///

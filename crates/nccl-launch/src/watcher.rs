@@ -29,14 +29,13 @@ use super::event::{Board, Event};
 use super::keeper::Keeper;
 use super::output::{Pumps, Settings};
 use super::rank::Running;
+use super::report::UNREAD;
 use crate::departure::Signal;
 use crate::error::{Error, Result};
 use restart::Restart;
 
 /// How long after SIGKILL; what is still there then waits inside the kernel.
 const KILL: Duration = Duration::from_secs(5);
-/// How long a fleet that has failed waits for a reader of its output that takes nothing.
-pub(super) const UNREAD: Duration = Duration::from_secs(3);
 /// A stream of an ended rank is at its end when nothing has been written for so long: two writes of one are closer.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often to look for ended ranks where the kernel does not tell (before Linux 5.3, and in some sandboxes).

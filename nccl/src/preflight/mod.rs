@@ -9,8 +9,6 @@
 mod settings;
 mod switch;
 
-pub(crate) use nccl_diagnose::preflight::scarce;
-
 pub use nccl_base::report::{Finding, Report, Severity};
 pub use nccl_launch::nccl_variables_for;
 pub use settings::Settings;

@@ -8,10 +8,10 @@ use nccl_diagnose::preflight as checks;
 
 use super::settings::Settings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::peers::{About, Check};
+use crate::peers::About;
+use crate::rendezvous::World;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
-use crate::world::World;
 
 /// What a world knows about its checks.
 #[derive(Debug, Default)]
@@ -38,82 +38,41 @@ fn is_off() -> bool {
     ["off", "0", "no", "false"].contains(&value.trim().to_ascii_lowercase().as_str())
 }
 
-impl World {
-    /// Checks what has to agree between the ranks, and whether they reach each other where NCCL will try:
-    /// every rank has to call it, and gets the same report.
-    ///
-    /// Making the first communicator of several ranks does so by itself, unless
-    /// [`without_preflight`](Self::without_preflight) or `NCCL_RUN_PREFLIGHT=off` says otherwise: an error keeps the
-    /// communicator from being made, on every rank, and rank 0 logs the warnings.
-    ///
-    /// On one host it takes a few milliseconds; between hosts that do not reach each other, 5 s at most.
+impl Checks {
+    /// None before the first communicator.
+    pub(crate) fn switch_off(&mut self) {
+        self.off = true;
+    }
+
+    /// What the program asks for.
+    pub(crate) fn report(&self, member: &World, settings: &Settings) -> Result<Report> {
+        // One after the other, or their exchanges would be mixed up.
+        let _turn = self.passed.lock();
+        let deadline = deadline_after(member.timeout());
+        checks::world(member, Some(&settings.given()), deadline, &|| false)
+    }
+
+    /// Before a communicator is made of all ranks: the check, unless it was made and found nothing wrong. Without `about`, this rank
+    /// wants none.
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier), when a rank does not come. What is found is no error but in the report.
-    ///
-    /// ```
-    /// use nccl::preflight::Settings;
-    ///
-    /// std::thread::scope(|scope| {
-    ///     for world in nccl::World::threads(2) {
-    ///         scope.spawn(move || {
-    ///             let report = world.preflight(&Settings::new())?;
-    ///             for error in report.errors() {
-    ///                 eprintln!("{error}");
-    ///             }
-    ///             Ok::<(), nccl::Error>(())
-    ///         });
-    ///     }
-    /// });
-    /// ```
-    pub fn preflight(&self, settings: &Settings) -> Result<Report> {
-        // One after the other, or their exchanges would be mixed up.
-        let _turn = self.checks.passed.lock();
-        checks::world(
-            self.member(),
-            Some(&settings.given()),
-            deadline_after(self.timeout()),
-            &|| false,
-        )
-    }
-
-    /// Makes communicators without checking first. All ranks have to do so; when only some do, nothing is
-    /// checked, and rank 0 logs a warning.
-    ///
-    /// ```
-    /// let worlds: Vec<_> = nccl::World::threads(2)
-    ///     .into_iter()
-    ///     .map(nccl::World::without_preflight)
-    ///     .collect();
-    /// # drop(worlds);
-    /// ```
-    #[must_use]
-    pub fn without_preflight(mut self) -> Self {
-        self.checks.off = true;
-        self
-    }
-}
-
-#[doc(hidden)]
-impl Check for World {
-    fn check(
+    /// [`ErrorKind::Preflight`] on all ranks alike.
+    pub(crate) fn pass(
         &self,
+        member: &World,
         about: Option<About>,
         deadline: Instant,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<()> {
-        if self.size() < 2 || !self.needs_nccl {
-            return Ok(());
-        }
-        let mut passed = self.checks.passed.lock();
+        let mut passed = self.passed.lock();
         if *passed {
             return Ok(());
         }
-        let off = self.checks.off || is_off();
+        let off = self.off || is_off();
         let given = about
             .filter(|_| !off)
             .map(|about| Settings::about(about).given());
-        let report = match checks::world(self.member(), given.as_ref(), deadline, interrupted) {
+        let report = match checks::world(member, given.as_ref(), deadline, interrupted) {
             Ok(report) => report,
             Err(error) => {
                 // Others may have come through, and will not be there another time.
@@ -121,7 +80,7 @@ impl Check for World {
                 return Err(error);
             }
         };
-        if self.rank() == 0 {
+        if member.rank() == 0 {
             report.warnings().for_each(warn);
         }
         if report.errors().next().is_some() {

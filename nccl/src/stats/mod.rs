@@ -14,8 +14,7 @@ pub use nccl_core::stats::Durations;
 pub(crate) use nccl_core::stats::registry::NAMES;
 #[cfg(feature = "world")]
 pub(crate) use nccl_core::stats::{DETECT, STRAGGLERS, arrival_skew};
-use nccl_core::stats::{process, registry};
 pub use read::{
-    ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, RanksByState,
-    Stats, WorldStats, stats,
+    ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, Stats, stats,
 };
+pub use worlds::{RanksByState, WorldStats};

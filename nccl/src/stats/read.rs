@@ -4,16 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::Durations;
-use super::process;
-use super::registry::{self, Counted};
-use super::worlds;
+use super::worlds::{self, WorldStats};
 use crate::FaultClass;
 use crate::Version;
 use crate::communicator::{Phase, State};
 use crate::library::Library;
 use crate::op::Function;
 use crate::operation::OperationKind;
+use nccl_core::stats::registry::{self, Counted};
+use nccl_core::stats::{Durations, process};
 use nccl_core::supervision::watchdog::{self, Pending};
 
 /// How much this process has done with NCCL since it started, and how it stands.
@@ -187,55 +186,6 @@ pub struct OperationStats {
     /// The bytes of the data: those of a message, of an all-reduce, broadcast or reduce; and where every rank
     /// has a block, those of all blocks together.
     pub bytes: u64,
-}
-
-/// How a world stands, seen from one of its ranks.
-///
-/// ```
-/// let world = nccl::World::single();
-/// let stats = nccl::stats();
-/// assert!(stats.worlds.iter().any(|world| world.ranks.present == 1));
-/// # drop(world);
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct WorldStats {
-    /// The job's name; empty without one.
-    pub job: String,
-    /// Its epoch.
-    pub epoch: u64,
-    /// This rank.
-    pub rank: usize,
-    /// As what the launcher started this process: the number before the lines of its output; `None` where no launcher
-    /// gave it one.
-    pub launcher_rank: Option<usize>,
-    /// How the ranks stand.
-    pub ranks: RanksByState,
-    /// Ranks that are other processes, and for how long each has not been heard. All answer the one that
-    /// coordinates (rank 0 at first) once in a second, so it has all of them; another rank has the
-    /// coordinator. Empty where all ranks are threads of this process.
-    pub heartbeat_ages: Vec<(usize, Duration)>,
-}
-
-/// How many ranks of a world are there, and how many ended which way.
-///
-/// ```
-/// let ranks = nccl::stats().worlds.first().map(|world| world.ranks);
-/// if ranks.is_some_and(|ranks| ranks.gone + ranks.failed > 0) {
-///     eprintln!("not all ranks are there any more");
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RanksByState {
-    /// There, or still to come.
-    pub present: usize,
-    /// Ended with a goodbye.
-    pub left: usize,
-    /// Said that they fail.
-    pub failed: usize,
-    /// Gone without a word.
-    pub gone: usize,
 }
 
 /// How many communicators were ended by faults of each [`FaultClass`].

@@ -1,5 +1,56 @@
 //! How the worlds of this process stand.
 
+use std::time::Duration;
+
+/// How a world stands, seen from one of its ranks.
+///
+/// ```
+/// let world = nccl::World::single();
+/// let stats = nccl::stats();
+/// assert!(stats.worlds.iter().any(|world| world.ranks.present == 1));
+/// # drop(world);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorldStats {
+    /// The job's name; empty without one.
+    pub job: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// This rank.
+    pub rank: usize,
+    /// As what the launcher started this process: the number before the lines of its output; `None` where no launcher
+    /// gave it one.
+    pub launcher_rank: Option<usize>,
+    /// How the ranks stand.
+    pub ranks: RanksByState,
+    /// Ranks that are other processes, and for how long each has not been heard. All answer the one that
+    /// coordinates (rank 0 at first) once in a second, so it has all of them; another rank has the
+    /// coordinator. Empty where all ranks are threads of this process.
+    pub heartbeat_ages: Vec<(usize, Duration)>,
+}
+
+/// How many ranks of a world are there, and how many ended which way.
+///
+/// ```
+/// let ranks = nccl::stats().worlds.first().map(|world| world.ranks);
+/// if ranks.is_some_and(|ranks| ranks.gone + ranks.failed > 0) {
+///     eprintln!("not all ranks are there any more");
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RanksByState {
+    /// There, or still to come.
+    pub present: usize,
+    /// Ended with a goodbye.
+    pub left: usize,
+    /// Said that they fail.
+    pub failed: usize,
+    /// Gone without a word.
+    pub gone: usize,
+}
+
 #[cfg(feature = "world")]
 pub(super) use with_worlds::{all, strangers};
 
@@ -7,7 +58,7 @@ pub(super) use with_worlds::{all, strangers};
 mod with_worlds {
     use nccl_base::departure::Departure;
 
-    use super::super::{RanksByState, WorldStats};
+    use super::{RanksByState, WorldStats};
     use crate::rendezvous::{self, Line};
 
     pub(in super::super) use rendezvous::strangers;
@@ -44,7 +95,7 @@ mod with_worlds {
 }
 
 #[cfg(not(feature = "world"))]
-pub(super) fn all() -> Vec<super::WorldStats> {
+pub(super) fn all() -> Vec<WorldStats> {
     Vec::new()
 }
 

@@ -5,16 +5,17 @@ use std::any::Any;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use super::recorder::{self, Clock, Home, Snapshot};
-use super::{Session, Watch};
+use super::session::Session;
+use super::watch::Watch;
 use crate::forked;
 use crate::peers::{Peers, set_of_threads};
 use crate::reaper;
 use crate::recorder::{MissingRank, RankRecording, Timeline};
 use crate::rendezvous::{
-    Asked, Attached, ClockReading, Host, Line, Watcher, say_goodbye, set_host,
+    Asked, Attached, ClockReading, Host, Line, Watcher, World, say_goodbye, set_host,
 };
-use crate::world::World;
+use nccl_base::fault::Fault;
+use nccl_core::recorder::{self, Clock, Home, Snapshot};
 
 /// Before the first line is opened.
 pub(crate) fn introduce() {
@@ -84,7 +85,7 @@ impl Attached for Records {
 }
 
 impl Watcher for Watch {
-    fn latest(&self) -> Option<Arc<super::Fault>> {
+    fn latest(&self) -> Option<Arc<Fault>> {
         Watch::latest(self)
     }
 
@@ -133,30 +134,8 @@ impl OfLine for Arc<Line> {
     }
 }
 
-impl World {
-    /// What all ranks did last, on one time axis: for whoever asks why nothing goes on.
-    ///
-    /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
-    /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `limit` are in
-    /// [`Timeline::missing`], with what is known of them. Clocks are compared by round trips.
-    ///
-    /// All answers together have about 64 MiB at most, or 32 KiB for each of more than 2048 ranks: where there
-    /// are many, the oldest calls are left out, and counted ([`Recording::left_out`](recorder::Recording)).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let worlds = nccl::World::threads(2);
-    /// let timeline = worlds[1].recordings(Duration::from_secs(2));
-    /// assert_eq!((timeline.ranks.len(), timeline.missing.len()), (2, 0));
-    /// ```
-    #[must_use]
-    pub fn recordings(&self, limit: Duration) -> Timeline {
-        recordings(self.line(), limit)
-    }
-}
-
-fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
+/// What all ranks of a line did last.
+pub(crate) fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
     if forked::is_child() {
         return Timeline::default();
     }

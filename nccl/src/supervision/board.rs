@@ -7,27 +7,26 @@
 //! The verdict is written by the watch alone, once, in the order in which all ranks hear. The conclusion
 //! is made by whoever ended the communicator here, once; everybody else waits for it.
 
-use super::session::Session;
 use super::words;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::cause::Waiting;
+use super::attach::OfLine as _;
 use super::docket::{Verdict, Who};
-use super::fault::{Cause, Fault};
-use super::roster::Roster;
 use super::trial::{self, Trials};
 use super::watch::{FAULT, Watch};
 use crate::events;
 use crate::peers::{AbortHandle, Ending, LetGo, Peers, Supervisor, Ward};
 use crate::rendezvous::{Line, Member, Subject, Suspicion};
 use crate::stats;
-use crate::supervision::OfLine as _;
-use crate::supervision::recorder::Turn;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use nccl_base::departure::Ended;
+use nccl_base::fault::cause::Waiting;
+use nccl_base::fault::roster::Roster;
+use nccl_base::fault::{Cause, Fault};
+use nccl_core::recorder::Turn;
 
 /// See the module.
 pub(crate) struct Board {
@@ -109,7 +108,7 @@ pub(super) const FREED: &[u8] = &[1];
 
 impl Board {
     /// Of a communicator that this rank of the line is about to make.
-    pub(super) fn new(line: &Arc<Line>, ward: Ward<'_>) -> Arc<Self> {
+    pub(super) fn new(line: &Arc<Line>, peers: Arc<dyn Peers>, ward: Ward<'_>) -> Arc<Self> {
         let watch = line.watch();
         let board = Arc::new(Self {
             key: ward.key,
@@ -118,7 +117,7 @@ impl Board {
             roster: ward.roster,
             rank: ward.rank,
             line: Arc::clone(line),
-            peers: Session::of(line),
+            peers,
             watch,
             verdict: Arc::default(),
             announced: OnceLock::new(),

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_base::time::millis;
 
-use super::{Roster, short_key};
 use crate::rendezvous::{Latecomer, Lateness};
 use crate::stats;
+use nccl_base::fault::{Roster, short_key};
 
 /// Some ranks have not entered an operation, or have at last, as rank `on_rank` of the world hears; `told` counts
 /// of how many the log of that rank was told. One line for each of the first, then fewer. One rank warns of it; for the

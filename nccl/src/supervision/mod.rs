@@ -53,10 +53,5 @@ mod unborn;
 mod watch;
 mod words;
 
-pub(crate) use attach::{OfLine, decode, introduce, timeline};
-pub(crate) use nccl_base::fault::{
-    self, Cause, Earlier, Fault, FaultClass, FaultRole, RootCause, Roster, cause, roster, short_key,
-};
-pub(crate) use nccl_core::supervision::{recorder, stragglers, watchdog};
+pub(crate) use attach::{OfLine, decode, introduce, recordings, timeline};
 pub(crate) use session::Session;
-pub(crate) use watch::Watch;

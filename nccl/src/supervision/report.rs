@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::cause::Earlier;
 use super::ledger::Ledger;
-use super::recorder::{self, Call, CallState, Place, RecordedOperation, Track};
-use super::roster::Roster;
-use super::watchdog;
 use crate::operation::OperationKind;
+use nccl_base::fault::cause::Earlier;
+use nccl_base::fault::roster::Roster;
 use nccl_base::warning::FirstWarning;
+use nccl_core::recorder::{self, Call, CallState, Place, RecordedOperation, Track};
+use nccl_core::supervision::watchdog;
 
 /// See the module. Ranks are those of the communicator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use super::attach::OfLine as _;
 use super::board::Board;
-use super::recorder::Home;
-use super::roster::Roster;
 use super::unborn::Unborn;
 use crate::error::Result;
 use crate::peers::{Peers, Supervisor, Unmade, Ward};
 use crate::rendezvous::Line;
+use nccl_base::fault::roster::Roster;
+use nccl_core::recorder::Home;
 
 /// See the module.
 pub(crate) struct Session(Arc<Line>);
@@ -74,7 +74,7 @@ impl Peers for Session {
     }
 
     fn supervise(&self, ward: Ward<'_>) -> Arc<dyn Supervisor> {
-        Board::new(&self.0, ward)
+        Board::new(&self.0, Self::of(&self.0), ward)
     }
 
     fn unmade(&self, name: &str, members: Arc<[usize]>, rank: usize) -> Box<dyn Unmade> {

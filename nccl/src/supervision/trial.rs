@@ -22,18 +22,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::attach::OfLine as _;
 use super::board::Board;
 use super::elect::{self, Case, elect};
-use super::fault::{Cause, Fault, Place};
 use super::report::Report;
 use super::watch::FAULT;
 use crate::events;
 use crate::peers::Supervisor as _;
 use crate::rendezvous::ProcessState;
 use crate::rendezvous::{Line, Member};
-use crate::supervision::OfLine as _;
 use crate::sync::{Condvar, Mutex};
 use nccl_base::departure::Departure;
+use nccl_base::fault::cause::Earlier;
+use nccl_base::fault::{Cause, Fault, Place};
 
 /// What the announcement of one that ran out of time is called, and what is said to the one that collects; the
 /// communicator's key follows.
@@ -139,9 +140,7 @@ impl Trials {
 pub(super) fn answer(line: &Arc<Line>, key: &str, rank: usize, elector: usize) {
     let (line, key) = (Arc::clone(line), key.to_owned());
     let work = move || {
-        let phase = line
-            .phase()
-            .map(|(what, ago)| super::Earlier::new(what, ago));
+        let phase = line.phase().map(|(what, ago)| Earlier::new(what, ago));
         let report = Report::of(&key, rank, line.home().place(), phase);
         // Of plain values, which can all be written.
         let bytes = serde_json::to_vec(&report).unwrap_or_default();

@@ -9,18 +9,18 @@ use super::words;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cause::{Differs, Earlier, FaultRole, RootCause, Side};
+use super::attach::OfLine as _;
 use super::docket::Who;
-use super::fault::{Cause, Fault, FaultClass, Place};
-use super::roster::Roster;
 use crate::communicator::LaunchMode;
 use crate::error::Error;
 use crate::events;
 use crate::peers::Unmade;
 use crate::rendezvous::Line;
-use crate::supervision::OfLine as _;
 use nccl_base::departure::Departure;
 use nccl_base::departure::{Reason, Unfinished};
+use nccl_base::fault::cause::{Differs, Earlier, FaultRole, RootCause, Side};
+use nccl_base::fault::roster::Roster;
+use nccl_base::fault::{Cause, Fault, FaultClass, Place};
 
 /// One that its ranks wanted to make.
 pub(crate) struct Unborn {

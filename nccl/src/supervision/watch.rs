@@ -11,12 +11,8 @@ use std::time::Duration;
 
 use super::board::{Board, FREED, end_alone};
 use super::docket::{self, Docket, Heard, Verdict, Who};
-use super::fault::{Cause, Fault, Place};
 use super::late::late;
-use super::roster::Roster;
-use super::stragglers::Inquired;
 use super::trial::{self, REPORT, SYMPTOM, Trials};
-use super::watchdog;
 use crate::communicator::{end_struck, leave_struck};
 use crate::events;
 use crate::peers::{Asker, Supervisor};
@@ -26,6 +22,10 @@ use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
 use nccl_base::departure::{Departure, How};
+use nccl_base::fault::roster::Roster;
+use nccl_base::fault::{Cause, Fault, Place};
+use nccl_core::supervision::stragglers::Inquired;
+use nccl_core::supervision::watchdog;
 
 /// What announcements of faults are called; the communicator's key follows.
 pub(super) const FAULT: &str = "fault/";

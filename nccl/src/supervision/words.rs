@@ -2,10 +2,10 @@
 
 use nccl_sys as sys;
 
-use super::{Cause, FaultClass, RootCause};
+use nccl_base::fault::{Cause, FaultClass, RootCause};
 use nccl_diagnose::debug_log;
 
-use crate::preflight;
+use nccl_diagnose::preflight;
 
 /// The same, with the first warning in NCCL's file, where that may say more.
 pub(super) fn with_words_of_nccl(mut cause: Cause) -> Cause {

@@ -126,6 +126,18 @@ impl Graph {
         named(tied(&uses), |at| names[at].to_owned())
     }
 
+    /// Which file uses which, of those in circles.
+    pub(super) fn ties(&self) -> Vec<(&str, &str)> {
+        let mut ties = Vec::new();
+        for circle in tied(&self.uses) {
+            for &from in &circle {
+                let inside = self.uses[from].iter().filter(|to| circle.contains(to));
+                ties.extend(inside.map(|&to| (&*self.paths[from], &*self.paths[to])));
+            }
+        }
+        ties
+    }
+
     /// Files that use each other in circles.
     pub(super) fn circles(&self) -> Vec<Vec<String>> {
         named(tied(&self.uses), |at| self.paths[at].clone())

@@ -38,9 +38,11 @@ const OWNERS: &[(&str, &str)] = &[
     ("nccl", "World"),
 ];
 
-/// Prints the numbers of this workspace, or of the one at `--tree DIRECTORY`.
+/// Prints the numbers of this workspace, or of the one at `--tree DIRECTORY`; with `--circles` also which file of a circle uses
+/// which, one line for each.
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     let tree: Option<PathBuf> = arguments.path("--tree")?;
+    let lists_circles = arguments.flag("--circles");
     arguments.finish()?;
     if tree.is_none() {
         borders::check()?;
@@ -72,6 +74,11 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             circles.len(),
             largest(&circles),
         );
+        if lists_circles {
+            for (from, to) in graph.ties() {
+                println!("  {name}: {from} uses {to}");
+            }
+        }
         let modules = graph::Modules::of(&sources);
         for &(_, owner) in OWNERS.iter().filter(|(of, _)| of == name) {
             let path: Vec<String> = owner.split("::").map(str::to_owned).collect();

@@ -1,14 +1,14 @@
 //! What one rank tells rank 0 about itself and its host.
 
 use super::device::{self, Device};
-use super::given::Given;
+use super::given::{Given, Loaded};
 use super::interfaces::{self, Address, Rule, Wishes};
-use super::late::Late;
-use super::limits::{self, Limits};
 use super::rdma::{self, Port};
-use super::variables::{self, Variable};
 use super::wire;
 use nccl_base::system::System;
+use nccl_base::system::late::Late;
+use nccl_base::system::limits::{self, Limits};
+use nccl_base::system::variables::{self, Variable};
 use nccl_control::Own;
 
 /// What has to be the same for ranks to understand each other's facts.
@@ -115,15 +115,6 @@ wire::fields!(LoopbackName {
     address,
     line
 });
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[doc(hidden)]
-pub struct Loaded {
-    pub version: String,
-    pub path: String,
-}
-
-wire::fields!(Loaded { version, path });
 
 /// How this process talks to the others beside NCCL.
 #[derive(Clone, Debug, Default)]

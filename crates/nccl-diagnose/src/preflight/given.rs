@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_base::launch_mode::Wish;
 
-use super::facts::Loaded;
+use super::wire;
 
 /// What is known of a rank before it is checked.
 #[doc(hidden)]
@@ -34,3 +34,12 @@ impl Default for Given {
         }
     }
 }
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct Loaded {
+    pub version: String,
+    pub path: String,
+}
+
+wire::fields!(Loaded { version, path });

@@ -20,10 +20,6 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use nccl_base::report;
-use nccl_base::system::{known, late, limits, variables};
-
-pub use facts::Loaded;
-pub use given::Given;
+pub use given::{Given, Loaded};
 pub use run::{host, world};
 pub use scarce::{Scarce, scarce};

@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 
 use super::facts::{Control, Facts, PROTOCOL, Process};
 use super::given::Given;
-use super::late;
 use super::reach::{self, Door, Failure, Open};
-use super::report::{Finding, Report};
 use super::rules::{View, judge, judge_reached, networks};
 use super::wire::{self, Wire};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
+use nccl_base::report::{Finding, Report};
 use nccl_base::system::System;
+use nccl_base::system::late;
 use nccl_control::{World, own_addresses};
 
 /// Checks this host alone, before there is a world.

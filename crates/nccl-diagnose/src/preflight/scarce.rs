@@ -4,9 +4,9 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::facts::Process;
-use super::limits;
 use super::rules;
 use nccl_base::system::System;
+use nccl_base::system::limits;
 
 /// Something of which there is less than NCCL needs to start.
 #[derive(Clone, Debug, PartialEq, Eq)]

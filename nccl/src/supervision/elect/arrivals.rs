@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Case;
+use super::case::Case;
 
 /// So many operations are looked at.
 const LAST: usize = 16;

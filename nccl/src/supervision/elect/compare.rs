@@ -2,62 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Case, Finding};
-use crate::operation::OperationKind;
-use crate::supervision::cause::{Differs, FaultRole, RootCause, Side};
-use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
+use super::case::{Case, Finding, Shape, shapes};
 use crate::supervision::report::Entered;
-
-/// What an operation is, in the fields that all ranks have to have alike.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Shape {
-    operation: String,
-    count: Option<u64>,
-    data_type: Option<String>,
-    reduction: Option<String>,
-    root: Option<usize>,
-}
-
-impl Shape {
-    fn of(kind: &str, one: &RecordedOperation) -> Self {
-        Self {
-            operation: kind.to_owned(),
-            count: Some(one.count),
-            data_type: Some(one.data_type.to_string()),
-            reduction: one.reduction.map(|reduction| match reduction {
-                RecordedReduction::Op(op) => op.to_string(),
-                _ => String::from("one that the program made"),
-            }),
-            root: one.root,
-        }
-    }
-
-    fn only_operation(kind: &str) -> Self {
-        Self {
-            operation: kind.to_owned(),
-            count: None,
-            data_type: None,
-            reduction: None,
-            root: None,
-        }
-    }
-}
-
-/// The operations of a call to which all ranks come, in order.
-pub(super) fn shapes(call: &Entered) -> Vec<Shape> {
-    let is_message =
-        |one: &&RecordedOperation| matches!(one.kind, OperationKind::Send | OperationKind::Recv);
-    let shapes: Vec<_> = call
-        .operations
-        .iter()
-        .filter(|one| !is_message(one))
-        .map(|one| Shape::of(&one.kind.to_string(), one))
-        .collect();
-    match shapes.is_empty() || call.missing > 0 {
-        true => vec![Shape::only_operation(&call.kind)],
-        false => shapes,
-    }
-}
+use nccl_base::fault::cause::{Differs, FaultRole, RootCause, Side};
 
 /// The first place that stands still at which ranks entered what does not fit together.
 pub(super) fn mismatch(case: &Case<'_>) -> Option<Finding> {

@@ -1,8 +1,8 @@
 //! Calls that do not come back.
 
-use super::super::cause::{FaultRole, RootCause};
 use super::super::report::{Entered, State};
-use super::{Case, Finding};
+use super::case::{Case, Finding};
+use nccl_base::fault::cause::{FaultRole, RootCause};
 
 /// A rank that told that a call does not come back; it is not one that waits for others.
 pub(super) fn told(case: &Case<'_>) -> Option<Finding> {

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Case, Finding};
+use super::case::{Case, Finding};
 use crate::operation::OperationKind;
-use crate::supervision::cause::{FaultRole, RootCause};
-use crate::supervision::recorder::RecordedOperation;
 use crate::supervision::report::{Entered, Report};
+use nccl_base::fault::cause::{FaultRole, RootCause};
+use nccl_core::recorder::RecordedOperation;
 
 /// One side of a message that is not done: `rank` sends to, or receives from, `peer`.
 #[derive(Clone, Copy)]

@@ -19,6 +19,7 @@
 //! that of those who ran out of time is the coordinator's, the same for all.
 
 mod arrivals;
+mod case;
 mod compare;
 mod inside;
 mod messages;
@@ -27,55 +28,19 @@ mod silence;
 mod tests;
 mod waits;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-use self::compare::{Shape, shapes};
+use self::case::Finding;
+pub(super) use self::case::{Case, done_somewhere};
 pub(super) use self::silence::silent_coordinator;
-use super::cause::{RootCause, Waiting};
-use super::fault::{Cause, Fault, FaultClass};
-use super::report::{Entered, Report, State};
-use super::roster::Roster;
-use super::{Earlier, FaultRole};
-
-/// What is known of a communicator on trial. Ranks are its own.
-pub(super) struct Case<'c> {
-    /// What the program calls the communicator, and what all ranks do.
-    pub(super) name: &'c str,
-    pub(super) key: &'c str,
-    pub(super) roster: &'c Roster,
-    /// By rank.
-    pub(super) hosts: &'c [String],
-    /// Who ran out of time, or saw what follows from something, in the order in which all heard it; not empty.
-    pub(super) symptoms: &'c [Fault],
-    pub(super) reports: &'c BTreeMap<usize, Report>,
-    /// See [`done_somewhere`].
-    pub(super) done: &'c Done,
-    /// Who left the world in order.
-    pub(super) left: &'c BTreeSet<usize>,
-    /// Of who did not answer, who stands still: as the kernel says, in its words, or as its heartbeats do not come.
-    pub(super) still: &'c BTreeMap<usize, Option<String>>,
-    /// Within how long all reports were made.
-    pub(super) slack: Duration,
-}
+use super::report::{Report, State};
+use nccl_base::fault::cause::{RootCause, Waiting};
+use nccl_base::fault::{Cause, Fault, FaultClass};
+use nccl_base::fault::{Earlier, FaultRole};
 
 /// Where it began, and why.
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) rank: usize,
     pub(super) cause: Cause,
-}
-
-/// A cause before it is told as one.
-struct Finding {
-    rank: usize,
-    role: FaultRole,
-    root: RootCause,
-    text: String,
-    /// Where it is not about the operation of which the first told.
-    operation: Option<String>,
-    evidence: Vec<String>,
-    hint: String,
 }
 
 /// See the module.
@@ -119,91 +84,6 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
             began: None,
             told: None,
         },
-    }
-}
-
-/// The calls of all ranks that are done on some rank: their places, and what was done there.
-#[derive(Default)]
-pub(super) struct Done(BTreeMap<u64, BTreeSet<What>>);
-
-/// A call, as far as all ranks have it alike.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct What {
-    kind: String,
-    /// `None` where the recorder has lost a part of it.
-    shapes: Option<Vec<Shape>>,
-}
-
-impl What {
-    fn of(call: &Entered) -> Self {
-        Self {
-            kind: call.kind.clone(),
-            shapes: (call.missing == 0).then(|| shapes(call)),
-        }
-    }
-
-    fn fits(&self, other: &Self) -> bool {
-        let are_known = self.shapes.is_some() && other.shapes.is_some();
-        self.kind == other.kind && (!are_known || self.shapes == other.shapes)
-    }
-}
-
-/// See [`Done`].
-pub(super) fn done_somewhere(reports: &BTreeMap<usize, Report>) -> Done {
-    let mut done = Done::default();
-    let calls = reports.values().flat_map(|report| &report.calls);
-    for call in calls.filter(|call| !call.is_pending()) {
-        if let Some(place) = call.place {
-            done.0.entry(place).or_default().insert(What::of(call));
-        }
-    }
-    done
-}
-
-impl Case<'_> {
-    /// Whether a call is not done, as far as the ranks know. An operation in which all ranks need each other and that is
-    /// done on one rank is done on all that entered the same one, even where no thread has looked yet. A rank that
-    /// entered another one can be through, with a wrong result, while the others wait for ever.
-    fn is_open(&self, call: &Entered) -> bool {
-        let is_done = |place| {
-            let done = self.done.0.get(&place);
-            done.is_some_and(|done| done.iter().any(|done| done.fits(&What::of(call))))
-        };
-        call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
-    }
-
-    /// The first call of a rank that is not done.
-    fn front<'r>(&self, report: &'r Report) -> Option<&'r Entered> {
-        report.calls.iter().find(|call| self.is_open(call))
-    }
-
-    /// The place of the operation that stands still: the first that is entered and not done anywhere.
-    fn place(&self) -> Option<u64> {
-        let fronts = self.reports.values().filter_map(|report| {
-            let open = |call: &&Entered| call.place.is_some() && self.is_open(call);
-            report.calls.iter().find(open)?.place
-        });
-        fronts.min()
-    }
-
-    /// Who did not answer, and has not left.
-    fn silent(&self) -> Vec<usize> {
-        let ranks = 0..self.hosts.len();
-        ranks
-            .filter(|rank| !self.reports.contains_key(rank) && !self.left.contains(rank))
-            .collect()
-    }
-
-    /// The name of the communicator, with its ranks of the world.
-    fn named(&self) -> String {
-        self.roster.named(self.name)
-    }
-
-    /// What the first rank told that ran out of time.
-    fn complaint(&self) -> String {
-        let first = &self.symptoms[0];
-        let who = self.roster.who(&[first.rank()]);
-        format!("{who} waited: {}", first.cause())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Ranks that do not answer.
 
-use super::super::cause::{FaultRole, RootCause};
-use super::super::fault::{Cause, FaultClass};
-use super::{Case, Finding};
+use super::case::{Case, Finding};
+use nccl_base::fault::cause::{FaultRole, RootCause};
+use nccl_base::fault::{Cause, FaultClass};
 
 /// Ranks that did not answer and are known to stand still; with them the others that did not.
 pub(super) fn standing_still(case: &Case<'_>) -> Option<Finding> {

@@ -15,12 +15,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-use super::{Case, Finding};
+use super::case::{Case, Finding};
 use crate::operation::OperationKind;
-use crate::supervision::Roster;
-use crate::supervision::cause::{FaultRole, RootCause};
 use crate::supervision::ledger::Ledger;
 use crate::supervision::report::Entered;
+use nccl_base::fault::Roster;
+use nccl_base::fault::cause::{FaultRole, RootCause};
 
 /// How a rank stands on a communicator.
 struct There<'c> {

@@ -208,7 +208,7 @@ mod tests {
         }
         assert!(judged(&facts).is_fine());
         for (version, fine) in [("2.30.3", true), ("2.32.1", true), ("2.29.7", false)] {
-            facts[1].library = Some(crate::preflight::facts::Loaded {
+            facts[1].library = Some(crate::preflight::Loaded {
                 version: version.to_owned(),
                 path: String::new(),
             });

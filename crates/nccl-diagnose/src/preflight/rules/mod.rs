@@ -19,7 +19,7 @@ pub(super) use network::networks;
 pub(super) use view::View;
 
 use super::reach::{Door, Failure};
-use super::report::{Finding, Report};
+use nccl_base::report::{Finding, Report};
 
 /// What follows from facts alone.
 pub(super) fn judge(view: &View<'_>) -> Vec<Finding> {

@@ -1,8 +1,9 @@
 //! Random ranks: whatever they say, comparing them ends, panics nowhere, and comes to the same whatever the
 //! order in which it was heard.
 
+use crate::preflight::Loaded;
 use crate::preflight::device::Device;
-use crate::preflight::facts::{Facts, Loaded, LoopbackName, Namespaces, PROTOCOL, Process};
+use crate::preflight::facts::{Facts, LoopbackName, Namespaces, PROTOCOL, Process};
 use crate::preflight::interfaces::Address;
 use crate::preflight::rdma::Port;
 use crate::preflight::reach::{Door, Failure};

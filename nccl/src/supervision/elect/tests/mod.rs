@@ -7,12 +7,14 @@ use messages::message;
 
 use super::*;
 use crate::operation::OperationKind;
-use crate::supervision::cause::Differs;
-use crate::supervision::fault::Place;
 use crate::supervision::ledger::Ledger;
-use crate::supervision::recorder::{RecordedOperation, RecordedReduction};
 use crate::supervision::report::Elsewhere;
+use crate::supervision::report::Entered;
 use crate::{DataType, ReduceOp};
+use nccl_base::fault::Place;
+use nccl_base::fault::Roster;
+use nccl_base::fault::cause::Differs;
+use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 
 mod inside;
 mod messages;

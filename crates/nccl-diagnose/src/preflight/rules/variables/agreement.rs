@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::view::{View, shortened};
-use super::written;
+use super::written::written;
 use nccl_base::report::{Finding, Severity};
 use nccl_base::system::known::{self, Agreement};
 use nccl_base::system::variables::number;

@@ -1,7 +1,7 @@
 //! Variables that contradict what is so: how this crate calls NCCL, and which machines there are.
 
 use super::super::view::View;
-use super::written;
+use super::written::written;
 use nccl_base::launch_mode::{LaunchMode, Wish};
 use nccl_base::report::Finding;
 use nccl_base::system::variables::number;

@@ -6,6 +6,7 @@ mod contradictions;
 #[cfg(test)]
 mod tests;
 mod unread;
+mod written;
 
 use agreement::agreement;
 use contradictions::{contradictions, host_ids};
@@ -13,7 +14,6 @@ use unread::{files, late, names};
 
 use super::view::{View, shortened};
 use nccl_base::report::{Finding, Severity};
-use nccl_base::system::variables::Variable;
 
 pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
     let before = found.len();
@@ -38,14 +38,4 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
         let ranks: Vec<usize> = view.ranks().collect();
         found.push(view.about(&ranks, Finding::new(Severity::Ok, "variables", text)));
     }
-}
-
-/// `NCCL_ALGO=Ring (from /etc/nccl.conf)`.
-fn written(variable: &Variable) -> String {
-    format!(
-        "{}={} (from {})",
-        variable.name,
-        variable.value,
-        variable.origin()
-    )
 }

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::super::view::View;
-use super::written;
-use crate::preflight::known;
+use super::written::written;
 use nccl_base::report::Finding;
+use nccl_base::system::known;
 use nccl_base::system::variables::Variable;
 
 pub(super) fn names(view: &View<'_>, found: &mut Vec<Finding>) {

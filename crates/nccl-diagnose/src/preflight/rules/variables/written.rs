@@ -1,0 +1,13 @@
+//! Variables, as findings name them.
+
+use nccl_base::system::variables::Variable;
+
+/// `NCCL_ALGO=Ring (from /etc/nccl.conf)`.
+pub(super) fn written(variable: &Variable) -> String {
+    format!(
+        "{}={} (from {})",
+        variable.name,
+        variable.value,
+        variable.origin()
+    )
+}
