@@ -12,7 +12,7 @@ use candle_core::{Device, Shape, Tensor};
 
 use super::config::LlamaConfig;
 use crate::model::error::{Error, Result};
-use crate::model::tokenizer::{Tokenizer, Vocabulary};
+use crate::model::tokenizer::{Tokenizer, gguf};
 
 /// A file that has been looked at, and of whose weights nothing is in memory yet.
 pub struct LlamaFile {
@@ -71,14 +71,12 @@ impl LlamaFile {
     /// # Errors
     /// [`Error::Weights`] for a vocabulary that cannot be used.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        Vocabulary::read(&self.content.metadata)
-            .and_then(Tokenizer::merging)
-            .map_err(|reason| self.refuse(reason))
+        gguf::read(&self.content).map_err(|reason| self.refuse(reason))
     }
 
     /// The tokens that end a text.
     pub(super) fn ends(&self) -> Result<Vec<u32>> {
-        Vocabulary::ends(&self.content.metadata).map_err(|reason| self.refuse(reason))
+        gguf::ends(&self.content.metadata).map_err(|reason| self.refuse(reason))
     }
 
     fn refuse(&self, reason: String) -> Error {

@@ -1,21 +1,29 @@
-//! From text to tokens and back.
+//! From text to tokens and back: [`Tokenizer`], that of a model, is one of the crate `tokenizers`.
 //!
-//! [`Tokenizer`] is that of a model: the small one's tokens are bytes ([`encode`], [`decode`]), 256 of them and no table; those of
-//! SmolLM2 are pieces of words that its file lists (`bpe`).
+//! The small model's is `models/tokenizer.json`: its tokens are the 256 bytes ([`encode`], [`decode`]). Those of SmolLM2 are pieces
+//! of words that its file lists (`gguf`).
 
-mod bpe;
+pub(super) mod gguf;
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
 
-use super::error::Result;
+use tokenizers::step_decode_stream;
 
-pub(super) use bpe::Vocabulary;
+use super::error::{Error, Result};
 
 /// How many tokens there are, where those are bytes.
 pub const VOCABULARY: usize = 256;
 
 /// The token that ends a text, where tokens are bytes. The byte 0 is not in any text.
 pub const END: u32 = 0;
+
+/// Each token is a byte. A NUL, which would end a text, becomes a space.
+static BYTES: LazyLock<Tokenizer> = LazyLock::new(|| {
+    let bytes = include_str!("../../../models/tokenizer.json").parse();
+    let bytes = bytes.expect("a file that is part of this program, and tested with it");
+    Tokenizer::new(bytes, vec![END], "bytes")
+});
 
 /// The bytes of a text, as UTF-8. A NUL, which would end it, becomes a space.
 ///
@@ -25,11 +33,19 @@ pub const END: u32 = 0;
 /// ```
 #[must_use]
 pub fn encode(text: &str) -> Vec<u32> {
-    let token = |byte| match byte {
-        0 => u32::from(b' '),
-        byte => u32::from(byte),
-    };
-    text.bytes().map(token).collect()
+    let tokens = BYTES.encode(text);
+    tokens.expect("there is a token for each byte")
+}
+
+/// The text of tokens that are bytes.
+///
+/// ```
+/// use inference_server::model::tokenizer::{decode, encode};
+/// assert_eq!(decode(&encode("ten µs")), "ten µs");
+/// ```
+#[must_use]
+pub fn decode(tokens: &[u32]) -> String {
+    BYTES.decode(tokens)
 }
 
 /// How a model has its texts. Cheap to clone.
@@ -42,50 +58,57 @@ pub fn encode(text: &str) -> Vec<u32> {
 /// assert_eq!(bytes.decode(&tokens), "ten µs");
 /// # Ok::<(), inference_server::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
-pub struct Tokenizer(Kind);
+#[derive(Clone)]
+pub struct Tokenizer(Arc<Made>);
 
-#[derive(Clone, Debug, Default)]
-enum Kind {
-    #[default]
-    Bytes,
-    Merging(Arc<bpe::Merging>),
+struct Made {
+    inner: tokenizers::Tokenizer,
+    ends: Vec<u32>,
+    unit: &'static str,
+}
+
+impl Default for Tokenizer {
+    fn default() -> Self {
+        BYTES.clone()
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.inner.get_vocab_size(true);
+        write!(f, "Tokenizer({count} {})", self.unit())
+    }
 }
 
 impl Tokenizer {
-    /// That of a vocabulary of pieces of words.
-    pub(super) fn merging(vocabulary: Vocabulary) -> Result<Self, String> {
-        let merging = bpe::Merging::new(vocabulary)?;
-        Ok(Self(Kind::Merging(Arc::new(merging))))
+    fn new(inner: tokenizers::Tokenizer, ends: Vec<u32>, unit: &'static str) -> Self {
+        Self(Arc::new(Made { inner, ends, unit }))
     }
 
-    /// The tokens of a text.
+    /// The tokens of a text. Words such as `<|im_start|>` become the tokens that they name: whoever asks may write a
+    /// conversation. A byte without a token is left out, as it is wherever such a vocabulary is used.
     ///
     /// # Errors
-    /// For a vocabulary that lacks tokens for some bytes.
+    /// [`Error::Unusable`] for a text that cannot be cut.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        match &self.0 {
-            Kind::Bytes => Ok(encode(text)),
-            Kind::Merging(merging) => merging.encode(text),
-        }
+        let encoding = self
+            .0
+            .inner
+            .encode_fast(text, false)
+            .map_err(|error| Error::Unusable(format!("the text cannot be cut: {error}")))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Whether a text is over with this token.
     #[must_use]
     pub fn ends(&self, token: u32) -> bool {
-        match &self.0 {
-            Kind::Bytes => token == END,
-            Kind::Merging(merging) => merging.ends(token),
-        }
+        self.0.ends.contains(&token)
     }
 
     /// What tokens are, in a word.
     #[must_use]
     pub fn unit(&self) -> &'static str {
-        match &self.0 {
-            Kind::Bytes => "bytes",
-            Kind::Merging(_) => "pieces of words",
-        }
+        self.0.unit
     }
 
     /// For tokens that come one by one.
@@ -93,29 +116,19 @@ impl Tokenizer {
     pub fn stream(&self) -> TextStream {
         TextStream {
             tokenizer: self.clone(),
-            held: Vec::new(),
+            ..TextStream::default()
         }
     }
 
-    /// The text of tokens.
+    /// The text of tokens; bytes that are no text become U+FFFD.
     #[must_use]
     pub fn decode(&self, tokens: &[u32]) -> String {
-        let mut stream = self.stream();
-        let text: String = tokens.iter().map(|&token| stream.push(token)).collect();
-        text + &stream.finish()
-    }
-
-    /// Adds a token's bytes.
-    fn spell(&self, token: u32, to: &mut Vec<u8>) {
-        match &self.0 {
-            // A larger one is not in the vocabulary, and no text.
-            Kind::Bytes => to.push(u8::try_from(token).unwrap_or(0xff)),
-            Kind::Merging(merging) => to.extend_from_slice(merging.bytes(token)),
-        }
+        self.0.inner.decode(tokens, true).unwrap_or_default()
     }
 }
 
-/// Text from tokens that come one by one: characters of several bytes are held back until they are whole.
+/// Text from tokens that come one by one: characters of several bytes are held back until they are whole, and bytes that are
+/// no text until something follows that is.
 ///
 /// ```
 /// use inference_server::model::tokenizer::TextStream;
@@ -126,53 +139,32 @@ impl Tokenizer {
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
     tokenizer: Tokenizer,
-    held: Vec<u8>,
+    /// What [`step_decode_stream`] keeps: the last tokens, and the text that was made of the first ones of them.
+    tokens: Vec<u32>,
+    said: String,
+    said_tokens: usize,
 }
 
 impl TextStream {
     /// What can be said after this token; bytes that are no text become U+FFFD.
     pub fn push(&mut self, token: u32) -> String {
-        self.tokenizer.spell(token, &mut self.held);
-        let mut said = String::new();
-        loop {
-            let (valid, bad) = match std::str::from_utf8(&self.held) {
-                Ok(_) => (self.held.len(), Some(0)),
-                Err(error) => (error.valid_up_to(), error.error_len()),
-            };
-            said += &String::from_utf8_lossy(&self.held[..valid]);
-            match bad {
-                None => {
-                    self.held.drain(..valid);
-                    return said;
-                }
-                Some(0) => {
-                    self.held.clear();
-                    return said;
-                }
-                Some(length) => {
-                    said.push(char::REPLACEMENT_CHARACTER);
-                    self.held.drain(..valid + length);
-                }
-            }
-        }
+        let Self {
+            tokenizer,
+            tokens,
+            said,
+            said_tokens,
+        } = self;
+        let inner = &tokenizer.0.inner;
+        let more = step_decode_stream(inner, vec![token], true, tokens, said, said_tokens);
+        more.ok().flatten().unwrap_or_default()
     }
 
     /// What was held back, at the end of the text.
     #[must_use]
     pub fn finish(self) -> String {
-        String::from_utf8_lossy(&self.held).into_owned()
+        let text = self.tokenizer.decode(&self.tokens);
+        text.get(self.said.len()..).unwrap_or_default().to_owned()
     }
-}
-
-/// The text of tokens that are bytes.
-///
-/// ```
-/// use inference_server::model::tokenizer::{decode, encode};
-/// assert_eq!(decode(&encode("ten µs")), "ten µs");
-/// ```
-#[must_use]
-pub fn decode(tokens: &[u32]) -> String {
-    Tokenizer::default().decode(tokens)
 }
 
 #[cfg(test)]
