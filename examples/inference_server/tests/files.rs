@@ -98,9 +98,11 @@ fn a_tensor_that_is_missing_or_has_another_shape_or_type_is_named() {
         "lm_head.weight has the shape [32, 256], and should have [256, 32]"
     );
     assert_eq!(
-        replaced(r#""dtype":"BF16""#, r#""dtype":"F8_E""#),
-        "lm_head.weight is of type F8_E: convert it to BF16 or F32"
+        replaced(r#""dtype":"BF16""#, r#""dtype": "I16""#),
+        "lm_head.weight is of type I16: convert it to BF16 or F32"
     );
+    let unknown = replaced(r#""dtype":"BF16""#, r#""dtype":"F8_E""#);
+    assert!(unknown.contains("unknown variant `F8_E`"), "{unknown}");
     let nothing = replaced(r#""config""#, r#""confug""#);
     assert!(
         nothing.starts_with("its metadata has no `config`"),

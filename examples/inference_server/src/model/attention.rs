@@ -31,8 +31,7 @@ impl Attention {
     ) -> Result<Self> {
         let size = config.head_size();
         let rows = shard.heads.start * size..shard.heads.end * size;
-        let shape = [config.hidden_size, config.hidden_size];
-        let part = |which| file.rows(&Tensors::attention(layer, which), shape, rows.clone());
+        let part = |which| file.rows(&Tensors::attention(layer, which), rows.clone());
         Ok(Self {
             query: part("q_proj")?,
             key: part("k_proj")?,

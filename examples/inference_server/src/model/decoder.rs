@@ -84,14 +84,13 @@ impl<C: Collectives> Decoder<C> {
         }
         settings.fit(config.max_position_embeddings)?;
         let hidden = config.hidden_size;
-        let vocabulary = [config.vocab_size, hidden];
         let load = |layer| -> Result<Layer> {
-            let norm = |which| file.vector(&Tensors::norm(layer, which), hidden);
+            let norm = |which| file.whole(&Tensors::norm(layer, which));
             let width = shard.heads.len() * config.head_size();
             Ok(Layer {
                 norm: norm("input_layernorm")?,
                 attention: Attention::load(file, layer, &config, &shard)?,
-                output: file.matrix(&Tensors::attention(layer, "o_proj"), [hidden, hidden])?,
+                output: file.whole(&Tensors::attention(layer, "o_proj"))?,
                 experts_norm: norm("post_attention_layernorm")?,
                 experts: Experts::load(file, layer, &config, &shard)?,
                 cache: LayerCache::new(slots, positions, width),
@@ -114,15 +113,12 @@ impl<C: Collectives> Decoder<C> {
                 config.rope_theta,
                 config.max_position_embeddings,
             ),
-            embedding: file
-                .matrix(Tensors::EMBEDDING, vocabulary)?
-                .flatten_all()?
-                .to_vec1()?,
+            embedding: file.whole(Tensors::EMBEDDING)?.flatten_all()?.to_vec1()?,
             layers: (0..config.num_hidden_layers)
                 .map(load)
                 .collect::<Result<_>>()?,
-            norm: file.vector(Tensors::NORM, hidden)?,
-            head: file.matrix(Tensors::HEAD, vocabulary)?,
+            norm: file.whole(Tensors::NORM)?,
+            head: file.whole(Tensors::HEAD)?,
             slots: Slots::new(settings, config.vocab_size),
             buffers,
             config,

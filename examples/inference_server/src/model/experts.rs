@@ -37,18 +37,16 @@ impl Experts {
         config: &Config,
         shard: &Shard,
     ) -> Result<Self> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let load = |expert| -> Result<Expert> {
-            let matrix = |which, shape| file.matrix(&Tensors::expert(layer, expert, which), shape);
+            let matrix = |which| file.whole(&Tensors::expert(layer, expert, which));
             Ok(Expert {
-                gate: matrix("w1", [inner, hidden])?,
-                up: matrix("w3", [inner, hidden])?,
-                down: matrix("w2", [hidden, inner])?,
+                gate: matrix("w1")?,
+                up: matrix("w3")?,
+                down: matrix("w2")?,
             })
         };
-        let router = [config.num_local_experts, hidden];
         Ok(Self {
-            router: file.matrix(&Tensors::router(layer), router)?,
+            router: file.whole(&Tensors::router(layer))?,
             own: shard.experts.clone().map(load).collect::<Result<_>>()?,
             top_k: config.num_experts_per_tok,
         })

@@ -38,6 +38,7 @@ mod error;
 mod experts;
 mod known;
 mod llama;
+mod opened;
 mod over_nccl;
 pub(crate) mod random;
 mod rotary;

@@ -4,17 +4,18 @@
 //! memory. The model's [`Config`] is in the file's metadata, as JSON, and so is how it was trained.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use candle_core::{Device, Tensor};
+use candle_core::safetensors::Load;
+use candle_core::{DType, Device, Tensor};
 use half::bf16;
-use serde::{Deserialize, Serialize};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo, TensorView};
+use serde::Serialize;
 
 use super::config::Config;
 use super::error::{Error, Result};
+use super::opened::Opened;
 
 /// The longest description of tensors that is read. One of a large model has some 100 kB.
 const LONGEST_HEADER: u64 = 16 << 20;
@@ -83,30 +84,13 @@ impl Tensors {
     }
 }
 
-/// A tensor in the file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Entry {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: [u64; 2],
-}
-
-impl Entry {
-    fn size(&self) -> Option<usize> {
-        match self.dtype.as_str() {
-            "BF16" => Some(2),
-            "F32" => Some(4),
-            _ => None,
-        }
-    }
-}
-
-#[derive(Serialize, Deserialize)]
+/// The beginning of a file, as it is written: always the same for the same, which the crate does not promise.
+#[derive(Serialize)]
 struct Header {
     #[serde(rename = "__metadata__")]
-    metadata: BTreeMap<String, String>,
+    metadata: BTreeMap<&'static str, String>,
     #[serde(flatten)]
-    tensors: BTreeMap<String, Entry>,
+    tensors: BTreeMap<String, TensorInfo>,
 }
 
 /// A file of weights that has been looked at, and of which nothing is in memory yet.
@@ -119,11 +103,9 @@ struct Header {
 /// ```
 #[derive(Debug)]
 pub struct WeightsFile {
-    path: PathBuf,
-    file: File,
+    file: Opened,
     config: Config,
-    header: BTreeMap<String, Entry>,
-    metadata: BTreeMap<String, String>,
+    header: Metadata,
     /// Where the numbers begin.
     start: u64,
 }
@@ -134,55 +116,60 @@ impl WeightsFile {
     /// # Errors
     /// [`Error::Weights`], which names the file and the tensor; [`Error::Config`].
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
-        let path = path.into();
-        let refuse = |reason: String| Error::Weights {
-            path: path.clone(),
-            reason,
-        };
-        let file = File::open(&path).map_err(|error| refuse(format!("cannot open it: {error}")))?;
-        let cut = |error| {
-            refuse(format!(
-                "it ends too early to be a safetensors file: {error}"
-            ))
-        };
-        let whole = file.metadata().map_err(cut)?.len();
+        let file = Opened::new(path)?;
+        let whole = file.length;
         let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0).map_err(cut)?;
+        if whole < 8 {
+            let reason =
+                format!("it ends too early to be a safetensors file: it has {whole} bytes");
+            return Err(file.refuse(reason));
+        }
+        length.copy_from_slice(&file.bytes("its header", 0, 8)?);
         let length = u64::from_le_bytes(length);
         if length > LONGEST_HEADER || 8 + length > whole {
             let reason = format!(
                 "its header would have {length} of {whole} bytes: this is no safetensors file, or it is cut"
             );
-            return Err(refuse(reason));
+            return Err(file.refuse(reason));
         }
-        let mut header = vec![0; length as usize];
-        file.read_exact_at(&mut header, 8).map_err(cut)?;
-        let header: Header = serde_json::from_slice(&header).map_err(|error| {
-            refuse(format!(
+        let header = file.bytes("its header", 8, length as usize)?;
+        let header: Metadata = serde_json::from_slice(&header).map_err(|error| {
+            file.refuse(format!(
                 "its header is not that of a model that `cargo xtask train-tiny` writes: {error}"
             ))
         })?;
-        let config = header.metadata.get("config");
+        let start = 8 + length;
+        let (needed, there) = (header.data_len() as u64, whole - start);
+        if needed > there {
+            let reason = format!(
+                "its tensors are said to have {needed} bytes, and {there} are there: the file is cut or damaged"
+            );
+            return Err(file.refuse(reason));
+        }
+        let config = header.metadata().as_ref().and_then(|all| all.get("config"));
         let config = config.ok_or_else(|| {
-            refuse(String::from(
+            file.refuse(String::from(
                 "its metadata has no `config`: `cargo xtask train-tiny` writes files that do",
             ))
         })?;
         let config: Config = serde_json::from_str(config)
-            .map_err(|error| refuse(format!("its `config` cannot be read: {error}")))?;
+            .map_err(|error| file.refuse(format!("its `config` cannot be read: {error}")))?;
         config.check()?;
-        let file = Self {
+        for (name, shape) in Tensors::of(&config) {
+            let info = header.info(&name);
+            file.check(&name, info.map(|info| &info.shape[..]), &shape)?;
+            let kind = info.map(|info| info.dtype);
+            if let Some(kind) = kind.filter(|kind| !matches!(kind, Dtype::BF16 | Dtype::F32)) {
+                let reason = format!("{name} is of type {kind}: convert it to BF16 or F32");
+                return Err(file.refuse(reason));
+            }
+        }
+        Ok(Self {
             file,
             config,
-            start: 8 + length,
-            header: header.tensors,
-            metadata: header.metadata,
-            path: path.clone(),
-        };
-        for (name, shape) in Tensors::of(&file.config) {
-            file.entry(&name, &shape, whole)?;
-        }
-        Ok(file)
+            header,
+            start,
+        })
     }
 
     /// The model's numbers.
@@ -194,99 +181,31 @@ impl WeightsFile {
     /// How it was trained, as JSON, if the file says so.
     #[must_use]
     pub fn training(&self) -> Option<&str> {
-        self.metadata.get("training").map(String::as_str)
+        let metadata = self.header.metadata().as_ref()?;
+        metadata.get("training").map(String::as_str)
     }
 
-    fn refuse(&self, reason: String) -> Error {
-        Error::Weights {
-            path: self.path.clone(),
-            reason,
-        }
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        let info = self.header.info(name);
+        info.ok_or_else(|| self.file.refuse(format!("it lacks the tensor {name}")))
     }
 
-    fn entry(&self, name: &str, shape: &[usize], whole: u64) -> Result<&Entry> {
-        let Some(entry) = self.header.get(name) else {
-            return Err(self.refuse(format!("it lacks the tensor {name}, of shape {shape:?}")));
-        };
-        if entry.shape != shape {
-            let found = &entry.shape;
-            let reason = format!("{name} has the shape {found:?}, and should have {shape:?}");
-            return Err(self.refuse(reason));
-        }
-        let Some(size) = entry.size() else {
-            let found = &entry.dtype;
-            return Err(self.refuse(format!(
-                "{name} is of type {found}: convert it to BF16 or F32"
-            )));
-        };
-        let bytes = (shape.iter().product::<usize>() * size) as u64;
-        let [from, to] = entry.data_offsets;
-        if to.checked_sub(from) != Some(bytes) || to > whole - self.start {
-            let reason = format!(
-                "{name} should be {bytes} bytes, and is said to be at {from} to {to} of {}: the file is cut or damaged",
-                whole - self.start
-            );
-            return Err(self.refuse(reason));
-        }
-        Ok(entry)
+    /// A tensor.
+    pub(crate) fn whole(&self, name: &str) -> Result<Tensor> {
+        self.rows(name, 0..self.info(name)?.shape[0])
     }
 
-    /// A matrix, or some of its rows: only those are read.
-    pub(super) fn rows(
-        &self,
-        name: &str,
-        [rows, width]: [usize; 2],
-        range: Range<usize>,
-    ) -> Result<Tensor> {
-        debug_assert!(range.end <= rows, "{name} has {rows} rows");
-        let numbers = self.numbers(name, range.start * width..range.end * width)?;
-        Ok(Tensor::from_vec(
-            numbers,
-            (range.len(), width),
-            &Device::Cpu,
-        )?)
-    }
-
-    pub(super) fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor> {
-        self.rows(name, shape, 0..shape[0])
-    }
-
-    pub(super) fn vector(&self, name: &str, length: usize) -> Result<Tensor> {
-        let numbers = self.numbers(name, 0..length)?;
-        Ok(Tensor::from_vec(numbers, length, &Device::Cpu)?)
-    }
-
-    /// Some of a tensor's numbers.
-    pub(crate) fn numbers(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>> {
-        let known = self
-            .header
-            .get(name)
-            .and_then(|entry| Some((entry, entry.size()?)));
-        let Some((entry, size)) = known else {
-            return Err(self.refuse(format!("it lacks the tensor {name}")));
-        };
-        let mut bytes = vec![0; range.len() * size];
-        let at = self.start + entry.data_offsets[0] + (range.start * size) as u64;
-        self.file
-            .read_exact_at(&mut bytes, at)
-            .map_err(|error| self.refuse(format!("{name} cannot be read: {error}")))?;
-        let numbers: Vec<f32> = match size {
-            2 => {
-                let (pairs, _) = bytes.as_chunks::<2>();
-                pairs
-                    .iter()
-                    .map(|&pair| bf16::from_le_bytes(pair).to_f32())
-                    .collect()
-            }
-            _ => {
-                let (fours, _) = bytes.as_chunks::<4>();
-                fours.iter().map(|&four| f32::from_le_bytes(four)).collect()
-            }
-        };
-        if let Some(bad) = numbers.iter().find(|number| !number.is_finite()) {
-            return Err(self.refuse(format!("{name} has a {bad} in it: the file is damaged")));
-        }
-        Ok(numbers)
+    /// Some rows of a tensor: only those are read.
+    pub(super) fn rows(&self, name: &str, range: Range<usize>) -> Result<Tensor> {
+        let info = self.info(name)?;
+        let mut shape = info.shape.clone();
+        let row = shape[1..].iter().product::<usize>() * info.dtype.bitsize() / 8;
+        shape[0] = range.len();
+        let at = self.start + (info.data_offsets.0 + range.start * row) as u64;
+        let bytes = self.file.bytes(name, at, range.len() * row)?;
+        let view = TensorView::new(info.dtype, shape, &bytes).map_err(candle_core::Error::from)?;
+        let numbers = view.load(&Device::Cpu)?.to_dtype(DType::F32)?;
+        self.file.finite(name, numbers)
     }
 
     /// Writes a model: the numbers of all its tensors, in the order of their names, as bf16. The same arguments give the
@@ -305,11 +224,9 @@ impl WeightsFile {
             reason,
         };
         let config_text = serde_json::to_string(config).map_err(|e| refuse(e.to_string()))?;
+        let metadata = [("config", config_text), ("training", training.into())];
         let mut header = Header {
-            metadata: BTreeMap::from([
-                (String::from("config"), config_text),
-                (String::from("training"), String::from(training)),
-            ]),
+            metadata: metadata.into(),
             tensors: BTreeMap::new(),
         };
         let shapes: BTreeMap<_, _> = Tensors::of(config).into_iter().collect();
@@ -320,18 +237,18 @@ impl WeightsFile {
                 let reason = format!("{} numbers for {name}, of shape {shape:?}", numbers.len());
                 return Err(refuse(reason));
             }
-            let from = data.len() as u64;
+            let from = data.len();
             data.extend(
                 numbers
                     .iter()
                     .flat_map(|&number| bf16::from_f32(number).to_le_bytes()),
             );
-            let entry = Entry {
-                dtype: String::from("BF16"),
+            let info = TensorInfo {
+                dtype: Dtype::BF16,
                 shape,
-                data_offsets: [from, data.len() as u64],
+                data_offsets: (from, data.len()),
             };
-            header.tensors.insert(name, entry);
+            header.tensors.insert(name, info);
         }
         let mut text = serde_json::to_vec(&header).map_err(|error| refuse(error.to_string()))?;
         // The numbers begin at a multiple of 8 bytes, as everywhere.

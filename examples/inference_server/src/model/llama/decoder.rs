@@ -69,10 +69,10 @@ impl<C: Collectives> Llama<C> {
                 file.rows(&name("attn_v"), shared.clone())?,
             ];
             Ok(Layer {
-                norm: file.vector(&name("attn_norm"))?,
+                norm: file.whole(&name("attn_norm"))?,
                 attention: Attention::grouped(heads, size, group, settings.positions),
                 output: file.rows(&name("attn_output"), shard.hidden.clone())?,
-                inner_norm: file.vector(&name("ffn_norm"))?,
+                inner_norm: file.whole(&name("ffn_norm"))?,
                 gate: file.rows(&name("ffn_gate"), shard.inner.clone())?,
                 up: file.rows(&name("ffn_up"), shard.inner.clone())?,
                 down: file.rows(&name("ffn_down"), shard.hidden.clone())?,
@@ -86,7 +86,7 @@ impl<C: Collectives> Llama<C> {
             layers: (0..config.num_hidden_layers)
                 .map(load)
                 .collect::<Result<_>>()?,
-            norm: file.vector(NORM)?,
+            norm: file.whole(NORM)?,
             slots: Slots::new(settings, config.vocab_size),
             ends: file.ends()?,
             config,
