@@ -1,6 +1,6 @@
 //! Attention of one rank's heads.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 
 use super::batch_invariant::{dot, linear};
 use super::cache::LayerCache;
@@ -69,14 +69,15 @@ impl Attention {
         rotary: &Rotary,
         cache: &mut LayerCache,
     ) -> Result<Vec<f32>> {
-        let project = |weight| linear(x, weight)?.flatten_all()?.to_vec1::<f32>();
-        let (mut queries, mut keys) = (project(&self.query)?, project(&self.key)?);
-        let values = project(&self.value)?;
+        let positions = rows.iter().map(|row| row.position as u32);
+        let positions = Tensor::from_iter(positions, &Device::Cpu)?;
+        let flat = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let turned = |weight| flat(rotary.turn(&linear(x, weight)?, &positions)?);
+        let (queries, keys) = (turned(&self.query)?, turned(&self.key)?);
+        let values = flat(linear(x, &self.value)?)?;
         let (width, shared) = (queries.len() / rows.len(), values.len() / rows.len());
         for (i, row) in rows.iter().enumerate() {
-            rotary.turn(&mut queries[i * width..(i + 1) * width], row.position);
             let at = i * shared..(i + 1) * shared;
-            rotary.turn(&mut keys[at.clone()], row.position);
             cache.write(row.slot, row.position, &keys[at.clone()], &values[at]);
         }
         let mut out = vec![0.0; queries.len()];

@@ -1,5 +1,5 @@
-//! Products and norms whose result for a row depends on that row alone: neither on how many rows there are, nor
-//! on how many columns of the matrix a rank has.
+//! Products whose result for a row depends on that row alone: neither on how many rows there are, nor on how many columns of
+//! the matrix a rank has. candle's `rms_norm` is so by itself, which is tested here.
 //!
 //! candle's own `matmul` is faster for large batches, but blocks and vectorises by the shape, and by what the CPU can
 //! do: a row may come out otherwise beside other rows, on fewer ranks, or on another machine. Here each number is a
@@ -39,12 +39,6 @@ pub(super) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     x.apply_op2_no_bwd(weight, &Linear)
 }
 
-/// Each row of `x` (`[rows, width]`) by its root mean square, times `weight` (`[width]`).
-pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
-    let epsilon = epsilon as f32;
-    x.apply_op2_no_bwd(weight, &RmsNorm { epsilon })
-}
-
 struct Linear;
 
 impl CustomOp2 for Linear {
@@ -76,36 +70,6 @@ impl CustomOp2 for Linear {
     }
 }
 
-struct RmsNorm {
-    epsilon: f32,
-}
-
-impl CustomOp2 for RmsNorm {
-    fn name(&self) -> &'static str {
-        "batch-invariant norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (rows, width) = x_layout.shape().dims2()?;
-        let (x, weight) = (dense(x, x_layout)?, dense(weight, weight_layout)?);
-        if weight.len() != width {
-            bail!("rows of {width} numbers for a norm of {}", weight.len());
-        }
-        let mut y = Vec::with_capacity(rows * width);
-        for x in x.chunks_exact(width) {
-            let scale = 1.0 / (dot(x, x) / width as f32 + self.epsilon).sqrt();
-            y.extend(x.iter().zip(weight).map(|(x, weight)| x * scale * weight));
-        }
-        Ok((CpuStorage::F32(y), Shape::from((rows, width))))
-    }
-}
-
 /// The numbers of a tensor without gaps.
 fn dense<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     let Some((from, to)) = layout.contiguous_offsets() else {
@@ -117,6 +81,7 @@ fn dense<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
+    use candle_nn::ops::rms_norm;
 
     use super::*;
     use crate::model::random::normal;

@@ -1,9 +1,10 @@
 //! One rank's part of the model, and its steps.
 
 use candle_core::{Device, Tensor};
+use candle_nn::ops::rms_norm;
 
 use super::attention::Attention;
-use super::batch_invariant::{linear, rms_norm};
+use super::batch_invariant::linear;
 use super::cache::LayerCache;
 use super::collectives::Collectives;
 use super::config::Config;
@@ -112,7 +113,7 @@ impl<C: Collectives> Decoder<C> {
                 config.head_size(),
                 config.rope_theta,
                 config.max_position_embeddings,
-            ),
+            )?,
             embedding: file.whole(Tensors::EMBEDDING)?.flatten_all()?.to_vec1()?,
             layers: (0..config.num_hidden_layers)
                 .map(load)
@@ -184,7 +185,7 @@ impl<C: Collectives> Decoder<C> {
     }
 
     fn layer(&mut self, number: usize, rows: &[Row]) -> Result<()> {
-        let (hidden, epsilon) = (self.config.hidden_size, self.config.rms_norm_eps);
+        let (hidden, epsilon) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
         let (rank, ranks) = (self.ranks.rank(), self.ranks.ranks());
         let layer = &mut self.layers[number];
         let Buffers {
@@ -256,7 +257,7 @@ impl<C: Collectives> Decoder<C> {
                 return Ok(None);
             }
             let x = Tensor::from_slice(x, (1, hidden), &Device::Cpu)?;
-            let x = rms_norm(&x, &self.norm, self.config.rms_norm_eps)?;
+            let x = rms_norm(&x, &self.norm, self.config.rms_norm_eps as f32)?;
             Ok(Some(linear(&x, &self.head)?.flatten_all()?.to_vec1()?))
         };
         let all = rows.iter().zip(self.buffers.all.chunks_exact(hidden));

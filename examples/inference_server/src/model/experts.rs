@@ -1,6 +1,7 @@
 //! The mixture of experts of one layer: who chooses whom, and what the experts of this rank do.
 
 use candle_core::{Device, Tensor};
+use candle_nn::ops::softmax;
 
 use super::batch_invariant::linear;
 use super::collectives::{Arrived, Collectives};
@@ -72,10 +73,10 @@ impl Experts {
         choices.clear();
         weights.clear();
         if let Some(x) = x {
-            let scores = linear(x, &self.router)?.to_vec2::<f32>()?;
-            scores
-                .iter()
-                .for_each(|row| choose(row, self.top_k, choices, weights));
+            let (chosen, shares) = choose(&linear(x, &self.router)?, self.top_k)?;
+            let chosen = chosen.flatten_all()?.to_vec1::<u32>()?;
+            choices.extend(chosen.into_iter().map(|expert| expert as i32));
+            weights.extend(shares.flatten_all()?.to_vec1::<f32>()?);
         }
         // Rows that are not there choose nobody.
         choices.resize(rows * self.top_k, -1);
@@ -118,25 +119,13 @@ impl Expert {
     }
 }
 
-/// The experts with the highest scores, the best first, of equal ones that with the lower number; and their weights, which
-/// are 1 together.
-fn choose(scores: &[f32], top_k: usize, choices: &mut Vec<i32>, weights: &mut Vec<f32>) {
-    let first = choices.len();
-    for _ in 0..top_k {
-        let taken = &choices[first..];
-        let free = (0..scores.len()).filter(|&expert| !taken.contains(&(expert as i32)));
-        // The first of the largest: a later one has to be larger.
-        let best = free.reduce(|a, b| if scores[b] > scores[a] { b } else { a });
-        choices.push(best.map_or(-1, |expert| expert as i32));
-    }
-    let chosen = |&choice: &i32| scores[choice as usize];
-    let best = chosen(&choices[first]);
-    let powers: Vec<f32> = choices[first..]
-        .iter()
-        .map(|one| (chosen(one) - best).exp())
-        .collect();
-    let sum: f32 = powers.iter().sum();
-    weights.extend(powers.iter().map(|power| power / sum));
+/// For each row of `scores` (`[rows, experts]`) the `top_k` experts with the highest, the best first, of equal ones that with the
+/// lower number; and their weights, which are 1 together.
+pub(crate) fn choose(scores: &Tensor, top_k: usize) -> candle_core::Result<(Tensor, Tensor)> {
+    let order = scores.arg_sort_last_dim(false)?;
+    let choices = order.narrow(1, 0, top_k)?.contiguous()?;
+    let weights = softmax(&scores.gather(&choices, 1)?, 1)?;
+    Ok((choices, weights))
 }
 
 #[cfg(test)]
@@ -145,13 +134,15 @@ mod tests {
 
     #[test]
     fn the_best_experts_are_chosen_and_of_equal_ones_the_first() {
-        let (mut choices, mut weights) = (vec![7], vec![0.5]);
-        choose(&[1.0, 3.0, 3.0, 2.0], 2, &mut choices, &mut weights);
-        assert_eq!(choices, [7, 1, 2]);
-        assert_eq!(weights, [0.5, 0.5, 0.5]);
-        choose(&[0.0, 1.0, 0.0, 0.0], 3, &mut choices, &mut weights);
-        assert_eq!(choices[3..], [1, 0, 2]);
+        let scores = [[1.0f32, 3.0, 3.0, 2.0], [0.0, 1.0, 0.0, 0.0]];
+        let scores = Tensor::new(&scores, &Device::Cpu).unwrap();
+        let (choices, weights) = choose(&scores, 3).unwrap();
+        let choices: Vec<Vec<u32>> = choices.to_vec2().unwrap();
+        assert_eq!(choices, [[1, 2, 3], [1, 0, 2]]);
+        let weights: Vec<Vec<f32>> = weights.to_vec2().unwrap();
+        assert_eq!(weights[0][0], weights[0][1]);
         let e = std::f32::consts::E;
-        assert!((weights[3] - e / (e + 2.0)).abs() < 1e-6);
+        assert!((weights[1][0] - e / (e + 2.0)).abs() < 1e-6);
+        assert!((weights[0].iter().sum::<f32>() - 1.0).abs() < 1e-6);
     }
 }

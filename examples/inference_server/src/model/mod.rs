@@ -22,7 +22,7 @@
 //!
 //! - [`Config`]: the numbers of a model, and by how many ranks it can be shared; [`WeightsFile`]: the file, of which a
 //!   rank reads its part;
-//! - `batch_invariant`: products and norms; `attention`, `cache`, `rotary`, `experts`: the parts of a layer;
+//! - `batch_invariant`: products; `attention`, `cache`, `rotary`, `experts`: the parts of a layer;
 //! - [`Collectives`]: what ranks do together; [`Alone`], for one rank without any library, and [`OverNccl`];
 //! - [`Decoder`]: all of it; [`Part`]: what it and [`Llama`] have in common; [`ModelFile`]: the file of either; [`Known`]: their
 //!   names; [`Sampling`]: from logits to a token; [`tokenizer`]: from text to tokens and back.
@@ -52,10 +52,11 @@ pub use collectives::{Arrived, Collectives, Shape};
 pub use config::{Config, Shard};
 pub use decoder::Decoder;
 pub use error::{Error, Result};
+pub(crate) use experts::choose;
 pub use known::{Known, ModelFile, fetched, tiny};
 pub use llama::{Llama, LlamaConfig, LlamaFile};
 pub use over_nccl::OverNccl;
-pub(crate) use rotary::angle as rotary_angle;
+pub(crate) use rotary::Rotary;
 pub use sampling::Sampling;
 pub use step::{AnyPart, Logits, Part, Row, Settings};
 pub use weights::{Tensors, WeightsFile};

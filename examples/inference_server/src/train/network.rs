@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use candle_nn::ops::softmax;
+use candle_nn::ops::{rms_norm_slow, softmax};
+use candle_nn::rotary_emb::rope_slow;
 
-use crate::model::{Config, Tensors, WeightsFile, random, rotary_angle};
+use crate::model::{Config, Rotary, Tensors, WeightsFile, choose, random};
 
 /// All parameters of a model, as f32.
 pub struct Network {
@@ -21,14 +22,6 @@ pub(super) struct Output {
     pub(super) logits: Tensor,
     /// How unevenly experts are used, 1 where all are alike: the mean over layers of Switch's loss.
     pub(super) imbalance: Tensor,
-}
-
-/// What is the same in all layers.
-struct Positions {
-    cosines: Tensor,
-    sines: Tensor,
-    /// 0 where a position may look, and −∞ elsewhere.
-    mask: Tensor,
 }
 
 impl Network {
@@ -128,13 +121,14 @@ impl Network {
 
     pub(super) fn forward(&self, tokens: &[u32], length: usize) -> Result<Output> {
         let config = &self.config;
-        let positions = positions(config, length)?;
+        let rotary = Rotary::new(config.head_size(), config.rope_theta, length)?;
+        let at = (rotary, mask(config, length)?);
         let tokens = Tensor::from_slice(tokens, tokens.len(), &Device::Cpu)?;
         let mut x = self.variable(Tensors::EMBEDDING).index_select(&tokens, 0)?;
         let mut imbalance = Tensor::zeros((), DType::F32, &Device::Cpu)?;
         for layer in 0..config.num_hidden_layers {
             let normed = self.norm(&x, &Tensors::norm(layer, "input_layernorm"))?;
-            x = (x + self.attention(&normed, layer, length, &positions)?)?;
+            x = (x + self.attention(&normed, layer, &at)?)?;
             let normed = self.norm(&x, &Tensors::norm(layer, "post_attention_layernorm"))?;
             let (experts, uneven) = self.experts(&normed, layer)?;
             x = (x + experts)?;
@@ -150,13 +144,13 @@ impl Network {
     }
 
     fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
-        let square = (x.sqr()?.mean_keepdim(D::Minus1)? + self.config.rms_norm_eps)?;
-        x.broadcast_div(&square.sqrt()?)?
-            .broadcast_mul(self.variable(name))
+        rms_norm_slow(x, self.variable(name), self.config.rms_norm_eps as f32)
     }
 
-    fn attention(&self, x: &Tensor, layer: usize, length: usize, at: &Positions) -> Result<Tensor> {
+    fn attention(&self, x: &Tensor, layer: usize, at: &(Rotary, Tensor)) -> Result<Tensor> {
         let (heads, size) = (self.config.num_attention_heads, self.config.head_size());
+        let (rotary, mask) = at;
+        let length = mask.dim(0)?;
         let texts = x.dim(0)? / length;
         let project = |which| {
             self.linear(x, &Tensors::attention(layer, which))?
@@ -164,16 +158,10 @@ impl Network {
                 .transpose(1, 2)?
                 .contiguous()
         };
-        let turn = |x: Tensor| {
-            let (first, second) = (x.narrow(3, 0, size / 2)?, x.narrow(3, size / 2, size / 2)?);
-            let (cosines, sines) = (&at.cosines, &at.sines);
-            let turned = (first.broadcast_mul(cosines)? - second.broadcast_mul(sines)?)?;
-            let other = (first.broadcast_mul(sines)? + second.broadcast_mul(cosines)?)?;
-            Tensor::cat(&[turned, other], 3)
-        };
+        let turn = |x: Tensor| rope_slow(&x, &rotary.cosines, &rotary.sines);
         let (queries, keys) = (turn(project("q_proj")?)?, turn(project("k_proj")?)?);
         let scores = (queries.matmul(&keys.t()?)? * (1.0 / (size as f64).sqrt()))?;
-        let scores = softmax(&scores.broadcast_add(&at.mask)?, D::Minus1)?;
+        let scores = softmax(&scores.broadcast_add(mask)?, D::Minus1)?;
         let looked = scores.matmul(&project("v_proj")?)?;
         let looked = looked.transpose(1, 2)?.reshape(x.shape())?;
         self.linear(&looked, &Tensors::attention(layer, "o_proj"))
@@ -186,9 +174,8 @@ impl Network {
         );
         let rows = x.dim(0)?;
         let scores = self.linear(x, &Tensors::router(layer))?;
-        let chosen = best(&scores.to_vec2()?, top_k);
-        let choices = Tensor::from_slice(&chosen, (rows, top_k), &Device::Cpu)?;
-        let weights = softmax(&scores.gather(&choices, 1)?, 1)?;
+        let (chosen, weights) = choose(&scores, top_k)?;
+        let chosen = chosen.flatten_all()?.to_vec1::<u32>()?;
 
         // Choices in the order of their experts, so that each expert has its rows together.
         let mut order: Vec<u32> = (0..chosen.len() as u32).collect();
@@ -231,29 +218,8 @@ impl Network {
     }
 }
 
-/// For each row the experts with the highest scores, the best first.
-fn best(scores: &[Vec<f32>], top_k: usize) -> Vec<u32> {
-    let of = |row: &Vec<f32>| {
-        let mut order: Vec<u32> = (0..row.len() as u32).collect();
-        order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
-        order.truncate(top_k);
-        order
-    };
-    scores.iter().flat_map(of).collect()
-}
-
-fn positions(config: &Config, length: usize) -> Result<Positions> {
-    let (size, theta) = (config.head_size(), config.rope_theta);
-    let half = size / 2;
-    let table = |of: fn(f64) -> f64| {
-        let numbers: Vec<f32> = (0..length)
-            .flat_map(|position| {
-                (0..half).map(move |pair| rotary_angle(size, theta, position, pair))
-            })
-            .map(|angle| of(angle) as f32)
-            .collect();
-        Tensor::from_vec(numbers, (length, half), &Device::Cpu)
-    };
+/// 0 where a position may look, and −∞ elsewhere.
+fn mask(config: &Config, length: usize) -> Result<Tensor> {
     let may_look = |from: usize, to: usize| to <= from && from - to < config.sliding_window;
     let mask: Vec<f32> = (0..length * length)
         .map(|i| match may_look(i / length, i % length) {
@@ -261,9 +227,5 @@ fn positions(config: &Config, length: usize) -> Result<Positions> {
             false => f32::NEG_INFINITY,
         })
         .collect();
-    Ok(Positions {
-        cosines: table(f64::cos)?,
-        sines: table(f64::sin)?,
-        mask: Tensor::from_vec(mask, (length, length), &Device::Cpu)?,
-    })
+    Tensor::from_vec(mask, (length, length), &Device::Cpu)
 }

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use candle_core::{Device, Tensor};
+use candle_nn::ops::rms_norm;
 
 use super::config::LlamaConfig;
 use super::file::{EMBEDDING, LlamaFile, NORM, of_layer};
 use crate::model::attention::Attention;
-use crate::model::batch_invariant::{linear, rms_norm};
+use crate::model::batch_invariant::linear;
 use crate::model::cache::LayerCache;
 use crate::model::collectives::Collectives;
 use crate::model::decoder::add;
@@ -80,7 +81,7 @@ impl<C: Collectives> Llama<C> {
             })
         };
         Ok(Self {
-            rotary: Rotary::new(size, config.rope_theta, settings.positions),
+            rotary: Rotary::new(size, config.rope_theta, settings.positions)?,
             vocabulary: file.rows(EMBEDDING, shard.vocabulary.clone())?,
             own: shard.vocabulary.clone(),
             layers: (0..config.num_hidden_layers)
@@ -122,30 +123,26 @@ impl<C: Collectives> Llama<C> {
     }
 
     fn layer(&mut self, number: usize, x: &mut [f32], rows: &[Row]) -> Result<()> {
-        let (hidden, epsilon) = (self.config.hidden_size, self.config.rms_norm_eps);
+        let (hidden, epsilon) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
         let layer = &mut self.layers[number];
         let ranks = &mut self.ranks;
         let tensor =
             |x: &[f32]| Tensor::from_slice(x, (rows.len(), x.len() / rows.len()), &Device::Cpu);
-        let product =
-            |x: &Tensor, weight: &Tensor| linear(x, weight)?.flatten_all()?.to_vec1::<f32>();
+        let flat = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
 
         let normed = rms_norm(&tensor(x)?, &layer.norm, epsilon)?;
         let heads = layer
             .attention
             .forward(&normed, rows, &self.rotary, &mut layer.cache)?;
         let heads = gather(ranks, &heads, rows.len())?;
-        let made = product(&tensor(&heads)?, &layer.output)?;
+        let made = flat(linear(&tensor(&heads)?, &layer.output)?)?;
         add(x, &gather(ranks, &made, rows.len())?);
 
         debug_assert_eq!(x.len(), rows.len() * hidden);
         let normed = rms_norm(&tensor(x)?, &layer.inner_norm, epsilon)?;
-        let mut inner = product(&normed, &layer.gate)?;
-        for (gate, up) in inner.iter_mut().zip(product(&normed, &layer.up)?) {
-            *gate = *gate / (1.0 + (-*gate).exp()) * up;
-        }
-        let inner = gather(ranks, &inner, rows.len())?;
-        let made = product(&tensor(&inner)?, &layer.down)?;
+        let inner = (linear(&normed, &layer.gate)?.silu()? * linear(&normed, &layer.up)?)?;
+        let inner = gather(ranks, &flat(inner)?, rows.len())?;
+        let made = flat(linear(&tensor(&inner)?, &layer.down)?)?;
         add(x, &gather(ranks, &made, rows.len())?);
         Ok(())
     }
@@ -160,7 +157,7 @@ impl<C: Collectives> Llama<C> {
         let ends = all.filter(|(row, _)| row.logits).flat_map(|(_, x)| x);
         let ends: Vec<f32> = ends.copied().collect();
         let ends = Tensor::from_vec(ends, (wanted, hidden), &Device::Cpu)?;
-        let ends = rms_norm(&ends, &self.norm, self.config.rms_norm_eps)?;
+        let ends = rms_norm(&ends, &self.norm, self.config.rms_norm_eps as f32)?;
         // All in one product: the matrix is read once.
         let made = linear(&ends, &self.vocabulary)?.to_vec2::<f32>()?;
         let mut made = made.iter();
