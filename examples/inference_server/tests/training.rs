@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 
 use inference_server::model::{
-    self, Alone, Config, Decoder, Settings, Shape, WeightsFile, tokenizer,
+    self, Alone, Config, Decoder, Part, Settings, Shape, WeightsFile, tokenizer,
 };
 use inference_server::train::{Corpus, Network, Plan, train};
 use support::{Model, SETTINGS, rows, text};

@@ -18,7 +18,7 @@ use super::weights::{Tensors, WeightsFile};
 /// One rank's part of a model.
 ///
 /// ```
-/// use inference_server::model::{self, Alone, Decoder, Row, Settings, Shape, WeightsFile};
+/// use inference_server::model::{self, Alone, Decoder, Part, Row, Settings, Shape, WeightsFile};
 ///
 /// let file = WeightsFile::open(model::tiny())?;
 /// let settings = Settings::default();
@@ -134,56 +134,6 @@ impl<C: Collectives> Decoder<C> {
         &self.config
     }
 
-    /// How large steps and the cache are.
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// What ranks do together.
-    #[must_use]
-    pub fn ranks(&self) -> &C {
-        &self.ranks
-    }
-
-    /// Goes on with another connection of the same rank, after the one before has failed: the weights stay, and all slots are
-    /// empty.
-    ///
-    /// # Errors
-    /// [`Error::Unusable`] for another rank or number of ranks, which has other heads and experts: load those.
-    pub fn renew(&mut self, ranks: C) -> Result<()> {
-        same_rank(&self.ranks, &ranks)?;
-        self.ranks = ranks;
-        self.slots.empty();
-        Ok(())
-    }
-
-    /// Takes all rows one step, together with the other ranks, which have to be given the same rows. Without rows,
-    /// nothing is exchanged.
-    ///
-    /// All ranks have the same logits, to the bit.
-    ///
-    /// # Errors
-    /// [`Error::Step`] for rows that cannot be: nothing has changed then. After any other error neither the cache
-    /// nor the ranks can be relied on, and the decoder has to be made anew.
-    pub fn step(&mut self, rows: &[Row]) -> Result<Logits> {
-        let filled = self.slots.check(rows)?;
-        if rows.is_empty() {
-            return Ok(Logits::default());
-        }
-        let hidden = self.config.hidden_size;
-        for (x, row) in self.buffers.all.chunks_exact_mut(hidden).zip(rows) {
-            let token = row.token as usize;
-            x.copy_from_slice(&self.embedding[token * hidden..(token + 1) * hidden]);
-        }
-        for layer in 0..self.layers.len() {
-            self.layer(layer, rows)?;
-        }
-        let logits = self.logits(rows)?;
-        self.slots.written(filled);
-        Ok(logits)
-    }
-
     fn layer(&mut self, number: usize, rows: &[Row]) -> Result<()> {
         let (hidden, epsilon) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
         let (rank, ranks) = (self.ranks.rank(), self.ranks.ranks());
@@ -269,19 +219,36 @@ impl<C: Collectives> Part for Decoder<C> {
     type Ranks = C;
 
     fn settings(&self) -> &Settings {
-        self.settings()
+        &self.settings
     }
 
     fn ranks(&self) -> &C {
-        self.ranks()
+        &self.ranks
     }
 
     fn renew(&mut self, ranks: C) -> Result<()> {
-        self.renew(ranks)
+        same_rank(&self.ranks, &ranks)?;
+        self.ranks = ranks;
+        self.slots.empty();
+        Ok(())
     }
 
     fn step(&mut self, rows: &[Row]) -> Result<Logits> {
-        self.step(rows)
+        let filled = self.slots.check(rows)?;
+        if rows.is_empty() {
+            return Ok(Logits::default());
+        }
+        let hidden = self.config.hidden_size;
+        for (x, row) in self.buffers.all.chunks_exact_mut(hidden).zip(rows) {
+            let token = row.token as usize;
+            x.copy_from_slice(&self.embedding[token * hidden..(token + 1) * hidden]);
+        }
+        for layer in 0..self.layers.len() {
+            self.layer(layer, rows)?;
+        }
+        let logits = self.logits(rows)?;
+        self.slots.written(filled);
+        Ok(logits)
     }
 
     fn ends(&self, token: u32) -> bool {
