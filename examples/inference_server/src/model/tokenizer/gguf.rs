@@ -181,6 +181,9 @@ mod tests {
         ] {
             let tokens = tokenizer.encode(text).unwrap();
             assert_eq!(tokenizer.decode(&tokens), text);
+            let mut stream = tokenizer.stream();
+            let said: String = tokens.iter().map(|&token| stream.push(token)).collect();
+            assert_eq!(said + &stream.finish(), text);
         }
         let mut stream = tokenizer.stream();
         let said: Vec<_> = tokenizer

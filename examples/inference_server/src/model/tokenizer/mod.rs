@@ -175,7 +175,12 @@ mod tests {
     fn text_that_comes_byte_by_byte_is_that_which_comes_at_once() {
         let bytes: Vec<u32> = (0..2000u32).map(|i| (i * i * 31 + i / 7) % 256).collect();
         let whole: Vec<u8> = bytes.iter().map(|&byte| byte as u8).collect();
-        assert_eq!(decode(&bytes), String::from_utf8_lossy(&whole));
+        let whole = String::from_utf8_lossy(&whole);
+        assert_eq!(decode(&bytes), whole);
+        let mut stream = TextStream::default();
+        let said: String = bytes.iter().map(|&byte| stream.push(byte)).collect();
+        assert!(said.len() > 2000);
+        assert_eq!(said + &stream.finish(), whole);
     }
 
     #[test]
@@ -186,6 +191,9 @@ mod tests {
             .map(|token| stream.push(token))
             .collect();
         assert_eq!(said, ["a", "", "", "€"]);
+        // Bytes that are no text wait for text.
+        assert_eq!([0xff, 0xe2].map(|byte| stream.push(byte)), ["", ""]);
+        assert_eq!(stream.push(b'b'.into()), "\u{fffd}\u{fffd}b");
         assert_eq!(stream.push(0xe2), "");
         assert_eq!(stream.finish(), "\u{fffd}");
     }
