@@ -16,8 +16,9 @@ use cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
 };
 
-use crate::dtype::{DataType, NcclType};
+use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
+use nccl_base::data_type::DataType;
 
 mod sealed {
     pub trait Sealed {}
@@ -99,7 +100,7 @@ pub(crate) mod sealed_buffer {
     use cudarc::driver::sys::CUdeviceptr;
     use cudarc::driver::{CudaStream, SyncOnDrop};
 
-    use crate::dtype::DataType;
+    use nccl_base::data_type::DataType;
 
     /// What an operation asks of a buffer. Each kind of buffer answers by itself instead of being
     /// erased first, because a message has no more than a few nanoseconds for all of it.

@@ -13,13 +13,12 @@ use std::time::Duration;
 use tracing::Span;
 use tracing::field::{Empty, display};
 
-use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::library::Library;
 use crate::operation::Operation;
 use crate::stats;
 use crate::supervision::recorder::Identity;
-use crate::supervision::{Fault, FaultClass, Roster, short_key};
+use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
 
 /// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` hears.
 #[doc(hidden)]
@@ -105,14 +104,14 @@ pub(crate) fn uses(library: &Library) {
 }
 
 /// A communicator was made, or was not.
-pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Error>) {
+pub(crate) fn made(name: &str, took: Duration, made: Result<&Identity, &Error>) {
     stats::INIT.add(took);
     let elapsed_ms = millis(took);
     match made {
         Ok(comm) => {
             let Identity {
                 home, roster, key, ..
-            } = &comm.inner.tracked.track().identity;
+            } = comm;
             if let Some(took) = home.as_ref().and_then(|home| home.mends()) {
                 stats::RECOVER.add(took);
             }
@@ -122,10 +121,10 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Communicator, &Erro
                 comm = name,
                 comm_key = key.as_deref().map(short_key),
                 world_ranks = roster.world_ranks(),
-                rank = comm.rank(),
-                world_rank = roster.world_rank(comm.rank()),
-                launcher_rank = roster.launcher_rank(comm.rank()),
-                nranks = comm.world_size(),
+                rank = comm.rank,
+                world_rank = roster.world_rank(comm.rank),
+                launcher_rank = roster.launcher_rank(comm.rank),
+                nranks = comm.world_size,
                 elapsed_ms,
                 "communicator ready"
             );

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use crate::communicator::Inner;
 use crate::say::write_within;
-use crate::supervision::Roster;
+use crate::supervision::recorder::Identity;
 use crate::sync::Mutex;
+use nccl_base::fault::Roster;
 
 /// How long the last word may take, and the hook as well.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -121,12 +121,12 @@ pub fn on_fatal(hook: impl FnOnce(&FatalReport) -> FatalExit + Send + 'static) {
 }
 
 impl FatalReport {
-    pub(crate) fn new(inner: &Inner, cause: FatalCause) -> Self {
+    pub(crate) fn new(of: &Identity, cause: FatalCause) -> Self {
         Self {
-            communicator: inner.name.to_string(),
-            rank: inner.rank,
-            world_size: inner.world_size,
-            roster: Arc::clone(inner.roster()),
+            communicator: of.name.to_string(),
+            rank: of.rank,
+            world_size: of.world_size,
+            roster: Arc::clone(&of.roster),
             cause,
         }
     }

@@ -11,13 +11,13 @@ use std::time::Instant;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::collectives::Collective;
 use crate::communicator::{Communicator, Frame};
-use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
 use crate::request::Request;
 use crate::supervision::inside::{self, Place};
+use nccl_base::data_type::DataType;
 
 /// Operations that are recorded to be issued together; see [`Communicator::group`].
 ///

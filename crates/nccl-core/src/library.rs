@@ -11,10 +11,10 @@ use nccl_sys as sys;
 use nccl_sys::Version;
 use once_cell::sync::OnceCell;
 
-use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::op::Function;
+use nccl_base::data_type::DataType;
 
 /// A loaded libnccl; cheap to clone.
 ///

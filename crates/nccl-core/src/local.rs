@@ -11,9 +11,9 @@ use cudarc::driver::sys as cuda;
 use nccl_sys as sys;
 use once_cell::sync::OnceCell;
 
-use crate::dtype::DataType;
 use crate::error::Result;
 use crate::library::Library;
+use nccl_base::data_type::DataType;
 
 const SUCCESS: sys::ncclResult_t = sys::ncclResult_t::ncclSuccess;
 const INVALID: sys::ncclResult_t = sys::ncclResult_t::ncclInvalidArgument;

@@ -5,10 +5,10 @@ use std::fmt;
 use nccl_base::codec::{Broken, Fields, put_number};
 use nccl_sys as sys;
 
-use crate::dtype::DataType;
 use crate::operation::OperationKind;
-use crate::reduce::ReduceOp;
-use crate::supervision::recorder::RecordedReduction;
+use nccl_base::data_type::DataType;
+use nccl_base::reduce_op::RecordedReduction;
+use nccl_base::reduce_op::ReduceOp;
 
 /// Which C function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,13 +9,13 @@ use std::ffi::{c_int, c_void};
 use nccl_sys as sys;
 
 use crate::communicator::Calls;
-use crate::dtype::DataType;
 use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
 use crate::op::{Descriptor, Function};
 use crate::stats::{Tally, Volume};
 use crate::supervision::recorder::{OperationSlot, Room, Writer};
+use nccl_base::data_type::DataType;
 
 /// One operation; all there is of a message. Its addresses are valid as long as the frame in which it
 /// lies. Small, because groups hold hundreds of them.

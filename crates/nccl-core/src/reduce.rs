@@ -9,11 +9,12 @@ pub use nccl_base::reduce_op::ReduceOp;
 use nccl_sys as sys;
 
 use crate::communicator::{Communicator, KeepAlive, State};
-use crate::dtype::{DataType, NcclType};
+use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reaper::{self, DeferredDrop, Turn};
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
+use nccl_base::data_type::DataType;
 
 /// What a reduction takes: a [`ReduceOp`], or a reference to a [`PreMulSum`].
 ///

@@ -36,6 +36,7 @@ static BEFORE_MAIN: extern "C" fn() = {
 };
 
 fn of_threads(size: usize) -> Vec<Arc<dyn Peers>> {
+    introduce();
     let worlds = World::threads(size);
     worlds
         .iter()

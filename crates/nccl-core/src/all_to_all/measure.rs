@@ -21,9 +21,9 @@ use crate::driver;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::reduce::ReduceOp;
 use crate::request::Request;
 use crate::supervision::inside::{self, Place};
+use nccl_base::reduce_op::ReduceOp;
 
 /// Bytes of a short message: nothing but overhead.
 const SHORT: usize = 8;

@@ -4,10 +4,10 @@ use nccl_sys as sys;
 
 use super::schedule::{Exchange, Payload, Place, Region, Schedule};
 use crate::communicator::{Communicator, Copy, Frame};
-use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Function;
 use crate::recorded::{More, Recorded};
+use nccl_base::data_type::DataType;
 
 /// Where the buffers of a schedule begin.
 #[derive(Clone, Copy, Debug)]

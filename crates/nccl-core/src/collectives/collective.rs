@@ -8,7 +8,6 @@ use nccl_sys as sys;
 use super::rules::{Place, Rule};
 use crate::buffer::{Erased, RecvBuffer, SendBuffer};
 use crate::communicator::{Communicator, Frame};
-use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{self, Function};
 use crate::operation::{OperationKind, Shape};
@@ -16,6 +15,7 @@ use crate::recorded::{More, Recorded};
 use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
 use crate::supervision::inside;
+use nccl_base::data_type::DataType;
 
 /// A collective that was asked for: its row of the table, and its buffers.
 ///

@@ -5,14 +5,13 @@ use super::timeouts;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::FromOutside;
+use super::Communicator;
 use super::builder::{CommunicatorBuilder, Origin};
 use super::everybody::Birth;
 use super::grow::{self, GrowWay};
 use super::init::{Plan, Prepared, roster_of};
 use super::launch_mode::{Wish, refuse_contradictions, wish};
 use super::meeting::{Agreed, Meeting};
-use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
@@ -23,6 +22,8 @@ use crate::operation::{Operation, OperationKind, Shape};
 use crate::peers::About;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
+use nccl_base::from_outside::FromOutside;
+use nccl_base::launch_mode::LaunchMode;
 
 impl CommunicatorBuilder<'_> {
     /// Makes the communicator, together with the other ranks.
@@ -86,7 +87,11 @@ impl CommunicatorBuilder<'_> {
                 elapsed: started.elapsed(),
             })
         });
-        events::made(name, started.elapsed(), made.as_ref().map(|(made, _)| made));
+        events::made(
+            name,
+            started.elapsed(),
+            made.as_ref().map(|(made, _)| made.inner.identity()),
+        );
         made
     }
 

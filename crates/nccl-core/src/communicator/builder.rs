@@ -6,13 +6,14 @@ use std::time::Duration;
 use cudarc::driver::CudaStream;
 
 use super::init::Company;
-use super::{Communicator, LaunchMode, Timeouts};
+use super::{Communicator, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::library::Library;
 use crate::local;
 use crate::peers::Terms;
 use crate::unique_id::UniqueId;
+use nccl_base::launch_mode::LaunchMode;
 
 /// Makes a [`Communicator`]; from `World::communicator` or
 /// [`Communicator::builder`].
@@ -57,6 +58,34 @@ pub(super) enum Origin<'a> {
     World(Terms<'a>),
     /// The ranks of another communicator exchange it.
     Split,
+}
+
+impl Communicator {
+    /// Starts to make a communicator of `world_size` ranks, of which this is `rank`.
+    ///
+    /// `id` was made by one rank with [`UniqueId::new`] and given to all. `World::communicator`
+    /// does that by itself.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use nccl::{Communicator, Library, UniqueId};
+    ///
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let id = UniqueId::new(&Library::load()?)?;
+    /// let comm = Communicator::builder("demo", id, 0, 1).stream(&stream).build()?;
+    /// assert_eq!((comm.rank(), comm.world_size()), (0, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(
+        name: &str,
+        id: UniqueId,
+        rank: usize,
+        world_size: usize,
+    ) -> CommunicatorBuilder<'_> {
+        CommunicatorBuilder::with_id(name, id, rank, world_size)
+    }
 }
 
 impl<'a> CommunicatorBuilder<'a> {

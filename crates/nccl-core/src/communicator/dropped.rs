@@ -12,8 +12,9 @@ use crate::abort::AbortSignal;
 use crate::library::Library;
 use crate::peers::Supervisor;
 use crate::reaper;
-use crate::supervision::{Cause, Roster, inside};
+use crate::supervision::inside;
 use crate::time::deadline_after;
+use nccl_base::fault::{Cause, Roster};
 
 /// What is left of a communicator that was dropped.
 struct Dropped {

@@ -14,18 +14,18 @@ use std::time::{Duration, Instant};
 
 use super::free::abort_in_a_group;
 use super::handle::{Backoff, RawComm};
-use super::lifecycle::Why;
 use super::state::{Native, Phase};
+use super::why::Why;
 use super::{Inner, SharedLaunch, State, Timeouts};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::events;
 use crate::forked;
 use crate::library::Capability;
-use crate::supervision::{Cause, Roster};
 use crate::sync::Mutex;
 use crate::threads;
 use crate::time::deadline_after;
+use nccl_base::fault::{Cause, Roster};
 
 struct Everybody {
     births: Vec<Arc<Record>>,

@@ -24,7 +24,7 @@ const QUIET: u32 = 200;
 static SWITCHES: Mutex<Vec<Weak<Switch>>> = Mutex::new(Vec::new());
 
 /// A call has entered.
-pub(crate) static BELL: Bell = Bell::new();
+pub(super) static BELL: Bell = Bell::new();
 
 /// From now on calls on this communicator are guarded, by the thread that [`ensure`] has started.
 pub(super) fn watch(switch: &Arc<Switch>) {
@@ -38,11 +38,11 @@ pub(super) fn watch(switch: &Arc<Switch>) {
 /// # Errors
 /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no thread to do it.
 pub(super) fn ensure() -> Result<()> {
-    monitor::ensure().map_err(threads::not_started("that guards calls that block"))
+    monitor::ensure(&BELL, Guard::new).map_err(threads::not_started("that guards calls that block"))
 }
 
 /// See the module.
-pub(crate) struct Guard {
+struct Guard {
     calls: u64,
     rest: Rest,
     /// Those for which there was no thread yet.
@@ -50,7 +50,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             calls: 0,
             rest: Rest::new(&BELL, TICK, QUIET),

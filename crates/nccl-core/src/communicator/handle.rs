@@ -7,16 +7,15 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 
-use super::Inner;
 use crate::error::{Error, ErrorKind, Mark, NcclFailure, Result};
 use crate::ffi;
 use crate::forked;
 use crate::library::Library;
 use crate::operation::OperationKind;
-use crate::supervision::Cause;
 use crate::supervision::recorder::Writer;
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::deadline_after;
+use nccl_base::fault::Cause;
 
 /// NCCL's pointer to a communicator. Used by one thread at a time, under [`Handle`]'s lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,20 +196,6 @@ pub(crate) fn state(library: &Library, raw: RawComm) -> Result<sys::ncclResult_t
     };
     ffi::check(library, CALL, code)?;
     Ok(state)
-}
-
-impl Inner {
-    /// An error that NCCL found in the background; not looked for while another thread calls NCCL.
-    pub(crate) fn background_failure(&self) -> Option<NcclFailure> {
-        let handle = self.handle.try_take()?;
-        let state = state(&self.library, handle.raw?);
-        drop(handle);
-        match state {
-            Ok(sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) => None,
-            Ok(code) => Some(ffi::failure(&self.library, "ncclCommGetAsyncError", code)),
-            Err(failure) => Some(failure),
-        }
-    }
 }
 
 /// Polls until the communicator is at rest.

@@ -15,11 +15,11 @@ use super::free::within;
 use super::handle::{Handle, RawComm, Turn, Unsettled};
 use super::launch_mode::{self, Obstacle, Wish};
 use super::lost::Noticed;
-use super::revoke::Revocation;
+use super::revocation::Revocation;
 use super::start::{Patience, as_int, settle_apart, start, start_split};
 use super::state::{Left, Phase};
 use super::switch::Switch;
-use super::{IDLE_PARENT, Inner, LaunchMode, Timeouts, guard, order, timeouts};
+use super::{Inner, Timeouts, guard, order, timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::driver;
@@ -32,13 +32,14 @@ use crate::operation::{OperationKind, Shape};
 use crate::peers::{Peers, Ward};
 use crate::plan::Plans;
 use crate::stats::Counting;
-use crate::supervision::Roster;
 use crate::supervision::inside;
 use crate::supervision::recorder::{Home, Identity, Tracked};
 use crate::supervision::watchdog;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
+use nccl_base::fault::Roster;
+use nccl_base::launch_mode::{IDLE_PARENT, LaunchMode};
 
 /// Everything that is known before NCCL is asked.
 pub(super) struct Plan<'a> {

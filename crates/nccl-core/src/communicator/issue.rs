@@ -236,7 +236,7 @@ impl Inner {
             Left::Ordered(ordered) => Some(ordered),
             Left::Captured(Capture::Void) => None,
             Left::Captured(Capture::InGraph) => {
-                end_the_process(FatalReport::new(self, FatalCause::InGraph))
+                end_the_process(FatalReport::new(self.identity(), FatalCause::InGraph))
             }
         }
     }
@@ -258,7 +258,7 @@ impl Inner {
             },
             Left::Captured(Capture::InGraph) => FatalCause::InGraph,
         };
-        end_the_process(FatalReport::new(self, cause))
+        end_the_process(FatalReport::new(self.identity(), cause))
     }
 
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
@@ -333,10 +333,16 @@ impl Inner {
         let lent = Lent::of(self);
         let limit = self.abort_limit();
         if !self.end_for(reason) {
-            end_the_process(FatalReport::new(self, FatalCause::NotFreed { limit }));
+            end_the_process(FatalReport::new(
+                self.identity(),
+                FatalCause::NotFreed { limit },
+            ));
         }
         if !self.left_again(frame) && !self.is_over(frame) {
-            end_the_process(FatalReport::new(self, FatalCause::NotEnded { limit }));
+            end_the_process(FatalReport::new(
+                self.identity(),
+                FatalCause::NotEnded { limit },
+            ));
         }
         std::mem::forget(lent);
     }
@@ -392,7 +398,7 @@ impl<'i> Lent<'i> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            end_the_process(FatalReport::new(self.0, FatalCause::Panicked));
+            end_the_process(FatalReport::new(self.0.identity(), FatalCause::Panicked));
         }
     }
 }

@@ -8,10 +8,10 @@ use nccl_sys::Version;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::{Capability, Library};
-use crate::supervision::Roster;
+use nccl_base::fault::Roster;
 
 pub use nccl_base::launch_mode::LaunchMode;
-pub(crate) use nccl_base::launch_mode::{IDLE_PARENT, Wish};
+pub(crate) use nccl_base::launch_mode::Wish;
 use nccl_base::system::variables;
 
 /// # Errors

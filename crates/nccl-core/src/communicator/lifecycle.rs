@@ -11,16 +11,19 @@ use super::free::{apart, finalize_with, within};
 use super::handle::Unsettled;
 use super::lost::Noticed;
 use super::state::Retired;
+use super::why::Why;
 use super::{Communicator, Inner, State, everybody};
 use crate::error::{Error, ErrorKind, Mark, Result, StreamRefusal};
 use crate::events;
 use crate::forked;
+use crate::forked::Resident;
 use crate::operation::{OperationKind, Shape};
 use crate::peers::{AbortHandle, Ending};
 use crate::reaper;
-use crate::supervision::{Cause, Fault, short_key};
+use crate::supervision::inside;
 use crate::threads;
 use crate::time::deadline_after;
+use nccl_base::fault::{Fault, short_key};
 
 /// How much later than its limit a wait is given up that looks at its limit itself.
 const LOOK: Duration = Duration::from_secs(1);
@@ -35,6 +38,18 @@ pub(crate) enum Outcome {
 }
 
 impl Communicator {
+    pub(crate) fn of(inner: Arc<Inner>) -> Self {
+        // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
+        if let Err(error) = inside::watch(&inner) {
+            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
+        }
+        Self {
+            stream: Resident::new(Arc::clone(&inner.stream)),
+            limit: inner.timeouts.operation,
+            inner: Resident::new(inner),
+        }
+    }
+
     /// Waits until all issued operations are done on all ranks, and frees the communicator.
     ///
     /// Every rank has to call it (or drop its communicator). The other clones of this communicator are
@@ -483,40 +498,5 @@ pub fn end_struck(struck: Vec<Ending>) {
         if let Some(board) = &inner.board {
             board.conclude(freed, inner.needs_the_whole_end());
         }
-    }
-}
-
-/// Why a communicator is ended before its time.
-#[derive(Debug)]
-pub(crate) enum Why<'w> {
-    /// For a reason of this rank, which the others are told.
-    Own(Box<Cause>),
-    /// Because of what another rank told, or because it is gone.
-    Told(&'w Arc<Fault>),
-    /// Because this rank is done with it: what the others do goes on without it, or not.
-    Quietly(&'static str),
-}
-
-impl Why<'_> {
-    pub(super) fn own(cause: Cause) -> Self {
-        Self::Own(Box::new(cause))
-    }
-}
-
-impl From<&str> for Why<'_> {
-    fn from(reason: &str) -> Self {
-        Self::own(Cause::asked(reason))
-    }
-}
-
-impl From<&Error> for Why<'_> {
-    fn from(error: &Error) -> Self {
-        Self::own(error.into())
-    }
-}
-
-impl<'w> From<&'w Arc<Fault>> for Why<'w> {
-    fn from(fault: &'w Arc<Fault>) -> Self {
-        Self::Told(fault)
     }
 }

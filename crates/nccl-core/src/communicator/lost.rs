@@ -7,13 +7,18 @@
 
 use std::sync::Arc;
 
+use nccl_sys as sys;
+
 use super::everybody;
-use super::lifecycle::Why;
+use super::handle::state;
+use super::why::Why;
 use super::{Inner, State};
+use crate::error::NcclFailure;
 use crate::error::{Error, ErrorKind, Mark};
 use crate::events;
-use crate::supervision::Cause;
+use crate::ffi;
 use crate::threads;
+use nccl_base::fault::Cause;
 
 /// CUDA's codes (`CUresult`) after which a context is of no use, by what they say of the device. All others are the
 /// caller's, and end nothing.
@@ -141,6 +146,20 @@ impl Inner {
     /// Whether it is to end with its context: not when an end of it has come before.
     pub(super) fn is_of_context_of(&self, other: &Self) -> bool {
         self.context == other.context && self.phase.get() == State::Ready
+    }
+}
+
+impl Inner {
+    /// An error that NCCL found in the background; not looked for while another thread calls NCCL.
+    pub(crate) fn background_failure(&self) -> Option<NcclFailure> {
+        let handle = self.handle.try_take()?;
+        let state = state(&self.library, handle.raw?);
+        drop(handle);
+        match state {
+            Ok(sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) => None,
+            Ok(code) => Some(ffi::failure(&self.library, "ncclCommGetAsyncError", code)),
+            Err(failure) => Some(failure),
+        }
     }
 }
 

@@ -12,17 +12,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::Communicator;
 use super::build::common_mode;
 use super::grow::{GrowWay, Growing, cannot_grow, way};
 use super::init::Prepared;
 use super::launch_mode::{self, Wish};
-use super::{Communicator, LaunchMode};
 use crate::abort::AbortSignal;
 use crate::envelope::{open_on, seal_on};
 use crate::error::{Error, Result};
 use crate::peers::{Peers, Unmade};
 use crate::unique_id::UniqueId;
 use nccl_base::codec::{Fields, put_bytes, put_index};
+use nccl_base::launch_mode::LaunchMode;
 
 /// What one rank brings to it.
 pub(super) struct Meeting<'m> {

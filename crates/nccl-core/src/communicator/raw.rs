@@ -7,12 +7,11 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
-use super::FromOutside;
 use super::everybody::Birth;
 use super::handle::RawComm;
 use super::init::Plan;
 use super::launch_mode::refuse_contradictions;
-use super::{Communicator, LaunchMode, State, Timeouts};
+use super::{Communicator, State, Timeouts};
 use crate::abort::AbortSignal;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,6 +19,8 @@ use crate::forked;
 use crate::library::Library;
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
+use nccl_base::from_outside::FromOutside;
+use nccl_base::launch_mode::LaunchMode;
 
 impl Communicator {
     /// Takes over a communicator that was made elsewhere, for instance by another binding.

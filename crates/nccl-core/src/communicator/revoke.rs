@@ -15,33 +15,24 @@
 //! A rank that cannot revoke aborts: the others notice nothing but that they cannot shrink NCCL's own way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use nccl_sys as sys;
 
 use super::free::{free, within};
 use super::handle::{RawComm, Unsettled, settle, state};
-use super::lifecycle::{Outcome, Why};
+use super::lifecycle::Outcome;
 use super::state::Way;
+use super::why::Why;
 use super::{Communicator, Inner, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
-use crate::supervision::{Cause, FaultClass};
-use crate::sync::Mutex;
 use crate::time::deadline_after;
-
-/// What a communicator knows of its revocation.
-#[derive(Default)]
-pub(crate) struct Revocation {
-    /// This rank's program wants it.
-    wanted: AtomicBool,
-    /// What is left of it for NCCL.
-    kept: Mutex<Option<RawComm>>,
-}
+use nccl_base::fault::{Cause, FaultClass};
 
 impl Communicator {
     /// Ends what is under way on this communicator, on all of its ranks, and all that would come: only

@@ -7,7 +7,6 @@
 use super::timeouts;
 use std::time::Instant;
 
-use super::FromOutside;
 use super::build::common_mode;
 use super::init::Prepared;
 use super::launch_mode::Wish;
@@ -18,10 +17,11 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::Roster;
 use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
+use nccl_base::fault::Roster;
+use nccl_base::from_outside::FromOutside;
 
 /// What a rank tells the others: whether it takes part, and as what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Communicator {
                 })
             });
         match &made {
-            Ok(Some(comm)) => events::made(name, started.elapsed(), Ok(comm)),
+            Ok(Some(comm)) => events::made(name, started.elapsed(), Ok(comm.inner.identity())),
             Ok(None) => {}
             Err(error) => events::made(name, started.elapsed(), Err(error)),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nccl_base::system::variables;
 
-use super::FromOutside;
+use nccl_base::from_outside::FromOutside;
 
 /// How long what a communicator does may take. `World::with_timeouts` sets it
 /// for all communicators of a world, [`CommunicatorBuilder::timeouts`](crate::CommunicatorBuilder::timeouts)

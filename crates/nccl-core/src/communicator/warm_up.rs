@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Communicator, from_outside};
+use super::Communicator;
 use crate::all_to_all::Algorithm;
 use crate::driver;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
 use crate::forked;
-use crate::reduce::ReduceOp;
+use nccl_base::from_outside;
+use nccl_base::reduce_op::ReduceOp;
 
 impl Communicator {
     /// Connects this rank with all others, and waits until that is done, at most for `limit`, over

@@ -17,19 +17,12 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use super::record::Captured;
 use crate::digest;
 use crate::op::{Descriptor, Function};
 use nccl_base::codec::{Broken, Fields, put_index, put_number};
 
 /// The most operations that are told when captures differ.
 const MOST: usize = 4096;
-
-/// What one rank is about to capture.
-pub(super) fn entries(groups: &[Captured]) -> Vec<Descriptor> {
-    let recorded = groups.iter().flat_map(|group| group.batch().recorded);
-    recorded.map(|one| one.op).collect()
-}
 
 const READY: u8 = 0;
 const FAILED: u8 = 1;
@@ -320,8 +313,8 @@ mod tests {
     use nccl_sys::ncclRedOp_t;
 
     use super::*;
-    use crate::dtype::DataType;
-    use crate::supervision::Roster;
+    use nccl_base::data_type::DataType;
+    use nccl_base::fault::Roster;
 
     const F32: DataType = DataType::FLOAT32;
     const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;

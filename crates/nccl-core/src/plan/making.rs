@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
-use super::agree::{self, Done};
+use super::agree::Done;
 use super::captured::CapturedPlan;
 use super::compare::Comparison;
 use super::pace::Pace;
@@ -18,6 +18,7 @@ use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::memory::PlanBuffers;
+use crate::op::Descriptor;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind};
 use crate::stats::Volume;
@@ -164,9 +165,7 @@ impl Communicator {
         drafted: &Result<Drafted>,
         started: Instant,
     ) -> Result<()> {
-        let entries = drafted
-            .as_ref()
-            .map(|drafted| agree::entries(&drafted.groups));
+        let entries = drafted.as_ref().map(|drafted| entries(&drafted.groups));
         let comparison = Comparison {
             comm: self,
             topic: format!("plan/{number}"),
@@ -193,4 +192,10 @@ struct Drafted {
     /// As in the plan.
     join: CudaEvent,
     marks: [CudaEvent; 2],
+}
+
+/// What one rank is about to capture.
+fn entries(groups: &[Captured]) -> Vec<Descriptor> {
+    let recorded = groups.iter().flat_map(|group| group.batch().recorded);
+    recorded.map(|one| one.op).collect()
 }

@@ -5,8 +5,10 @@
 //! then, which includes the operation. Nothing has to be kept alive until the end, so a request may be
 //! dropped at any time; that neither cancels nor frees anything.
 
+mod mark;
 mod poller;
 
+pub(crate) use mark::Mark;
 pub(crate) use poller::replace as replace_poller;
 
 use std::fmt;
@@ -17,10 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaEvent, CudaStream};
+use cudarc::driver::CudaStream;
 use once_cell::sync::OnceCell;
 
-use crate::communicator::{self, Backoff, Communicator, Inner, Noticed};
+use crate::communicator::{Backoff, Communicator, Inner, Noticed, not_capturing};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
@@ -67,12 +69,6 @@ struct Ending {
     error: Option<Error>,
     /// When the end is not waited for any more.
     until: Instant,
-}
-
-/// An event behind the operation.
-#[derive(Debug)]
-pub(crate) struct Mark {
-    event: CudaEvent,
 }
 
 impl Request {
@@ -322,7 +318,7 @@ impl Request {
     fn mark(&self) -> Result<&Arc<Mark>> {
         self.mark.get_or_try_init(|| {
             let stream = self.stream();
-            communicator::not_capturing("the operation's stream", stream)?;
+            not_capturing("the operation's stream", stream)?;
             let pooled = self.inner.marks.lock().pop();
             let mark = match pooled {
                 Some(mark) => mark,

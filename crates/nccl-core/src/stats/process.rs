@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::durations::Timer;
 use super::tally::KINDS;
 use crate::operation::OperationKind;
-use crate::supervision::FaultClass;
+use nccl_base::fault::FaultClass;
 
 /// A number that any thread may add to.
 #[derive(Debug)]

@@ -6,9 +6,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::dtype::DataType;
 use crate::op::Function;
 use crate::operation::OperationKind;
+use nccl_base::data_type::DataType;
 
 /// A number that has one writer at a time.
 #[derive(Debug, Default)]

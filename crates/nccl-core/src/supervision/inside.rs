@@ -215,7 +215,7 @@ impl Slot {
 static LIVES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 /// Somebody has entered.
-pub(crate) static BELL: Bell = Bell::new();
+static BELL: Bell = Bell::new();
 
 /// A communicator is gone. The monitor ends with the last of them.
 pub(crate) fn forget() {
@@ -235,7 +235,8 @@ pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
             lives.push(own);
         }
     }
-    monitor::ensure().map_err(not_started("that looks for calls that do not come back"))
+    monitor::ensure(&BELL, Sentinel::new)
+        .map_err(not_started("that looks for calls that do not come back"))
 }
 
 /// What is known of a thread that is inside.
@@ -250,7 +251,7 @@ struct Stay {
 }
 
 /// See the module.
-pub(crate) struct Sentinel {
+struct Sentinel {
     /// By the address of their slots.
     stays: HashMap<usize, Stay>,
     turns: u64,
@@ -258,7 +259,7 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             stays: HashMap::new(),
             turns: 0,
@@ -348,7 +349,7 @@ fn look_at(stay: &mut Stay) {
         since: inside,
         limit: stay.found.limit,
     };
-    end_the_process(FatalReport::new(&inner, cause));
+    end_the_process(FatalReport::new(inner.identity(), cause));
 }
 
 fn alive(of: usize) -> Option<Visit> {

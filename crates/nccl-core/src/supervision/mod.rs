@@ -13,5 +13,3 @@ pub(crate) mod monitor;
 pub mod recorder;
 pub mod stragglers;
 pub mod watchdog;
-
-pub(crate) use nccl_base::fault::{Cause, Fault, FaultClass, Roster, short_key};

@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use super::{inside, watchdog};
-use crate::communicator::guard;
 use crate::reaper;
 use crate::sync::Mutex;
 
@@ -24,7 +22,7 @@ use crate::sync::Mutex;
 const IDLE: Duration = Duration::from_secs(1);
 
 /// What is looked at.
-pub(crate) trait Duty {
+pub(crate) trait Duty: Send {
     /// Looks. Must not wait for anybody.
     fn look(&mut self) -> Next;
 
@@ -43,7 +41,19 @@ pub(crate) enum Next {
 /// Wakes a duty that sleeps.
 pub(crate) struct Bell(AtomicBool);
 
-static THREAD: Mutex<Option<Thread>> = Mutex::new(None);
+struct Monitor {
+    thread: Option<Thread>,
+    /// The bells of its duties.
+    bells: Vec<&'static Bell>,
+    /// Those that it has not begun with.
+    new: Vec<(&'static Bell, Box<dyn Duty>)>,
+}
+
+static MONITOR: Mutex<Monitor> = Mutex::new(Monitor {
+    thread: None,
+    bells: Vec::new(),
+    new: Vec::new(),
+});
 
 impl Bell {
     pub(crate) const fn new() -> Self {
@@ -61,7 +71,7 @@ impl Bell {
     #[cold]
     fn wake(&self) {
         if !self.0.swap(true, Ordering::SeqCst)
-            && let Some(thread) = &*THREAD.lock()
+            && let Some(thread) = &MONITOR.lock().thread
         {
             thread.unpark();
         }
@@ -115,32 +125,42 @@ impl Rest {
     }
 }
 
-/// Starts the thread, if it does not run. To be called when there is something to look at.
-pub(crate) fn ensure() -> io::Result<()> {
-    let mut thread = THREAD.lock();
-    if thread.is_none() {
-        let spawned = std::thread::Builder::new()
-            .name(String::from("nccl-monitor"))
-            .spawn(run)?;
-        *thread = Some(spawned.thread().clone());
+/// Gives the monitor the duty of that bell, if it does not have it, and starts its thread, if that does not run. To be called when
+/// there is something to look at.
+pub(crate) fn ensure<D: Duty + 'static>(
+    bell: &'static Bell,
+    duty: impl FnOnce() -> D,
+) -> io::Result<()> {
+    let mut monitor = MONITOR.lock();
+    let thread = match &monitor.thread {
+        Some(thread) => thread.clone(),
+        None => {
+            let spawned = std::thread::Builder::new()
+                .name(String::from("nccl-monitor"))
+                .spawn(run)?;
+            spawned.thread().clone()
+        }
+    };
+    if !monitor.bells.iter().any(|known| std::ptr::eq(*known, bell)) {
+        monitor.bells.push(bell);
+        monitor.new.push((bell, Box::new(duty())));
+        thread.unpark();
     }
+    monitor.thread = Some(thread);
     Ok(())
 }
 
 fn run() {
-    let duties: [(&'static Bell, Box<dyn Duty>); 3] = [
-        (&guard::BELL, Box::new(guard::Guard::new())),
-        (&inside::BELL, Box::new(inside::Sentinel::new())),
-        (&watchdog::BELL, Box::new(watchdog::Keeper::default())),
-    ];
-    let now = Instant::now();
-    let mut duties = duties.map(|(bell, duty)| (bell, duty, Some(now)));
+    let mut duties = Vec::new();
     let mut idle_since = None;
     loop {
         if reaper::is_in_a_hurry() {
             // The exit of the process waits for nobody.
             return;
         }
+        let now = Instant::now();
+        let new = std::mem::take(&mut MONITOR.lock().new).into_iter();
+        duties.extend(new.map(|(bell, duty)| (bell, duty, Some(now))));
         for (bell, duty, due) in &mut duties {
             let is_due = match *due {
                 Some(due) => due <= Instant::now(),
@@ -156,9 +176,12 @@ fn run() {
         if duties.iter().all(|(_, duty, _)| duty.is_over()) {
             let since = *idle_since.get_or_insert_with(Instant::now);
             // Whoever has something new asks for a thread after that, and waits for this lock.
-            let mut thread = THREAD.lock();
-            if since.elapsed() >= IDLE && duties.iter().all(|(_, duty, _)| duty.is_over()) {
-                *thread = None;
+            let mut monitor = MONITOR.lock();
+            let is_over =
+                monitor.new.is_empty() && duties.iter().all(|(_, duty, _)| duty.is_over());
+            if since.elapsed() >= IDLE && is_over {
+                monitor.thread = None;
+                monitor.bells.clear();
                 return;
             }
         } else {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{RankRecording, Timeline, standing, words};
-use nccl_core::recorder::json::since_1970;
+use nccl_core::recorder::since_1970;
 use nccl_core::recorder::{Call, CallState, Recording};
 
 /// Rows of a lane; what overlaps more often is cut short where the next call of its row begins.

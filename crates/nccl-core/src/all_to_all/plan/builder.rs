@@ -13,12 +13,13 @@ use crate::all_to_all::record;
 use crate::all_to_all::schedule::{Payload, beside, grouped};
 use crate::all_to_all::variable::{Parts, Sides};
 use crate::communicator::Communicator;
-use crate::dtype::{DataType, NcclType};
+use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::op::{Descriptor, Function};
 use crate::operation::{OperationKind, Shape};
 use crate::plan::{Comparison, Done};
+use nccl_base::data_type::DataType;
 
 /// Makes an [`AllToAll`]: what is exchanged, and how.
 ///

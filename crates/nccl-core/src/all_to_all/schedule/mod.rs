@@ -17,7 +17,7 @@ mod tests;
 mod two_level;
 mod two_level_of_parts;
 
-use crate::dtype::DataType;
+use nccl_base::data_type::DataType;
 
 pub(crate) use direct::{chunked, grouped, native, pairwise};
 pub(crate) use in_place::{beside, in_place};

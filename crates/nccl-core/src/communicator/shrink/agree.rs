@@ -11,9 +11,9 @@ use crate::communicator::init::Prepared;
 use crate::communicator::{Communicator, CommunicatorBuilder, State};
 use crate::error::{Error, Result};
 use crate::peers::{Peers, Supervisor};
-use crate::supervision::Roster;
 use crate::unique_id::UniqueId;
 use nccl_base::codec::{Fields, put_bytes, put_index};
+use nccl_base::fault::Roster;
 
 /// Between two looks at who is left.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -130,7 +130,9 @@ impl Communicator {
                 inner.operation(OperationKind::Shrink, Shape::default(), None, started)
             })
         });
-        let made = shrunk.as_ref().map(|shrunk| &shrunk.communicator);
+        let made = shrunk
+            .as_ref()
+            .map(|shrunk| shrunk.communicator.inner.identity());
         events::made(name, started.elapsed(), made);
         shrunk
     }

@@ -10,20 +10,21 @@ use super::attempt::{self, Attempt, Refusal, Verdict};
 use crate::communicator::free::{free, within};
 use crate::communicator::handle::{RawComm, Unsettled, settle, state};
 use crate::communicator::init::{Begin, Prepared};
-use crate::communicator::lifecycle::{Outcome, Why};
+use crate::communicator::lifecycle::Outcome;
 use crate::communicator::slot::Slot;
 use crate::communicator::start::Sent;
 use crate::communicator::state::{Left, Phase, Way};
 use crate::communicator::switch::HeldParent;
+use crate::communicator::why::Why;
 use crate::communicator::{Communicator, Inner};
 use crate::driver;
 use crate::error::{Error, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
 use crate::peers::Supervisor;
-use crate::supervision::Cause;
 use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
+use nccl_base::fault::Cause;
 
 impl Communicator {
     pub(super) fn shrink_native(

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
-use super::snapshot::Place;
+use super::place::Place;
 use crate::sync::{Mutex, MutexGuard};
 
 /// A rank of a world, as long as its line or one of its communicators' records lives.

@@ -24,11 +24,14 @@
 
 mod clock;
 mod dump;
+mod fields;
 mod home;
+mod identity;
 #[doc(hidden)]
 pub mod json;
 mod lane;
 mod notes;
+mod place;
 mod shape;
 mod snapshot;
 mod spans;
@@ -40,20 +43,23 @@ pub use clock::{Clock, ClockSource};
 #[doc(hidden)]
 pub use dump::is_wanted;
 #[doc(hidden)]
+pub use fields::since_1970;
+#[doc(hidden)]
 pub use home::Home;
+#[doc(hidden)]
+pub use identity::Identity;
 #[doc(hidden)]
 pub use notes::phase;
 pub use notes::{Note, note};
+pub use place::Place;
 #[doc(hidden)]
 pub use snapshot::of_place;
 #[doc(hidden)]
 pub use snapshot::read_one;
 pub use snapshot::{
-    Call, CallState, Place, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
+    Call, CallState, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
 pub use spans::{CallSpan, describe_spans};
-#[doc(hidden)]
-pub use track::Identity;
 #[doc(hidden)]
 pub use track::Track;
 #[doc(hidden)]

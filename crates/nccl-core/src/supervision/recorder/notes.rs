@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{json, track};
+use nccl_base::clock;
+
+use super::fields;
 use crate::forked;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -26,10 +28,10 @@ const LONGEST: usize = 1024;
 #[non_exhaustive]
 pub struct Note {
     /// When, since the origin of its process's times ([`Snapshot::origin`](super::Snapshot::origin)).
-    #[serde(rename = "since_ns", with = "json::nanoseconds")]
+    #[serde(rename = "since_ns", with = "fields::nanoseconds")]
     pub since: Duration,
     /// When, by the clock on the wall.
-    #[serde(rename = "unix_ns", with = "json::unix_time")]
+    #[serde(rename = "unix_ns", with = "fields::unix_time")]
     pub at: SystemTime,
     /// What.
     pub text: String,
@@ -65,10 +67,10 @@ fn keep(text: &str, is_phase: bool) {
     if forked::is_child() {
         return;
     }
-    let since = track::now();
+    let since = clock::now();
     let note = Note {
         since,
-        at: track::origin().wall + since,
+        at: clock::origin().wall + since,
         text: cut(text, LONGEST).to_owned(),
         is_phase,
     };

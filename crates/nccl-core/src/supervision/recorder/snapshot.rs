@@ -6,16 +6,16 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::clock::Clock;
+use super::fields;
 use super::home;
-use super::json;
 use super::notes::{self, Note};
+use super::place::Place;
 use super::spans::{CallSpan, Reader};
 use super::track::{self, IssueRecord, Progress, Track};
-use crate::communicator::Communicator;
-use crate::dtype::DataType;
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
-use crate::supervision::Roster;
+use nccl_base::data_type::DataType;
+use nccl_base::fault::Roster;
 
 /// What all communicators of this process did last, and what the program noted.
 ///
@@ -51,10 +51,10 @@ pub struct Snapshot {
     pub place: Option<Place>,
     /// The zero of the process's times, by the clock on the wall of that moment. All other times are this
     /// and what a clock that only goes forward has counted since then.
-    #[serde(rename = "origin_unix_ns", with = "json::unix_time")]
+    #[serde(rename = "origin_unix_ns", with = "fields::unix_time")]
     pub origin: SystemTime,
     /// When the snapshot was taken.
-    #[serde(rename = "taken_unix_ns", with = "json::unix_time")]
+    #[serde(rename = "taken_unix_ns", with = "fields::unix_time")]
     pub taken: SystemTime,
     /// Why it was taken, where the crate did that by itself: the fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,26 +69,6 @@ pub struct Snapshot {
     /// How many more notes there were, left out for want of room.
     #[serde(default)]
     pub notes_left_out: usize,
-}
-
-/// A rank of a world.
-///
-/// ```
-/// fn show(place: &nccl::recorder::Place) -> String {
-///     format!("rank {} of {} of job {}, epoch {}", place.rank, place.world_size, place.job, place.epoch)
-/// }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Place {
-    /// The name of the job.
-    pub job: String,
-    /// Which attempt of the job it is.
-    pub epoch: u64,
-    /// The rank.
-    pub rank: usize,
-    /// How many ranks there are.
-    pub world_size: usize,
 }
 
 /// What one communicator did last.
@@ -152,17 +132,17 @@ pub struct Call {
     /// Its number on the communicator, from 1; [`Request::sequence`](crate::Request::sequence).
     pub sequence: u64,
     /// What was called.
-    #[serde(with = "json::operation_kind")]
+    #[serde(with = "fields::operation_kind")]
     pub kind: OperationKind,
     /// When, since the origin of the process's times ([`Snapshot::origin`]). From a clock that only goes
     /// forward.
-    #[serde(rename = "since_ns", with = "json::nanoseconds")]
+    #[serde(rename = "since_ns", with = "fields::nanoseconds")]
     pub since: Duration,
     /// When, by the clock on the wall of the origin.
-    #[serde(rename = "unix_ns", with = "json::unix_time")]
+    #[serde(rename = "unix_ns", with = "fields::unix_time")]
     pub at: SystemTime,
     /// CUDA's handle of the stream.
-    #[serde(with = "json::handle")]
+    #[serde(with = "fields::handle")]
     pub stream: u64,
     /// How far it has come.
     pub state: CallState,
@@ -172,7 +152,7 @@ pub struct Call {
         rename = "done_ns",
         default,
         skip_serializing_if = "Option::is_none",
-        with = "json::nanoseconds_if_any"
+        with = "fields::nanoseconds_if_any"
     )]
     pub done: Option<Duration>,
     /// The span of `tracing` in which it was called; `None` outside of any, and where nobody listens.
@@ -181,7 +161,7 @@ pub struct Call {
     /// What it is made of, in the order of the calls into NCCL. Nothing for a replay.
     pub operations: Vec<RecordedOperation>,
     /// How many operations are not listed: they were overwritten, or are not called yet.
-    #[serde(default, skip_serializing_if = "json::is_zero")]
+    #[serde(default, skip_serializing_if = "fields::is_zero")]
     pub missing: usize,
 }
 
@@ -226,12 +206,12 @@ pub enum CallState {
 #[non_exhaustive]
 pub struct RecordedOperation {
     /// Which.
-    #[serde(with = "json::operation_kind")]
+    #[serde(with = "fields::operation_kind")]
     pub kind: OperationKind,
     /// Elements, as NCCL's function counts them.
     pub count: u64,
     /// Their type.
-    #[serde(rename = "type", with = "json::data_type")]
+    #[serde(rename = "type", with = "fields::data_type")]
     pub data_type: DataType,
     /// The other rank of a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -289,17 +269,6 @@ pub fn of_place(place: &Place) -> Snapshot {
     take(Some(place.clone()), belongs)
 }
 
-impl Place {
-    /// Another rank of the same world.
-    #[doc(hidden)]
-    pub fn of_rank(&self, rank: usize) -> Self {
-        Self {
-            rank,
-            ..self.clone()
-        }
-    }
-}
-
 fn take(place: Option<Place>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
     let tracks = track::tracks();
     let tracks = tracks.iter().filter(|track| belongs(track));
@@ -329,7 +298,7 @@ impl Snapshot {
         let mut room = bytes / 8;
         let mut cut = self.notes.len();
         while cut > 0
-            && let Some(rest) = room.checked_sub(json::length(&self.notes[cut - 1]) + 1)
+            && let Some(rest) = room.checked_sub(fields::length(&self.notes[cut - 1]) + 1)
         {
             room = rest;
             cut -= 1;
@@ -344,7 +313,7 @@ impl Snapshot {
         };
         for recording in &mut self.communicators {
             let calls = std::mem::take(&mut recording.calls);
-            spend(json::length(recording));
+            spend(fields::length(recording));
             recording.calls = calls;
         }
         let mut newest: Vec<_> = self
@@ -358,7 +327,7 @@ impl Snapshot {
         let mut kept = vec![0; self.communicators.len()];
         for &(_, at) in newest.iter().rev() {
             let calls = &self.communicators[at].calls;
-            if !spend(json::length(&calls[calls.len() - 1 - kept[at]]) + 1) {
+            if !spend(fields::length(&calls[calls.len() - 1 - kept[at]]) + 1) {
                 break;
             }
             kept[at] += 1;
@@ -389,33 +358,6 @@ impl Recording {
     #[doc(hidden)]
     pub fn roster(&self) -> Roster {
         Roster::recorded(self.members.as_deref(), self.launcher_ranks.as_deref())
-    }
-}
-
-impl Communicator {
-    /// What it did last.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// # let x = stream.clone_htod(&[1.0f32; 8])?;
-    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
-    /// comm.group(|group| {
-    ///     group.isend(&x, 0)?;
-    ///     group.irecv(&mut y, 0)
-    /// })?;
-    /// let recording = comm.recording();
-    /// let [group] = &recording.calls[..] else { panic!("one call") };
-    /// assert_eq!(group.operations[0].peer, Some(0));
-    /// assert_eq!(group.operations[0].count, 8);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn recording(&self) -> Recording {
-        read(self.inner.tracked.track(), &mut Reader::default())
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
 
-use super::json;
+use super::fields;
 use super::notes::cut;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -31,7 +31,7 @@ use crate::sync::{Mutex, MutexGuard};
 #[non_exhaustive]
 pub struct CallSpan {
     /// Its number with the subscriber ([`tracing::Id`](https://docs.rs/tracing/0.1/tracing/span/struct.Id.html)).
-    #[serde(with = "json::handle")]
+    #[serde(with = "fields::handle")]
     pub id: u64,
     /// Its name.
     pub name: String,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::judge::Standing;
-use super::registry;
 use crate::operation::{OperationKind, Shape};
 use crate::supervision::recorder::{Track, origin};
 
@@ -93,15 +92,5 @@ impl Facts {
             progress: self.progress,
             looked: self.looked,
         }
-    }
-}
-
-/// Every communicator that the watchdog watches, as of its last look. Of those that are not in the list
-/// everything is done. Asks neither CUDA nor NCCL, and waits for nobody who does.
-#[doc(hidden)]
-pub fn pending() -> Vec<Pending> {
-    match crate::forked::is_child() {
-        false => registry::facts(),
-        true => Vec::new(),
     }
 }

@@ -53,10 +53,9 @@ pub use facts::Clock;
 pub(crate) use facts::Oldest;
 #[doc(hidden)]
 pub use facts::Pending;
-#[doc(hidden)]
-pub use facts::pending;
 pub(crate) use judge::Overdue;
 #[doc(hidden)]
 pub use registry::answer;
+#[doc(hidden)]
+pub use registry::pending;
 pub(crate) use registry::{Issue, after, attend, before, ensure};
-pub(crate) use threads::{BELL, Keeper};

@@ -460,6 +460,16 @@ pub(super) fn give_back(inner: &Inner, given: impl IntoIterator<Item = CudaEvent
     drop(too_many);
 }
 
+/// Every communicator that the watchdog watches, as of its last look. Of those that are not in the list
+/// everything is done. Asks neither CUDA nor NCCL, and waits for nobody who does.
+#[doc(hidden)]
+pub fn pending() -> Vec<Pending> {
+    match crate::forked::is_child() {
+        false => facts(),
+        true => Vec::new(),
+    }
+}
+
 pub(super) fn facts() -> Vec<Pending> {
     let state = STATE.lock();
     let entries = state.entries.iter();

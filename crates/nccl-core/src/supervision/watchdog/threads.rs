@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::judge::Overdue;
 use super::look::{self, Eye, Found, Report, Task};
 use super::registry::{Entry, LINGER, STATE, State, Watched, period};
-use crate::communicator::{self, Inner, Visit, same_stream};
+use crate::communicator::{Inner, State as Life, Visit, same_stream};
 use crate::reaper;
 use crate::supervision::monitor::{self, Bell, Duty, Next};
 use crate::supervision::recorder::{limit_of_word, origin};
-use crate::supervision::short_key;
 use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
+use nccl_base::fault::short_key;
 
 /// How often the monitor looks whether the watchdog is stuck, while anything is pending; and how often
 /// it has to find it in the same look to believe it. Counted, because a process may be stopped for a while.
@@ -42,7 +42,7 @@ struct AtWork {
 static LOOK: Condvar = Condvar::new();
 
 /// There is something that the watchdog may be stuck at.
-pub(crate) static BELL: Bell = Bell::new();
+static BELL: Bell = Bell::new();
 
 impl Running {
     pub(super) const NOT: Self = Self {
@@ -73,7 +73,7 @@ pub(super) fn start(running: &mut Running) -> io::Result<()> {
         running.looks = true;
         reaper::register_exit();
     }
-    monitor::ensure()
+    monitor::ensure(&BELL, Keeper::default)
 }
 
 fn wait(bell: &Condvar, state: &mut MutexGuard<'_, State>, limit: Option<Duration>) {
@@ -302,7 +302,7 @@ const MOMENT: Duration = Duration::from_micros(500);
 /// What the monitor does for the watchdog: gives the looking to a successor, and enforces the deadlines of what the stuck one was
 /// looking at.
 #[derive(Default)]
-pub(crate) struct Keeper {
+struct Keeper {
     is_awake: bool,
 }
 
@@ -377,7 +377,7 @@ impl State {
         let now = origin().monotonic.elapsed();
         let mut late = Vec::new();
         let has_ended = |entry: &mut Entry| {
-            let is_over = entry.track.phase.get() != communicator::State::Ready;
+            let is_over = entry.track.phase.get() != Life::Ready;
             entry.stuck.is_some() && (is_over || entry.inner.strong_count() == 0)
         };
         // To let go of a stream calls CUDA, which does not come back: leaked.

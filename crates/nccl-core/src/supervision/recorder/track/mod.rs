@@ -25,12 +25,11 @@ use cudarc::driver::CudaStream;
 
 use self::marks::{Mark, STREAMS};
 use self::slots::Issue;
-use super::home::Home;
+use super::identity::Identity;
 use super::lane::Lane;
 use super::usual::Usual;
 use crate::communicator::Phase;
 use crate::stats::Tally;
-use crate::supervision::Roster;
 use crate::sync::Mutex;
 
 pub(crate) use self::calls::TrackedCall;
@@ -51,28 +50,6 @@ pub(crate) use self::writer::{Room, Ticket, Writer};
 pub(in crate::supervision::recorder) const ISSUES: usize = 512;
 
 pub(crate) const OPERATIONS: usize = 2048;
-
-/// Which communicator it is.
-#[doc(hidden)]
-pub struct Identity {
-    #[doc(hidden)]
-    pub name: Arc<str>,
-    #[doc(hidden)]
-    pub rank: usize,
-    #[doc(hidden)]
-    pub world_size: usize,
-    /// The same on all of its ranks; `None` for one that was made elsewhere.
-    #[doc(hidden)]
-    pub key: Option<Arc<str>>,
-    /// The rank of a world that made it.
-    #[doc(hidden)]
-    pub home: Option<Arc<Home>>,
-    /// The ranks of that world that are its ranks, in order.
-    pub(crate) members: Option<Arc<[usize]>>,
-    /// Which ranks of that world, and of its launcher, they are.
-    #[doc(hidden)]
-    pub roster: Arc<Roster>,
-}
 
 /// The record of one communicator.
 #[doc(hidden)]

@@ -1,0 +1,34 @@
+//! A rank of a world.
+
+use serde::{Deserialize, Serialize};
+
+/// A rank of a world.
+///
+/// ```
+/// fn show(place: &nccl::recorder::Place) -> String {
+///     format!("rank {} of {} of job {}, epoch {}", place.rank, place.world_size, place.job, place.epoch)
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Place {
+    /// The name of the job.
+    pub job: String,
+    /// Which attempt of the job it is.
+    pub epoch: u64,
+    /// The rank.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub world_size: usize,
+}
+
+impl Place {
+    /// Another rank of the same world.
+    #[doc(hidden)]
+    pub fn of_rank(&self, rank: usize) -> Self {
+        Self {
+            rank,
+            ..self.clone()
+        }
+    }
+}
