@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
+use procfs::FromRead;
+use procfs::process::Stat;
+
 use crate::build_info::BUILD;
 
 /// Names the test, and the role, for which a test binary was started again.
@@ -107,10 +110,8 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 /// Whether a process is there and not a zombie.
 #[must_use]
 pub fn lives(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status
-        .lines()
-        .any(|line| line.starts_with("State:") && !line.contains("Z (zombie)"))
+    let stat = Stat::from_file(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| stat.state != 'Z')
 }
 
 /// What a rank of a test returns: nothing, or a result.

@@ -3,10 +3,11 @@
 //! Every process of a check inherits a variable whose value no other process has ([`Token`]); daemons
 //! that leave their process group, and orphans, are found by it.
 
-use std::fs;
+use std::ffi::OsStr;
 use std::io;
 use std::time::{Duration, Instant};
 
+use procfs::process::all_processes;
 use rustix::process::{Pid, Signal};
 
 /// The variable.
@@ -50,21 +51,18 @@ impl Token {
     /// The processes that have this token, but for this one and those that have ended.
     #[must_use]
     pub fn processes(&self) -> Vec<Found> {
-        let mark = format!("{NAME}={}", self.value).into_bytes();
         let own = std::process::id() as i32;
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        pids.filter(|&pid| pid != own)
-            .filter_map(|pid| {
-                // Of a process that has ended there is no environment left.
-                let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-                environment
-                    .split(|&byte| byte == 0)
-                    .any(|variable| variable == mark)
-                    .then(|| Found {
-                        pid,
-                        command: command_of(pid),
-                    })
+        let processes = all_processes().into_iter().flatten().flatten();
+        let of_the_check = processes.filter(|process| {
+            // Of a process that has ended there is no environment left.
+            let environment = process.environ().unwrap_or_default();
+            let value = environment.get(OsStr::new(NAME));
+            process.pid != own && value.is_some_and(|value| *value == *self.value)
+        });
+        of_the_check
+            .map(|process| Found {
+                pid: process.pid,
+                command: process.cmdline().unwrap_or_default().join(" "),
             })
             .collect()
     }
@@ -106,14 +104,4 @@ const KILL: Duration = Duration::from_secs(10);
 fn reap() {
     use rustix::process::{WaitOptions, wait};
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-}
-
-fn command_of(pid: i32) -> String {
-    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = bytes
-        .split(|&byte| byte == 0)
-        .filter(|word| !word.is_empty())
-        .map(String::from_utf8_lossy)
-        .collect();
-    words.join(" ")
 }

@@ -296,7 +296,7 @@ impl Belongings {
         let found = Self {
             descriptors: count("fd")?,
             threads: count("task")?,
-            own: status("RssAnon:") as f64,
+            own: status().and_then(|status| status.rssanon).unwrap_or(0) as f64,
             device: (total - free) as f64 / 1024.0,
         };
         rank.barrier("counted")?;

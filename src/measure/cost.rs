@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use nccl_sys::ncclDataType_t;
+use procfs::FromRead;
+use procfs::process::Status;
 
 use super::pair::{LIMIT, Pair};
 use super::{Setting, Sheet};
@@ -85,15 +87,12 @@ struct Figures {
 
 /// Bytes of this process that are in memory.
 fn resident() -> i64 {
-    status("VmRSS:") << 10
+    status().and_then(|status| status.vmrss).unwrap_or(0) as i64 * 1024
 }
 
-/// A number of `/proc/self/status`, in its unit.
-pub(super) fn status(name: &str) -> i64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.unwrap_or(0)
+/// What the kernel says of this process; its memory is in KiB.
+pub(super) fn status() -> Option<Status> {
+    Status::from_file("/proc/self/status").ok()
 }
 
 fn free(rank: &Rank) -> Result<i64> {

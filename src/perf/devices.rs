@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use nccl_emulator::Choice;
+use procfs::{Current, Meminfo};
 
 use super::failure::cuda;
 use crate::element::{self, Element};
@@ -321,13 +322,10 @@ fn fitting(total: u64, local_ranks: usize, options: &Options, emulation: Emulati
 
 /// What the kernel could give out just now; much, if it does not tell.
 fn available_memory() -> u64 {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.split_whitespace().next())
-        .and_then(|number| number.parse::<u64>().ok());
-    kib.map_or(1 << 50, |kib| kib << 10)
+    let memory = Meminfo::current().ok();
+    memory
+        .and_then(|memory| memory.mem_available)
+        .unwrap_or(1 << 50)
 }
 
 /// Refuses sizes that no device can have, before anything is started.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use nccl::launch::Exit;
+use procfs::process::{Process, Status};
 
 /// A rank at the end of its job.
 #[derive(Clone, Debug)]
@@ -101,35 +102,22 @@ fn list(ranks: &[usize]) -> String {
 /// wait, as far as the kernel tells.
 #[must_use]
 pub fn describe_process(pid: u32) -> String {
-    let read = |path: String| {
-        std::fs::read_to_string(path)
-            .unwrap_or_default()
-            .trim()
-            .to_owned()
-    };
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+    let process = i32::try_from(pid).map(Process::new);
+    let tasks = process.map(|process| process?.tasks());
+    let Ok(Ok(tasks)) = tasks else {
         return format!("pid {pid} is gone");
     };
     let mut lines: Vec<String> = tasks
         .flatten()
-        .map(|task| {
-            let path = task.path();
-            let path = path.display();
-            let name = read(format!("{path}/comm"));
-            let status = read(format!("{path}/status"));
-            let state = status
-                .lines()
-                .find_map(|line| line.strip_prefix("State:"))
-                .unwrap_or("?")
-                .trim()
-                .to_owned();
-            let waits = read(format!("{path}/wchan"));
-            let waits = if waits.is_empty() || waits == "0" {
-                "-"
-            } else {
-                &waits
+        .filter_map(|task| {
+            let Status { name, state, .. } = task.status().ok()?;
+            let waits = std::fs::read_to_string(format!("/proc/{pid}/task/{}/wchan", task.tid));
+            let waits = waits.unwrap_or_default();
+            let waits = match waits.trim() {
+                "" | "0" => "-",
+                waits => waits,
             };
-            format!("thread {name:<16} {state}, kernel: {waits}")
+            Some(format!("thread {name:<16} {state}, kernel: {waits}"))
         })
         .collect();
     lines.sort();

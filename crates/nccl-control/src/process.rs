@@ -14,6 +14,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
+use procfs::process::Stat;
+use procfs::{FromRead, ProcessCGroups};
 use rustix::event::PollFlags;
 use rustix::process::{Pid, PidfdFlags};
 
@@ -88,7 +90,7 @@ fn number(descriptor: &OwnedFd, name: &str) -> Option<u64> {
 /// does not say.
 pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
     let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
-    match letter(pid.as_raw_nonzero().get().try_into().ok()?)? {
+    match stat(pid.as_raw_nonzero().get().try_into().ok()?)?.state {
         'T' => Some("its process is stopped (SIGSTOP)"),
         't' => Some("its process is stopped by a debugger"),
         'Z' | 'X' => Some("its process has ended"),
@@ -97,22 +99,14 @@ pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
     }
 }
 
-/// The letter that stands for what the main thread of a process does.
-fn letter(pid: u64) -> Option<char> {
-    behind_name(pid)?.trim_start().chars().next()
-}
-
 /// Who has started a process, or has taken it over.
 pub(super) fn parent_of(pid: u32) -> Option<u32> {
-    let rest = behind_name(u64::from(pid))?;
-    rest.split_whitespace().nth(1)?.parse().ok()
+    stat(pid.into())?.ppid.try_into().ok()
 }
 
-/// What the kernel says of a process behind its name, which may hold anything.
-fn behind_name(pid: u64) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    Some(rest.to_owned())
+/// What the kernel says of a process and its main thread.
+fn stat(pid: u64) -> Option<Stat> {
+    Stat::from_file(format!("/proc/{pid}/stat")).ok()
 }
 
 /// A checksum of [`kernel`]; 0 where the system does not say.
@@ -125,22 +119,22 @@ pub(super) fn kernel_sum() -> u64 {
 
 /// How it stands with a process of this kernel and namespace; `None` where the kernel does not say.
 pub(super) fn state_of(pid: u64) -> Option<ProcessState> {
-    let letter = letter(pid)?;
+    let letter = stat(pid)?.state;
     let held = held_back(pid);
     Some(ProcessState { letter, held })
 }
 
 /// Whether the group of a process is frozen, or was denied processor time.
 fn held_back(pid: u64) -> Option<Held> {
-    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let cgroup = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).ok()?;
+    let of_second_version = groups.into_iter().find(|group| group.hierarchy == 0);
+    let cgroup = of_second_version?.pathname;
     let directory = format!("/sys/fs/cgroup{cgroup}");
     let number = |file: &str, name: &str| -> Option<u64> {
         let text = std::fs::read_to_string(format!("{directory}/{file}")).ok()?;
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
         lines.find(|(key, _)| *key == name)?.1.trim().parse().ok()
     };
-    let cgroup = cgroup.to_owned();
     if number("cgroup.events", "frozen") == Some(1) {
         return Some(Held::Frozen { cgroup });
     }

@@ -5,6 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
+use procfs::process::MountInfo;
+use procfs::{FromRead, ProcessCGroup, ProcessCGroups};
+
 use crate::departure::OomKill;
 
 /// The file with the counter, and where the memory limit stands.
@@ -17,7 +20,7 @@ pub(super) struct Counter {
 impl Counter {
     /// That of the control group of the process `pid`.
     pub(super) fn of(pid: u32) -> Option<Self> {
-        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).ok()?;
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
         candidates(&groups, &mounts)
             .into_iter()
@@ -46,28 +49,21 @@ impl Counter {
     }
 }
 
-/// Where the counter of a process may be: `groups` is its `/proc/PID/cgroup`, `mounts` a
-/// `/proc/PID/mountinfo`.
-fn candidates(groups: &str, mounts: &str) -> Vec<Counter> {
+/// Where the counter of a process may be: `groups` is its `/proc/PID/cgroup`, `mounts` the text of a
+/// `/proc/PID/mountinfo`, of which a line that cannot be read hides no other.
+fn candidates(groups: &ProcessCGroups, mounts: &str) -> Vec<Counter> {
+    let mounts = mounts.lines().map(MountInfo::from_line);
+    let mounts: Vec<_> = mounts.filter_map(Result::ok).collect();
     let mut found = Vec::new();
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
-            continue;
-        };
-        let unified = controllers.is_empty();
-        if !unified && !controllers.split(',').any(|name| name == "memory") {
-            continue;
-        }
-        for mount in mounts.lines() {
-            let Some((root, point)) = cgroup_mount(mount, unified) else {
-                continue;
-            };
+    for group in groups {
+        let unified = group.controllers.is_empty();
+        for mount in mounts.iter().filter(|mount| shows(mount, group)) {
             // In a container the mount shows a part of the tree, and the path may be that of the host.
-            let inside = path.strip_prefix(root.trim_end_matches('/')).unwrap_or("");
+            let root = mount.root.trim_end_matches('/');
+            let inside = group.pathname.strip_prefix(root).unwrap_or("");
             for directory in [
-                Path::new(point).join(inside.trim_start_matches('/')),
-                PathBuf::from(point),
+                mount.mount_point.join(inside.trim_start_matches('/')),
+                mount.mount_point.clone(),
             ] {
                 let (file, limit) = match unified {
                     true => ("memory.events", "memory.max"),
@@ -83,18 +79,14 @@ fn candidates(groups: &str, mounts: &str) -> Vec<Counter> {
     found
 }
 
-/// What of the tree is mounted, and where, if this line of mountinfo is about control groups of that kind.
-fn cgroup_mount(line: &str, unified: bool) -> Option<(&str, &str)> {
-    let (head, tail) = line.split_once(" - ")?;
-    let mut tail = tail.split(' ');
-    let (kind, options) = (tail.next()?, tail.nth(1)?);
-    let mut head = head.split(' ').skip(3);
-    let (root, point) = (head.next()?, head.next()?);
-    match unified {
-        true => (kind == "cgroup2").then_some((root, point)),
-        false => (kind == "cgroup" && options.split(',').any(|option| option == "memory"))
-            .then_some((root, point)),
+/// Whether the counters of a group's memory may be below a mount.
+fn shows(mount: &MountInfo, group: &ProcessCGroup) -> bool {
+    if group.controllers.is_empty() {
+        return mount.fs_type == "cgroup2";
     }
+    group.controllers.iter().any(|name| name == "memory")
+        && mount.fs_type == "cgroup"
+        && mount.super_options.contains_key("memory")
 }
 
 #[cfg(test)]
@@ -102,7 +94,8 @@ mod tests {
     use super::*;
 
     fn files(groups: &str, mounts: &str) -> Vec<String> {
-        let found = candidates(groups, mounts);
+        let groups = ProcessCGroups::from_read(groups.as_bytes()).unwrap();
+        let found = candidates(&groups, mounts);
         found.iter().map(|c| c.file.display().to_string()).collect()
     }
 

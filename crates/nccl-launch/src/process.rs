@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
+use procfs::FromRead;
+use procfs::process::{Stat, StatFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal as Raw, WaitId, WaitIdOptions};
 
@@ -147,8 +149,8 @@ impl Process {
 
     /// What `/proc` tells about how it stands.
     pub(super) fn standing(&self) -> Standing {
-        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.id()));
-        Standing::parse(&text.unwrap_or_default())
+        let stat = Stat::from_file(format!("/proc/{}/stat", self.id()));
+        stat.map_or(Standing::Running, |stat| Standing::of(&stat))
     }
 }
 
@@ -164,21 +166,12 @@ pub(super) enum Standing {
 }
 
 impl Standing {
-    /// From the text of `/proc/PID/stat`.
-    fn parse(text: &str) -> Self {
-        /// `PF_EXITING` and `PF_DUMPCORE` of the kernel, unchanged since Linux 2.6.
-        const ENDING: u32 = 0x4 | 0x200;
-        // The name, in parentheses, may hold anything.
-        let mut fields = text
-            .rsplit_once(") ")
-            .map_or("", |(_, rest)| rest)
-            .split(' ');
-        let state = fields.next();
-        let flags = fields.nth(5).and_then(|text| text.parse::<u32>().ok());
-        match (state, flags) {
-            (Some("Z" | "X"), _) => Self::Ending,
-            (_, Some(flags)) if flags & ENDING != 0 => Self::Ending,
-            (Some("T" | "t"), _) => Self::Stopped,
+    fn of(stat: &Stat) -> Self {
+        let ending = StatFlags::PF_EXITING | StatFlags::PF_DUMPCORE;
+        match stat.state {
+            'Z' | 'X' => Self::Ending,
+            _ if StatFlags::from_bits_retain(stat.flags).intersects(ending) => Self::Ending,
+            'T' | 't' => Self::Stopped,
             _ => Self::Running,
         }
     }
@@ -226,14 +219,17 @@ mod tests {
     #[test]
     fn a_process_on_its_way_out_is_told_from_one_that_runs() {
         let stat = |state: &str, flags: u32| {
-            Standing::parse(&format!("77 (a) b) {state} 1 77 1 0 -1 {flags} 100 0 0 0"))
+            let text = format!(
+                "77 (a) b) {state} 1 77 1 0 -1 {flags} 100{}",
+                " 0".repeat(42)
+            );
+            Standing::of(&Stat::from_read(text.as_bytes()).unwrap())
         };
         assert_eq!(stat("S", 0x40_0000), Standing::Running);
         assert_eq!(stat("R", 0x40_0004), Standing::Ending);
         assert_eq!(stat("D", 0x40_0200), Standing::Ending);
         assert_eq!(stat("Z", 0x40_000c), Standing::Ending);
         assert_eq!(stat("T", 0x40_0000), Standing::Stopped);
-        assert_eq!(Standing::parse(""), Standing::Running);
     }
 
     #[test]

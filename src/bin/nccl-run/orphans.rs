@@ -3,6 +3,7 @@
 //! They become children of the first process of their container. When that is nccl-run, it has to take note
 //! of their ends, or they stay as zombies for as long as it runs.
 
+use procfs::process::{Stat, all_processes};
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 
 /// Whether this process is the one that gets them.
@@ -13,37 +14,33 @@ pub(crate) fn come_to_us() -> bool {
 /// Takes note of those that have ended. Ranks are another's business: they lead a process group, which what
 /// they leave behind does not.
 pub(crate) fn bury() {
-    let Ok(entries) = std::fs::read_dir("/proc") else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        if let Some(pid) = dead_orphan(&stat).and_then(Pid::from_raw) {
-            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
-        }
+    let processes = all_processes().into_iter().flatten().flatten();
+    let stats = processes.filter_map(|process| process.stat().ok());
+    for orphan in stats.filter(is_dead_orphan) {
+        let _ = waitpid(Pid::from_raw(orphan.pid), WaitOptions::NOHANG);
     }
 }
 
-/// The number of the process, if this text of `/proc/PID/stat` is that of a zombie whose parent is the first
-/// process, and which does not lead a process group.
-fn dead_orphan(stat: &str) -> Option<i32> {
-    let (head, fields) = stat.rsplit_once(") ")?;
-    let pid = head.split(' ').next()?.parse().ok()?;
-    let mut fields = fields.split(' ');
-    let (state, parent, group) = (fields.next()?, fields.next()?, fields.next()?);
-    (state == "Z" && parent == "1" && group.parse() != Ok(pid)).then_some(pid)
+/// Whether this is a zombie whose parent is the first process, and which does not lead a process group.
+fn is_dead_orphan(stat: &Stat) -> bool {
+    stat.state == 'Z' && stat.ppid == 1 && stat.pgrp != stat.pid
 }
 
 #[cfg(test)]
 mod tests {
-    use super::dead_orphan;
+    use procfs::FromRead;
+
+    use super::*;
 
     #[test]
     fn ranks_and_the_living_are_let_alone() {
-        assert_eq!(dead_orphan("12 (a) b) Z 1 7 7 0"), Some(12));
-        assert_eq!(dead_orphan("12 (rank) Z 1 12 7 0"), None);
-        assert_eq!(dead_orphan("12 (sleep) S 1 7 7 0"), None);
-        assert_eq!(dead_orphan("12 (sleep) Z 5 7 7 0"), None);
-        assert_eq!(dead_orphan(""), None);
+        let is_buried = |head: &str| {
+            let text = format!("{head}{}", " 0".repeat(46));
+            is_dead_orphan(&Stat::from_read(text.as_bytes()).unwrap())
+        };
+        assert!(is_buried("12 (a) b) Z 1 7 7"));
+        assert!(!is_buried("12 (rank) Z 1 12 7"));
+        assert!(!is_buried("12 (sleep) S 1 7 7"));
+        assert!(!is_buried("12 (sleep) Z 5 7 7"));
     }
 }

@@ -13,7 +13,6 @@
 //!
 //! What was ignored when this process was started (SIGHUP under `nohup`, say) stays ignored.
 
-use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +20,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nccl::launch::{Fleet, Signal};
+use procfs::FromRead;
+use procfs::process::Status;
 use signal_hook::iterator::{Handle, Signals as Iterator};
 
 use crate::{orphans, say};
@@ -44,8 +45,8 @@ pub(crate) struct Passing {
 impl Signals {
     /// From now on, signals do to this process what is written above.
     pub(crate) fn take() -> io::Result<Self> {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let ignored = ignored(&status);
+        let status = Status::from_file("/proc/self/status");
+        let ignored = status.map_or(0, |status| status.sigign);
         let wanted = [
             Signal::INT,
             Signal::QUIT,
@@ -63,7 +64,7 @@ impl Signals {
         }
         let wanted = wanted.iter().map(|signal| signal.number());
         Ok(Self(Iterator::new(
-            wanted.filter(|number| !ignored.contains(number)),
+            wanted.filter(|number| ignored >> (number - 1) & 1 == 0),
         )?))
     }
 
@@ -125,27 +126,5 @@ impl Passing {
     pub(crate) fn end(self) {
         self.handle.close();
         let _ = self.thread.join();
-    }
-}
-
-/// What this process ignores, from the text of its `/proc/PID/status`.
-fn ignored(status: &str) -> HashSet<i32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    let mask = mask.unwrap_or(0);
-    (1..=64)
-        .filter(|number| mask >> (number - 1) & 1 == 1)
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ignored;
-
-    #[test]
-    fn what_is_ignored_is_read_from_the_kernel() {
-        let status = "Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
-        assert_eq!(ignored(status), [1, 13].into());
-        assert!(ignored("").is_empty());
     }
 }

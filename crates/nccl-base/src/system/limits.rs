@@ -84,7 +84,8 @@ pub fn gather(system: &System) -> Limits {
     }
 }
 
-/// A column of a line of `/proc/PID/limits`; `None` for `unlimited`.
+/// A column of a line of `/proc/PID/limits`; `None` for `unlimited`. Read here and not by the crate procfs, which
+/// gives nothing at all where one line is missing, and which the crates without a control plane do without.
 fn limit(text: &str, name: &str, column: usize) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().nth(column)?.parse().ok()

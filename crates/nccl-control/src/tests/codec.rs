@@ -20,7 +20,7 @@ use crate::operation::OperationKind;
 use crate::process_state::ProcessState;
 use crate::succession::{Loss, Report};
 use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
-use crate::{holder, interface, tcp};
+use crate::{interface, tcp};
 
 fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -578,7 +578,6 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
         let text = String::from_utf8_lossy(&bytes);
         let _ = tcp::Place::parse(&text);
         let _ = interface::Interface::parse(&text);
-        let _ = holder::parse(&text);
     }
     // Otherwise the mutations were too wild to get anywhere.
     assert!(understood > 10_000, "{understood}");
@@ -586,13 +585,7 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
 
 #[test]
 fn texts_that_people_write_make_no_parser_panic() {
-    let seeds = [
-        "10.0.0.5:29400",
-        "[fd00::1]:1-2",
-        "node:0",
-        "10.0.0.0/8",
-        "   0: 0100007F:C350 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 4711 1",
-    ];
+    let seeds = ["10.0.0.5:29400", "[fd00::1]:1-2", "node:0", "10.0.0.0/8"];
     let mut random = fastrand::Rng::with_seed(6);
     for _ in 0..60_000 {
         let mut text: Vec<char> = random.choice(&seeds).unwrap().chars().collect();
@@ -609,6 +602,5 @@ fn texts_that_people_write_make_no_parser_panic() {
             assert!(place.ports.0 <= place.ports.1, "{text}");
         }
         let _ = interface::Interface::parse(&text);
-        let _ = holder::parse(&text);
     }
 }
