@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::events::{Log, WorldEvent};
 use super::incoming::Known;
 use super::inquiry::Lateness;
+use super::phase::Phase;
 use super::recordings::Target;
 use crate::departure::{Departure, Lost};
 
@@ -150,11 +151,11 @@ impl Board {
         if known.departure.is_none() {
             known.departure.clone_from(&before.departure);
         }
-        let says_nothing = |(name, _): &(String, Duration)| name == "joined";
+        let says_nothing = |(phase, _): &(Phase, Duration)| *phase == Phase::Joined;
         if before.phase.is_some() && known.phase.as_ref().is_none_or(says_nothing) {
             let since = seen.at.elapsed();
             let phase = before.phase.clone();
-            known.phase = phase.map(|(name, age)| (name, age.saturating_add(since)));
+            known.phase = phase.map(|(phase, age)| (phase, age.saturating_add(since)));
         }
         if known.at.is_empty() {
             known.at.clone_from(&before.at);
@@ -168,8 +169,8 @@ impl Board {
         )
         .known;
         let Known { rank, .. } = known;
-        if let Some((name, _)) = known.phase {
-            let old = before.phase.map(|(name, _)| name);
+        if let Some((phase, _)) = known.phase {
+            let old = before.phase.map(|(phase, _)| phase);
             if old.is_none() {
                 self.note(WorldEvent::Joined {
                     rank,
@@ -177,8 +178,11 @@ impl Board {
                     pid: process(known.pid),
                 });
             }
-            if old.as_ref().map_or("joined", |old| old) != name {
-                self.note(WorldEvent::Phase { rank, name });
+            match phase {
+                Phase::Said(name) if old != Some(Phase::Said(name.clone())) => {
+                    self.note(WorldEvent::Phase { rank, name });
+                }
+                _ => {}
             }
         }
         if let (None, Some(departure)) = (before.departure, known.departure) {
@@ -233,8 +237,9 @@ impl Board {
         let ranks = self.ranks.iter().map(|Seen { known, at }| {
             let joined = known.phase.is_some();
             let since = now.saturating_duration_since(*at);
-            let phase = known.phase.as_ref().map(|(name, age)| {
-                let seconds = age.saturating_add(since).as_secs_f64();
+            let phase = known.phase.as_ref().map(|(phase, age)| {
+                let (name, age) = (phase.name(), age.saturating_add(since));
+                let seconds = age.as_secs_f64();
                 format!("it had been in phase {name:?} for {seconds:.1} s")
             });
             Target {
@@ -279,7 +284,7 @@ impl Board {
                 phase: known
                     .phase
                     .as_ref()
-                    .map(|(name, age)| (name.clone(), age.saturating_add(since))),
+                    .map(|(phase, age)| (phase.name().to_owned(), age.saturating_add(since))),
                 end: known.departure.clone().map(|departure| match departure {
                     Departure::Left => RankEnd::Left,
                     Departure::Failed(why) => RankEnd::Failed(why.to_string()),
@@ -304,28 +309,32 @@ mod tests {
     use super::*;
     use crate::events::KEPT;
 
-    fn known(phase: Option<&str>, departure: Option<Departure>) -> Known {
+    fn known(phase: Phase, departure: Option<Departure>) -> Known {
         Known {
             rank: 1,
             host: String::from("h"),
             pid: 7,
             kernel: String::from("k"),
             at: String::from("unix:/x.1"),
-            phase: phase.map(|name| (name.to_owned(), Duration::ZERO)),
+            phase: Some((phase, Duration::ZERO)),
             departure,
         }
+    }
+
+    fn said(name: &str) -> Phase {
+        Phase::Said(name.to_owned())
     }
 
     #[test]
     fn each_change_is_one_event_and_nothing_else_is() {
         let mut board = Board::default();
         board.set_size(2);
-        board.learn(known(Some("joined"), None));
-        board.learn(known(Some("joined"), None));
-        board.learn(known(Some("load"), None));
+        board.learn(known(Phase::Joined, None));
+        board.learn(known(Phase::Joined, None));
+        board.learn(known(said("load"), None));
         let gone = Departure::lost(crate::departure::How::Unknown);
-        board.learn(known(Some("load"), Some(gone.clone())));
-        board.learn(known(Some("load"), Some(gone)));
+        board.learn(known(said("load"), Some(gone.clone())));
+        board.learn(known(said("load"), Some(gone)));
         board.gone(1, Lost::said("again"));
         board.gone(7, Lost::said("no such rank"));
         board.end("over");
@@ -352,7 +361,7 @@ mod tests {
         let mut board = Board::default();
         board.set_size(2);
         for n in 0..KEPT + 10 {
-            board.learn(known(Some(&n.to_string()), None));
+            board.learn(known(said(&n.to_string()), None));
         }
         let mut next = 0;
         // One more for having joined.

@@ -91,8 +91,8 @@ impl Line {
             ));
         }
         let elsewhere = missing.iter().filter_map(|missing| {
-            let (name, since) = missing.phase.as_ref()?;
-            Some((missing.rank, name, since.as_secs_f64()))
+            let (phase, since) = missing.phase.as_ref()?;
+            Some((missing.rank, phase.name(), since.as_secs_f64()))
         });
         for (rank, name, since) in elsewhere.clone().take(8) {
             let rank = self.describe(rank);

@@ -25,7 +25,7 @@ use super::secret::Secret;
 use crate::visible;
 
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 10;
+pub(super) const VERSION: u64 = 11;
 
 pub(super) const NONCE: usize = 32;
 type Proof = [u8; 32];

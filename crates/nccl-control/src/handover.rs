@@ -16,6 +16,7 @@ use super::incoming::Push;
 use super::line;
 use super::mailbox::{Mailbox, Notice};
 use super::message::Incomplete;
+use super::phase::Phase;
 use super::process;
 use super::reader::Sink as _;
 use super::request::Request;
@@ -133,7 +134,7 @@ impl Hub {
         let own = &mut known[handover.me];
         process::kernel().clone_into(&mut own.kernel);
         own.outlet = Some(Outlet::Local(Arc::clone(&handover.mailbox)));
-        own.phase = Some((String::from("joined"), Instant::now()));
+        own.phase = Some((Phase::Joined, Instant::now()));
     }
 
     /// Somebody else coordinates after all.

@@ -23,6 +23,7 @@ use super::heartbeat::{Beats, Said};
 use super::incoming::{Answer, Push};
 use super::inquiries::Inquiries;
 use super::mailbox::Mailbox;
+use super::phase::Phase;
 use super::reporting::REPORT;
 use super::request::Request;
 use super::state::{Get, Member, State};
@@ -161,7 +162,7 @@ impl Hub {
         member.host = host.to_owned();
         member.pid = pid;
         let now = Instant::now();
-        member.phase = Some((String::from("joined"), now));
+        member.phase = Some((Phase::Joined, now));
         state.feel(rank, kernel, now);
         let gone: Vec<_> = state
             .members
@@ -320,7 +321,7 @@ impl Hub {
             }
             Request::Phase { mut name } => {
                 cut(&mut name, LONGEST_NAME);
-                state.members[rank].phase = Some((name, now));
+                state.members[rank].phase = Some((Phase::Said(name), now));
                 state.show(rank);
             }
             Request::Announce { topic, bytes } => state.push(&Push::Notice {

@@ -7,7 +7,8 @@ use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_nu
 use super::going::Epoch;
 use super::inquiry::{Lateness, nanos, put_nanos};
 use super::mailbox::Notice;
-use super::message::{Incomplete, Parts, duration, millis};
+use super::message::{Incomplete, Parts, duration, millis, put_phase, take_phase};
+use super::phase::Phase;
 use super::process_state::ProcessState;
 use super::testimony::{notices, put_notices};
 use crate::departure::{Departure, departure, put_departure};
@@ -116,7 +117,7 @@ pub(super) struct Known {
     /// Where it listens, once it does.
     pub(super) at: String,
     /// What it does, and for how long; `None` when it never came.
-    pub(super) phase: Option<(String, Duration)>,
+    pub(super) phase: Option<(Phase, Duration)>,
     pub(super) departure: Option<Departure>,
 }
 
@@ -181,12 +182,7 @@ impl Known {
         put_number(to, self.pid);
         put_bytes(to, self.kernel.as_bytes());
         put_bytes(to, self.at.as_bytes());
-        let (name, since) = match &self.phase {
-            Some((name, since)) => (&name[..], millis(*since) + 1),
-            None => ("", 0),
-        };
-        put_number(to, since);
-        put_bytes(to, name.as_bytes());
+        put_phase(to, self.phase.as_ref());
         match &self.departure {
             Some(departure) => {
                 put_number(to, 1);
@@ -199,15 +195,13 @@ impl Known {
     fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
         let (rank, host, pid) = (fields.index()?, fields.said()?, fields.number()?);
         let (kernel, at) = (fields.text()?, fields.text()?);
-        let since = phase_age(fields)?;
-        let name = fields.said()?;
         Ok(Self {
             rank,
             host,
             pid,
             kernel,
             at,
-            phase: since.map(|since| (name, since)),
+            phase: take_phase(fields)?,
             departure: match fields.number()? {
                 0 => None,
                 _ => Some(departure(fields)?),
@@ -216,8 +210,8 @@ impl Known {
     }
 }
 
-/// For how long a phase or a silence has lasted, written as one more; 0 for none.
-fn phase_age(fields: &mut Fields<'_>) -> Result<Option<Duration>, Broken> {
+/// For how long a silence has lasted, written as one more; 0 for none.
+fn silence(fields: &mut Fields<'_>) -> Result<Option<Duration>, Broken> {
     let after = duration(fields)?;
     Ok(after.checked_sub(Duration::from_millis(1)))
 }
@@ -431,7 +425,7 @@ impl Incoming {
             }),
             kind::SUSPECTED => {
                 let rank = fields.index()?;
-                let silent = phase_age(&mut fields)?;
+                let silent = silence(&mut fields)?;
                 let seen = fields.number()? != 0;
                 let state = seen.then(|| ProcessState::take(&mut fields)).transpose()?;
                 Self::Push(Push::Suspected {

@@ -268,7 +268,7 @@ impl State {
                 phase: member
                     .phase
                     .as_ref()
-                    .map_or_else(String::new, |(name, _)| name.clone()),
+                    .map_or_else(String::new, |(phase, _)| phase.name().to_owned()),
                 last,
             }
         });

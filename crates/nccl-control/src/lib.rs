@@ -74,6 +74,7 @@ mod message;
 mod observer;
 mod panics;
 mod peer;
+mod phase;
 mod place;
 mod process;
 mod process_state;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::frame::{Broken, Fields, put_bytes, put_index, put_number};
+use super::phase::Phase;
 
 /// The parts of all ranks of a round, in order.
 pub(super) type Parts = Arc<Vec<Vec<u8>>>;
@@ -18,6 +19,32 @@ pub(super) fn millis(duration: Duration) -> u64 {
 
 pub(super) fn duration(fields: &mut Fields<'_>) -> Result<Duration, Broken> {
     Ok(Duration::from_millis(fields.number()?.min(LONGEST)))
+}
+
+/// Writes a phase and its age; `None` is that of a rank that never came.
+pub(super) fn put_phase(to: &mut Vec<u8>, phase: Option<&(Phase, Duration)>) {
+    let Some((phase, age)) = phase else {
+        return put_number(to, 0);
+    };
+    match phase {
+        Phase::Joined => put_number(to, 1),
+        Phase::Said(name) => {
+            put_number(to, 2);
+            put_bytes(to, name.as_bytes());
+        }
+    }
+    put_number(to, millis(*age));
+}
+
+/// As [`put_phase`] has written it.
+pub(super) fn take_phase(fields: &mut Fields<'_>) -> Result<Option<(Phase, Duration)>, Broken> {
+    let phase = match fields.number()? {
+        0 => return Ok(None),
+        1 => Phase::Joined,
+        2 => Phase::Said(fields.said()?),
+        _ => return Err(Broken("a phase of an unknown kind")),
+    };
+    Ok(Some((phase, duration(fields)?)))
 }
 
 /// Which ranks a round is for, under which name.
@@ -46,7 +73,7 @@ impl Round {
 pub(super) struct Missing {
     pub(super) rank: usize,
     /// What it does, and for how long; `None` when it never came at all.
-    pub(super) phase: Option<(String, Duration)>,
+    pub(super) phase: Option<(Phase, Duration)>,
 }
 
 /// Why a request did not end well.
@@ -99,7 +126,10 @@ impl Incomplete {
                 missing, waited, ..
             } => Some(Unfinished::Late {
                 missing: missing.iter().map(|missing| missing.rank).collect(),
-                phase: missing.first().and_then(|missing| missing.phase.clone()),
+                phase: missing.first().and_then(|missing| {
+                    let (phase, age) = missing.phase.as_ref()?;
+                    Some((phase.name().to_owned(), *age))
+                }),
                 waited: *waited,
             }),
             Self::Twice
@@ -124,12 +154,7 @@ impl Incomplete {
                 put_index(to, missing.len());
                 for Missing { rank, phase } in missing {
                     put_index(to, *rank);
-                    let (name, since) = match phase {
-                        Some((name, since)) => (&name[..], millis(*since) + 1),
-                        None => ("", 0),
-                    };
-                    put_number(to, since);
-                    put_bytes(to, name.as_bytes());
+                    put_phase(to, phase.as_ref());
                 }
                 put_index(to, remarks.len());
                 remarks
@@ -164,14 +189,10 @@ impl Incomplete {
         Ok(match fields.number()? {
             0 => {
                 let waited = duration(fields)?;
-                let missing = (0..fields.count(24)?)
+                let missing = (0..fields.count(16)?)
                     .map(|_| {
                         let rank = fields.index()?;
-                        let since = fields.number()?;
-                        let name = fields.said()?;
-                        let phase = since
-                            .checked_sub(1)
-                            .map(|since| (name, Duration::from_millis(since.min(LONGEST))));
+                        let phase = take_phase(fields)?;
                         Ok(Missing { rank, phase })
                     })
                     .collect::<Result<_, Broken>>()?;

@@ -21,9 +21,10 @@ impl State {
             match &member.phase {
                 None => format!("rank {rank} has never come"),
                 Some((phase, since)) => format!(
-                    "rank {rank} ({}, pid {}) is in phase {phase:?} since {:.0} s",
+                    "rank {rank} ({}, pid {}) is in phase {:?} since {:.0} s",
                     member.host,
                     member.pid,
+                    phase.name(),
                     now.saturating_duration_since(*since).as_secs_f64()
                 ),
             }

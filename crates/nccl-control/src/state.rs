@@ -14,6 +14,7 @@ use super::hub::{LONGEST_NAME, Outlet};
 use super::incoming::{Answer, Known, Push};
 use super::inquiries::Inquiries;
 use super::message::{Incomplete, Missing, Parts, Round};
+use super::phase::Phase;
 use super::reporting::REPORT;
 use crate::departure::Reason;
 use crate::departure::{Departure, LastCall, Lost, ProcessEnd};
@@ -64,7 +65,7 @@ pub(super) struct Member {
     /// Under which its number means something.
     pub(super) kernel: String,
     pub(super) at: String,
-    pub(super) phase: Option<(String, Instant)>,
+    pub(super) phase: Option<(Phase, Instant)>,
     /// When it was heard last; `None` for a thread of this process.
     pub(super) pulse: Option<Pulse>,
     /// Its last call, as it said with its last heartbeat.

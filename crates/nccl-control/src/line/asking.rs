@@ -15,6 +15,7 @@ use crate::incoming::Answer;
 use crate::inquiry::{Attendance, Suspicion};
 use crate::mailbox::{Notice, Waited};
 use crate::message::{Incomplete, Missing, Round};
+use crate::phase::Phase;
 use crate::request::Request;
 
 /// How long the coordinator may take to say how a round ended that a rank has given up.
@@ -103,7 +104,10 @@ impl Line {
                         let silent = Incomplete::TimedOut {
                             missing: vec![Missing {
                                 rank: self.coordinator(),
-                                phase: Some((String::from("no answer"), started.elapsed())),
+                                phase: Some((
+                                    Phase::Said(String::from("no answer")),
+                                    started.elapsed(),
+                                )),
                             }],
                             waited: started.elapsed(),
                             remarks: Vec::new(),

@@ -17,6 +17,7 @@ use crate::incoming::{Answer, Incoming, Known, Push};
 use crate::mailbox::Notice;
 use crate::message::{Incomplete, Missing};
 use crate::operation::OperationKind;
+use crate::phase::Phase;
 use crate::process_state::ProcessState;
 use crate::succession::{Loss, Report};
 use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
@@ -342,7 +343,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                     },
                     Missing {
                         rank: 2,
-                        phase: Some((text("load"), Duration::from_secs(3))),
+                        phase: Some((Phase::Said(text("load")), Duration::from_secs(3))),
                     },
                 ],
                 waited: Duration::from_secs(9),
@@ -411,7 +412,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 pid: 77,
                 kernel: text("boot 4026531836"),
                 at: text("unix:@a"),
-                phase: Some((text("load"), Duration::from_secs(3))),
+                phase: Some((Phase::Said(text("load")), Duration::from_secs(3))),
                 departure: Some(Departure::Left),
             })
             .encode(),
