@@ -285,6 +285,13 @@ pub struct Retry {
     pub times: u64,
 }
 
+impl Retry {
+    /// Whether the host is there, and nobody listens: as the C library words `ECONNREFUSED` in NCCL's line.
+    pub(in crate::debug_log) fn is_refused(&self) -> bool {
+        self.reason.contains("refused")
+    }
+}
+
 /// A warning.
 ///
 /// ```

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::view::{Group, View, about, numbered, who};
-use crate::debug_log::facts::{Ended, Process, Warning};
+use crate::debug_log::facts::{Ended, Process, Retry, Warning};
 use crate::debug_log::warning::{CONNECT, Class, Known};
 use crate::debug_log::words::address_in;
 use nccl_base::ranges::ranges;
@@ -381,17 +381,17 @@ pub(super) fn ends(view: &View<'_>, findings: &mut Vec<Finding>) {
 
 /// Connections that needed several attempts.
 pub(super) fn retries(view: &View<'_>, findings: &mut Vec<Finding>) {
-    let mut by_address: BTreeMap<Option<IpAddr>, Vec<(&Process, &str, u64)>> = BTreeMap::new();
+    let mut by_address: BTreeMap<Option<IpAddr>, Vec<(&Process, &Retry)>> = BTreeMap::new();
     for process in view.processes() {
         for retry in &process.retries {
-            let entry = (process, &retry.reason[..], retry.times);
-            by_address.entry(retry.address).or_default().push(entry);
+            let tries = by_address.entry(retry.address).or_default();
+            tries.push((process, retry));
         }
     }
     for (address, tries) in by_address.into_iter().take(MOST_FINDINGS) {
         let processes: Vec<_> = tries.iter().map(|(process, ..)| *process).collect();
-        let times: u64 = tries.iter().map(|(_, _, times)| times).sum();
-        let reasons: BTreeSet<&str> = tries.iter().map(|(_, reason, _)| *reason).collect();
+        let times: u64 = tries.iter().map(|(_, retry)| retry.times).sum();
+        let reasons: BTreeSet<&str> = tries.iter().map(|(_, retry)| &*retry.reason).collect();
         let reasons: Vec<_> = reasons.into_iter().take(4).collect();
         let to = address.map_or(
             "an address that this release does not name".to_owned(),
@@ -405,8 +405,7 @@ pub(super) fn retries(view: &View<'_>, findings: &mut Vec<Finding>) {
         if let Some(address) = address {
             what.push_str(&format!("; {}", whose(view, address)));
         }
-        let refused = reasons.iter().any(|reason| reason.contains("refused"));
-        let fix = if refused {
+        let fix = if tries.iter().any(|(_, retry)| retry.is_refused()) {
             "refused: the host is there, and nobody listens (any more): the rank ended, or the address is of an \
              interface that other hosts have as well, like docker0; then set NCCL_SOCKET_IFNAME"
         } else {
