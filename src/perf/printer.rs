@@ -24,8 +24,10 @@ pub(super) struct Facts {
     pub(super) headers: u32,
     /// NCCL's number of the library.
     pub(super) library: u32,
-    /// The release and the file of the library.
-    pub(super) library_text: String,
+    /// The release of the library.
+    pub(super) release: String,
+    /// Its file.
+    pub(super) library_path: String,
     /// How the ranks came about.
     pub(super) ranks_text: String,
     /// Where they may run.
@@ -154,7 +156,8 @@ impl Printer {
     /// What stands below the devices, where nccl-tests has nothing.
     fn comments(&self) -> String {
         let Facts {
-            library_text,
+            release,
+            library_path,
             ranks_text,
             binding,
             emulator,
@@ -162,7 +165,7 @@ impl Printer {
         } = &self.facts;
         let mut text = format!(
             "# Program              : {}, with the output of nccl-tests\n\
-             # Library              : {library_text}\n\
+             # Library              : NCCL {release} at {library_path}\n\
              # Ranks                : {ranks_text}\n\
              # Binding              : {binding}\n",
             BUILD.line()
@@ -260,9 +263,9 @@ impl Printer {
         Heading {
             title: format!("{}: {ranks} rank{s} on {device}", facts.program),
             details: format!(
-                "{}; {}; {element}out of place, {} iterations{graph}; nccl-tools {}",
+                "{}; NCCL {}; {element}out of place, {} iterations{graph}; nccl-tools {}",
                 clock::now(),
-                facts.library_text.split(" at ").next().unwrap_or_default(),
+                facts.release,
                 options.iterations,
                 BUILD.version,
             ),

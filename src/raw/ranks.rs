@@ -214,7 +214,7 @@ pub const HOSTS: &str = "NCCL_TOOLS_HOSTS";
 /// process that is a rank.
 ///
 /// # Errors
-/// Why a rank failed, or that not all ended in time.
+/// Why a rank failed, as a [`RankFailure`](crate::spawn::RankFailure) where it is a process, or that not all ended in time.
 pub fn run(
     way: Way,
     ranks: usize,
@@ -276,7 +276,7 @@ pub fn run(
             }
             match ended.outcome {
                 Outcome::Succeeded => Ok(()),
-                Outcome::Failed(failure) => Err(failure.to_string().into()),
+                Outcome::Failed(failure) => Err((*failure).into()),
                 Outcome::TimedOut(states) => Err(format!("the deadline passed:\n{states}").into()),
                 Outcome::OutputClosed => Err("the output is closed".into()),
             }

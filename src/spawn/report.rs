@@ -42,6 +42,9 @@ impl RankFailure {
     }
 }
 
+impl std::error::Error for RankFailure {}
+
+/// The alternate form is without what differs from run to run: the process and the time.
 impl fmt::Display for RankFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RankEnd {
@@ -52,7 +55,10 @@ impl fmt::Display for RankFailure {
             stderr,
             ..
         } = &self.end;
-        write!(f, "rank {rank} (pid {pid}) ")?;
+        write!(f, "rank {rank} ")?;
+        if !f.alternate() {
+            write!(f, "(pid {pid}) ")?;
+        }
         match exit {
             None => write!(f, "could not be ended")?,
             Some(Exit::Code(code)) => write!(f, "ended with exit code {code}")?,
@@ -61,7 +67,9 @@ impl fmt::Display for RankFailure {
                 None => write!(f, "ended: {exit}")?,
             },
         }
-        write!(f, " after {:.1} s", after.as_secs_f64())?;
+        if !f.alternate() {
+            write!(f, " after {:.1} s", after.as_secs_f64())?;
+        }
         match &self.ended[..] {
             [] => {}
             [one] => write!(f, "; rank {one} was ended with it")?,
@@ -182,6 +190,11 @@ mod tests {
              the last it said on standard error:\n    a\n    b"
         );
         assert_eq!(failure.code(), 7);
+        assert_eq!(
+            format!("{failure:#}"),
+            "rank 2 ended with exit code 7; rank 0 was ended with it\n  \
+             the last it said on standard error:\n    a\n    b"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use nccl::launch::{RankEnd, Report};
-use nccl::recorder::Timeline;
+use nccl::recorder::{Snapshot, Timeline};
 use nccl_tools::doctor;
 
 /// Bytes in a recording, about.
@@ -50,14 +50,23 @@ impl Directory {
                 self.path.display()
             ));
         }
-        let mut timeline = match Timeline::read(&files) {
-            Ok(timeline) => timeline,
-            Err(error) => {
-                // One line, whatever the names of files in it are.
-                let why = error.to_string().replace('\n', "\u{fffd}");
-                return Some(format!("the recordings cannot be merged: {why}"));
+        let (mut snapshots, mut unread) = (Vec::new(), Vec::new());
+        for file in &files {
+            match Timeline::read(&[file]) {
+                Ok(read) => snapshots.extend(read.ranks.into_iter().map(|rank| rank.snapshot)),
+                Err(error) => unread.push(error.to_string()),
             }
+        }
+        let latest = snapshots.iter().max_by_key(|snapshot| snapshot.taken);
+        let Some(latest) = latest.map(world) else {
+            // One line, whatever the names of files in it are.
+            let why = unread.join("; ").replace('\n', "\u{fffd}");
+            return Some(format!("the recordings cannot be merged: {why}"));
         };
+        // What is not of this attempt is no news.
+        snapshots.retain(|snapshot| world(snapshot) == latest);
+        let mut timeline = Timeline::merge(snapshots).ok()?;
+        timeline.left_out.extend(unread);
         let ends: Vec<&RankEnd> = report.ranks().collect();
         let parts = &timeline.ranks;
         let has_recorded = |end: &&RankEnd| {
@@ -95,10 +104,6 @@ impl Directory {
                 missing.why = format!("{}, and left none", end.exit());
             }
         }
-        // What is not of this attempt is no news.
-        timeline
-            .left_out
-            .retain(|why| !why.contains(" is of epoch "));
         Some(match doctor::write_beside(&self.path, &timeline) {
             Ok([page, trace]) => {
                 let all = timeline.ranks.len() + timeline.missing.len();
@@ -119,6 +124,12 @@ impl Directory {
             ),
         })
     }
+}
+
+/// Of which world it is: the job and the epoch.
+fn world(snapshot: &Snapshot) -> Option<(String, u64)> {
+    let place = snapshot.place.as_ref()?;
+    Some((place.job.clone(), place.epoch))
 }
 
 fn recordings(directory: &Path) -> Vec<PathBuf> {
