@@ -7,7 +7,9 @@ const WORDS_OF: &str = "rustc 1.95.";
 fn what_must_not_compile_does_not() {
     let rustc = nccl_tools::build_info::BUILD.rustc;
     if !rustc.starts_with(WORDS_OF) {
-        eprintln!("NOT TESTED: tests/ui holds the errors of {WORDS_OF}x, and this is {rustc}");
+        nccl_tools::gpu_check::not_tested(format_args!(
+            "tests/ui holds the errors of {WORDS_OF}x, and this is {rustc}"
+        ));
         return;
     }
     trybuild::TestCases::new().compile_fail("tests/ui/*.rs");

@@ -90,12 +90,20 @@ fn a_step_says_how_it_ended_and_what_it_said_last() {
         killed.outcome,
         Outcome::Failed("killed by signal 9".to_owned())
     );
-    let skipped = run("echo 'NOT TESTED: there is no second device'", LONG);
+    let leave = |verdict: &str| format!("echo '{verdict}' >> $NCCL_TOOLS_VERDICTS");
+    let none = leave(r#"{"not_tested":"there is no second device"}"#);
+    let skipped = run(&none, LONG);
     assert_eq!(
         skipped.outcome,
         Outcome::Skipped("there is no second device".to_owned())
     );
     // What fails is not left out, whatever it says.
-    let both = run("echo 'NOT TESTED: this'; exit 1", LONG);
+    let both = run(&format!("{none}; exit 1"), LONG);
     assert_eq!(both.outcome, Outcome::Failed("exit code 1".to_owned()));
+    // Nor is what was tried in part.
+    let part = format!("{none}; {}", leave(r#"{"tested":"2 ranks as threads"}"#));
+    assert_eq!(run(&part, LONG).outcome, Outcome::Passed);
+    // Words alone decide nothing.
+    let said = run("echo 'NOT TESTED: this'", LONG);
+    assert_eq!(said.outcome, Outcome::Passed);
 }

@@ -175,7 +175,7 @@ fn a_throttle_sets_the_rate() {
     let free = rate(&mut near, &mut far, 16 << 20);
     let bits = 40_000_000;
     if let Err(unable) = hosts.throttle(1, bits) {
-        eprintln!("NOT TESTED: {unable}");
+        nccl_tools::gpu_check::not_tested(format_args!("{unable}"));
         return;
     }
     let throttled = rate(&mut near, &mut far, 4 << 20);
@@ -234,7 +234,7 @@ fn a_filter_keeps_out_what_it_names() {
         ("reject with tcp reset", ErrorKind::ConnectionRefused),
     ] {
         if let Err(unable) = hosts.filter(1, &format!("tcp dport {port} {verdict}")) {
-            eprintln!("NOT TESTED: {unable}");
+            nccl_tools::gpu_check::not_tested(format_args!("{unable}"));
             return;
         }
         let error = connect(Duration::from_millis(500)).expect_err("it is kept out");
@@ -253,7 +253,7 @@ fn a_reset_ends_the_connections_that_it_names() {
     match hosts.reset(0, &format!("dport = {port}")) {
         Ok(count) => assert_eq!(count, 1),
         Err(unable) => {
-            eprintln!("NOT TESTED: {unable}");
+            nccl_tools::gpu_check::not_tested(format_args!("{unable}"));
             return;
         }
     }

@@ -510,9 +510,8 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
         return;
     }
     if Group::new("pids", 100).is_none() {
-        println!(
-            "{}a rank without threads: it needs a control group that can be written",
-            nccl_tools::gpu_check::NOT_TESTED
+        nccl_tools::gpu_check::not_tested(
+            "a rank without threads: it needs a control group that can be written",
         );
         return;
     }

@@ -14,6 +14,9 @@ pub mod options;
 pub mod processes;
 pub mod report;
 pub mod step;
+pub mod verdict;
+
+pub use verdict::{not_tested, tested};
 
 /// Where a program that runs as a step leaves its results as JSON, for the report.
 pub const RESULT: &str = "NCCL_TOOLS_RESULT";
@@ -23,10 +26,3 @@ pub const ARRANGEMENTS: &str = "NCCL_TOOLS_ARRANGEMENTS";
 
 /// The most ranks that the devices of this machine can take; unset, as many as there are.
 pub const MOST_RANKS: &str = "NCCL_TOOLS_MOST_RANKS";
-
-/// The beginning of the line with which a test says that it was left out, and why.
-pub const NOT_TESTED: &str = "NOT TESTED: ";
-
-/// The beginning of the line with which a test says what it did try: a test that left out a part is not
-/// left out.
-pub const TESTED: &str = "tested: ";

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
+use super::RESULT;
 use super::processes::Token;
-use super::{NOT_TESTED, RESULT, TESTED};
+use super::verdict::{VERDICTS, Verdict, left_at};
 use crate::spawn::wait_within;
 
 /// How a step came out.
@@ -102,11 +103,15 @@ impl Step {
             .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
         let log = logs.join(format!("{file}.log"));
         let result = logs.join(format!("{file}.json"));
-        let _ = fs::remove_file(&result);
+        let verdicts = logs.join(format!("{file}.verdicts"));
+        for left in [&result, &verdicts] {
+            let _ = fs::remove_file(left);
+        }
         let output = File::create(&log)?;
         let line = shown(&self.command);
         self.command
             .env(RESULT, &result)
+            .env(VERDICTS, &verdicts)
             .envs([token.variable()])
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
@@ -148,12 +153,12 @@ impl Step {
         }
         let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let lines: Vec<&str> = text.lines().collect();
-        let left_out = lines
-            .iter()
-            .find_map(|line| Some(line.split_once(NOT_TESTED)?.1));
-        let has_tested = lines.iter().any(|line| line.contains(TESTED));
-        if let (Outcome::Passed, Some(reason), false) = (&outcome, left_out, has_tested) {
-            outcome = Outcome::Skipped(reason.to_owned());
+        let verdicts = left_at(&verdicts);
+        let has_tested = |one: &Verdict| matches!(one, Verdict::Tested(_));
+        if let (Outcome::Passed, Some(Verdict::NotTested(reason)), false) =
+            (&outcome, verdicts.first(), verdicts.iter().any(has_tested))
+        {
+            outcome = Outcome::Skipped(reason.clone());
         }
         let result = fs::read_to_string(&result).ok();
         Ok(Record {

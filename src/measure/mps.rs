@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::gpu_check::NOT_TESTED;
+use crate::gpu_check::not_tested;
 use crate::raw::{Result, wait_until};
 use crate::spawn::end_within;
 
@@ -37,7 +37,7 @@ pub fn run(command: &[String]) -> Result<u8> {
     let mut daemon = match daemon {
         Ok(daemon) => daemon,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            println!("{NOT_TESTED}{CONTROL} is not on this machine");
+            not_tested(format_args!("{CONTROL} is not on this machine"));
             return Ok(0);
         }
         Err(error) => return Err(format!("{CONTROL}: {error}").into()),

@@ -243,7 +243,7 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
         let row = rows[index];
         let differs = match row.on_nvidias {
             OnNvidias::NotTried(why) if nvidias => {
-                println!("{}{}: {why}", nccl_tools::gpu_check::NOT_TESTED, row.name);
+                nccl_tools::gpu_check::not_tested(format_args!("{}: {why}", row.name));
                 return Ok(());
             }
             OnNvidias::Differs(how) => nvidias.then_some(how),
@@ -269,7 +269,7 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
                 Ok(())
             }
             (Err(Unable::NotHere(why)), _) => {
-                println!("{}{}: {why}", nccl_tools::gpu_check::NOT_TESTED, row.name);
+                nccl_tools::gpu_check::not_tested(format_args!("{}: {why}", row.name));
                 Ok(())
             }
             (Err(Unable::Failed(why)), None) => Err(format!("{}: {why}", row.name)),

@@ -230,8 +230,8 @@ fn the_report_repeats_no_escape_sequence_of_a_rank() {
 #[test]
 fn the_oom_killer_is_named() {
     let Some(group) = Group::new("memory", 48 << 20) else {
-        println!(
-            "NOT TESTED: no memory control group can be made here (needs root, and a writable one)"
+        nccl_tools::gpu_check::not_tested(
+            "no memory control group can be made here (needs root, and a writable one)",
         );
         return;
     };

@@ -206,10 +206,10 @@ fn as_the_first_process_of_a_container_it_keeps_no_zombies() {
         .args(["-n", "1", "--", "sh", "-c", rank]);
     let run = Running::start(command).finish();
     if run.stderr.starts_with("unshare:") {
-        println!(
-            "NOT TESTED: no namespace of processes can be made here: {}",
+        nccl_tools::gpu_check::not_tested(format_args!(
+            "no namespace of processes can be made here: {}",
             run.stderr
-        );
+        ));
         return;
     }
     assert_eq!(run.stdout(), "[0] pid 1 is nccl-run\n", "{run:?}");

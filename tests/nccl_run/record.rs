@@ -124,7 +124,9 @@ fn recordings_that_a_full_disk_does_not_take_are_told_and_no_piece_of_one_is_lef
         let run = Running::start(command).finish();
         if run.code == 99 || run.stderr.starts_with("unshare:") {
             let why = run.stderr;
-            println!("NOT TESTED: no file system can be mounted here: {why}");
+            nccl_tools::gpu_check::not_tested(format_args!(
+                "no file system can be mounted here: {why}"
+            ));
             return;
         }
         assert_eq!(run.code, 137, "{run:?}");

@@ -47,7 +47,9 @@ fn ranks_that_end_well_when_asked_are_a_success() {
     let notes = Notes::new();
     for signal in [Signal::TERM, Signal::HUP] {
         if is_ignored(signal) {
-            println!("NOT TESTED: {signal}, which was ignored at the start (nohup)");
+            nccl_tools::gpu_check::not_tested(format_args!(
+                "{signal}, which was ignored at the start (nohup)"
+            ));
             continue;
         }
         let running = two_ranks("", &notes, "trap 'exit 0' TERM HUP");

@@ -125,7 +125,9 @@ impl IsolatedHosts {
             match begun {
                 Ok(begun) => made.hosts.push(begun),
                 Err(error) => {
-                    eprintln!("NOT TESTED: hosts with namespaces of their own: {error}");
+                    nccl_tools::gpu_check::not_tested(format_args!(
+                        "hosts with namespaces of their own: {error}"
+                    ));
                     return None;
                 }
             }

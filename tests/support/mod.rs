@@ -41,7 +41,7 @@ use std::time::Duration;
 
 use nccl::cudarc::driver::{CudaContext, DriverError};
 use nccl::{Communicator, CommunicatorBuilder, LaunchMode, Rendezvous, World};
-use nccl_tools::gpu_check::{ARRANGEMENTS, MOST_RANKS, NOT_TESTED, TESTED};
+use nccl_tools::gpu_check::{ARRANGEMENTS, MOST_RANKS, not_tested, tested};
 use nccl_tools::perf;
 use nccl_tools::spawn::{Ended, Job, Outcome, Output, describe_process, threads as rank_threads};
 use nccl_tools::testing::{Role, Verdict, again, end_with, name};
@@ -132,7 +132,9 @@ pub fn needs_emulator(what: &str) -> bool {
         nccl_tools::testing::is_child() || perf::install(1).is_ok_and(|found| found.is_emulated())
     });
     if !emulated {
-        println!("{NOT_TESTED}{what}: the emulator does that, a GPU does not");
+        not_tested(format_args!(
+            "{what}: the emulator does that, a GPU does not"
+        ));
     }
     emulated
 }
@@ -152,7 +154,9 @@ pub fn needs_devices(devices: usize) -> bool {
     install(devices);
     let found = CudaContext::device_count().map_or(0, |count| count as usize);
     if found < devices {
-        println!("{NOT_TESTED}{devices} devices are needed, and there are {found}");
+        not_tested(format_args!(
+            "{devices} devices are needed, and there are {found}"
+        ));
     }
     found >= devices
 }
@@ -169,12 +173,16 @@ fn possible(ranks: usize, arrangement: &str) -> bool {
         .ok()
         .and_then(|most| most.parse().ok());
     if most.is_some_and(|most: usize| ranks > most) {
-        println!("{NOT_TESTED}{ranks} ranks as {arrangement}: the devices here take no more");
+        not_tested(format_args!(
+            "{ranks} ranks as {arrangement}: the devices here take no more"
+        ));
         return false;
     }
     match std::env::var(ARRANGEMENTS) {
         Ok(those) if ranks > 1 && !those.split(',').any(|one| one == arrangement) => {
-            println!("{NOT_TESTED}{ranks} ranks as {arrangement}: that does not work here");
+            not_tested(format_args!(
+                "{ranks} ranks as {arrangement}: that does not work here"
+            ));
             false
         }
         _ => true,
@@ -244,7 +252,7 @@ impl Ranks {
                 let ended = self.run(job, &call);
                 expect_success(&ended);
                 show_figures(&ended);
-                println!("{TESTED}{} ranks as threads", self.ranks);
+                tested(format_args!("{} ranks as threads", self.ranks));
             }
             Place::Parent => {}
             Place::Rank => threads_of_this_process(self.ranks, self.deadline, body),
@@ -278,7 +286,7 @@ impl Ranks {
         if let Some(ended) = self.run_processes(&call, body) {
             expect_success(&ended);
             show_figures(&ended);
-            println!("{TESTED}{ranks} ranks as processes");
+            tested(format_args!("{ranks} ranks as processes"));
         }
     }
 
