@@ -228,7 +228,12 @@ pub fn kept(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     let stream = Stream::of(&rank.stream);
     let (x, y) = (rank.memory(&[0; 8])?, rank.memory(&vec![0; 1 << 20])?);
     let peer = 1 - rank.world.rank();
-    for name in ["destroyed", "aborted at rest", "aborted in an operation"] {
+    let ends = [
+        ("destroyed", Ending::Destroyed),
+        ("aborted at rest", Ending::AbortedAtRest),
+        ("aborted in an operation", Ending::AbortedInside),
+    ];
+    for (name, ending) in ends {
         let mut before = None;
         for turn in 0..warm + times {
             if turn == warm {
@@ -240,14 +245,14 @@ pub fn kept(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
             {
                 return Err("the first exchange does not end".into());
             }
-            if name == "aborted in an operation" {
+            if ending == Ending::AbortedInside {
                 // Both receive, and neither sends.
                 let _ = settle(comm, recv(comm, y, 1 << 20, peer, stream), LONG);
             }
             rank.barrier(&format!("{name} {turn}"))?;
-            let code = bounded(LONG, move || match name {
-                "destroyed" => comm.destroy(),
-                _ => comm.abort(),
+            let code = bounded(LONG, move || match ending {
+                Ending::Destroyed => comm.destroy(),
+                Ending::AbortedAtRest | Ending::AbortedInside => comm.abort(),
             });
             if code != Some(0) || rank.ends_within(LONG) != Ok(true) {
                 return Err(format!("{name}: {code:?}").into());
@@ -272,6 +277,14 @@ pub fn kept(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         );
     }
     Ok(())
+}
+
+/// How a communicator ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Destroyed,
+    AbortedAtRest,
+    AbortedInside,
 }
 
 /// What a process has.

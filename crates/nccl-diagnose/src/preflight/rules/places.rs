@@ -5,38 +5,44 @@ use crate::preflight::facts::Process;
 use nccl_base::report::Finding;
 
 /// What a namespace that is not shared takes away.
-type Kind = (
-    &'static str,
-    fn(&Process) -> &str,
-    &'static str,
-    &'static str,
-);
+struct Kind {
+    name: &'static str,
+    of: fn(&Process) -> &str,
+    effect: &'static str,
+    fix: &'static str,
+    /// It matters only where two of the processes have one number.
+    is_of_numbers: bool,
+}
 
 const KINDS: [Kind; 4] = [
-    (
-        "IPC",
-        |process| &process.namespaces.ipc,
-        "NCCL cannot share memory between them",
-        "run the containers with --ipc=host, or all ranks of a machine in one container",
-    ),
-    (
-        "network",
-        |process| &process.namespaces.network,
-        "NCCL cannot pass device memory between them, and goes by the network",
-        "run the containers with --network=host, or all ranks of a machine in one container",
-    ),
-    (
-        "user",
-        |process| &process.namespaces.user,
-        "the kernel lets none of them open the memory of another",
-        "run the containers with the same user namespace (--userns=host)",
-    ),
-    (
-        "PID",
-        |process| &process.namespaces.pid,
-        "two of them may have the same process number, which NCCL before 2.30 takes for one process",
-        "run the containers with --pid=host where NCCL finds no devices to share",
-    ),
+    Kind {
+        name: "IPC",
+        of: |process| &process.namespaces.ipc,
+        effect: "NCCL cannot share memory between them",
+        fix: "run the containers with --ipc=host, or all ranks of a machine in one container",
+        is_of_numbers: false,
+    },
+    Kind {
+        name: "network",
+        of: |process| &process.namespaces.network,
+        effect: "NCCL cannot pass device memory between them, and goes by the network",
+        fix: "run the containers with --network=host, or all ranks of a machine in one container",
+        is_of_numbers: false,
+    },
+    Kind {
+        name: "user",
+        of: |process| &process.namespaces.user,
+        effect: "the kernel lets none of them open the memory of another",
+        fix: "run the containers with the same user namespace (--userns=host)",
+        is_of_numbers: false,
+    },
+    Kind {
+        name: "PID",
+        of: |process| &process.namespaces.pid,
+        effect: "two of them may have the same process number, which NCCL before 2.30 takes for one process",
+        fix: "run the containers with --pid=host where NCCL finds no devices to share",
+        is_of_numbers: true,
+    },
 ];
 
 pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
@@ -44,22 +50,23 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
         if boot.is_empty() || ranks.len() < 2 {
             continue;
         }
-        for (kind, of, effect, fix) in KINDS {
+        for kind in KINDS {
             let groups = view.groups(|rank| {
                 ranks.binary_search(&rank).ok()?;
-                let own = of(view.process(rank)?);
+                let own = (kind.of)(view.process(rank)?);
                 (!own.is_empty()).then(|| own.to_owned())
             });
-            // The process number alone matters little.
-            if groups.len() < 2 || (kind == "PID" && !same_pid(view, &ranks)) {
+            if groups.len() < 2 || (kind.is_of_numbers && !same_pid(view, &ranks)) {
                 continue;
             }
             let (odd, text) = view.contrast(&groups, |own| format!("in {own}"));
             let what = format!(
-                "ranks of one machine (boot {}) are in different {kind} namespaces: {text}; {effect}",
-                boot.split('-').next().unwrap_or_default()
+                "ranks of one machine (boot {}) are in different {} namespaces: {text}; {}",
+                boot.split('-').next().unwrap_or_default(),
+                kind.name,
+                kind.effect
             );
-            found.push(view.about(&odd, Finding::warning("namespaces", what).fix(fix)));
+            found.push(view.about(&odd, Finding::warning("namespaces", what).fix(kind.fix)));
         }
     }
 }
