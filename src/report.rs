@@ -9,120 +9,42 @@ use std::io::IsTerminal;
 use nccl::preflight::{Finding, Severity};
 use serde_json::{Value, json};
 
-/// One thing that was found.
-///
-/// ```
-/// use nccl_tools::report::{Entry, Style, text};
-///
-/// let entry = Entry::error("library", "no libnccl was found").fix("install it");
-/// let text = text(&[entry], Style::PLAIN, false);
-/// assert_eq!(text, "✗ library: no libnccl was found\n    fix: install it\n1 error\n");
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// How bad it is.
-    pub severity: Severity,
-    /// Its name, for scripts.
-    pub check: String,
-    /// The ranks it is about, if it is about some.
-    pub ranks: Vec<usize>,
-    /// The hosts of these.
-    pub hosts: Vec<String>,
-    /// What was found, as a sentence.
-    pub what: String,
-    /// What to do about it.
-    pub fix: Option<String>,
+/// A finding as JSON.
+#[must_use]
+pub fn json(finding: &Finding) -> Value {
+    json!({
+        "severity": finding.severity.to_string(),
+        "check": finding.check,
+        "ranks": finding.ranks,
+        "hosts": finding.hosts,
+        "what": finding.what,
+        "fix": finding.fix,
+    })
 }
 
-impl Entry {
-    fn new(severity: Severity, check: &str, what: impl Into<String>) -> Self {
-        Self {
-            severity,
-            check: check.to_owned(),
-            ranks: Vec::new(),
-            hosts: Vec::new(),
-            what: what.into(),
-            fix: None,
-        }
-    }
-
-    /// Something that is well.
-    #[must_use]
-    pub fn ok(check: &str, what: impl Into<String>) -> Self {
-        Self::new(Severity::Ok, check, what)
-    }
-
-    /// Something that may be wrong.
-    #[must_use]
-    pub fn warning(check: &str, what: impl Into<String>) -> Self {
-        Self::new(Severity::Warning, check, what)
-    }
-
-    /// Something that is wrong.
-    #[must_use]
-    pub fn error(check: &str, what: impl Into<String>) -> Self {
-        Self::new(Severity::Error, check, what)
-    }
-
-    /// With what to do about it.
-    #[must_use]
-    pub fn fix(mut self, fix: impl Into<String>) -> Self {
-        self.fix = Some(fix.into());
-        self
-    }
-
-    /// As JSON.
-    #[must_use]
-    pub fn json(&self) -> Value {
-        json!({
-            "severity": self.severity.to_string(),
-            "check": self.check,
-            "ranks": self.ranks,
-            "hosts": self.hosts,
-            "what": self.what,
-            "fix": self.fix,
-        })
-    }
-
-    /// From [`json`](Self::json); `None` for anything else.
-    #[must_use]
-    pub fn from_json(value: &Value) -> Option<Self> {
-        let text = |key: &str| value.get(key)?.as_str().map(str::to_owned);
-        let severity = match &text("severity")?[..] {
-            "ok" => Severity::Ok,
-            "warning" => Severity::Warning,
-            "error" => Severity::Error,
-            _ => return None,
-        };
-        let list = |key: &str| value.get(key)?.as_array().cloned();
-        Some(Self {
-            severity,
-            check: text("check")?,
-            ranks: list("ranks")?
-                .iter()
-                .filter_map(|rank| usize::try_from(rank.as_u64()?).ok())
-                .collect(),
-            hosts: list("hosts")?
-                .iter()
-                .filter_map(|host| host.as_str().map(str::to_owned))
-                .collect(),
-            what: text("what")?,
-            fix: text("fix"),
-        })
-    }
-}
-
-impl From<&Finding> for Entry {
-    fn from(finding: &Finding) -> Self {
-        Self {
-            severity: finding.severity,
-            check: finding.check.clone(),
-            ranks: finding.ranks.clone(),
-            hosts: finding.hosts.clone(),
-            what: finding.what.clone(),
-            fix: finding.fix.clone(),
-        }
-    }
+/// From [`json`]; `None` for anything else.
+#[must_use]
+pub fn from_json(value: &Value) -> Option<Finding> {
+    let text = |key: &str| value.get(key)?.as_str().map(str::to_owned);
+    let severity = match &text("severity")?[..] {
+        "ok" => Severity::Ok,
+        "warning" => Severity::Warning,
+        "error" => Severity::Error,
+        _ => return None,
+    };
+    let list = |key: &str| value.get(key)?.as_array().cloned();
+    let mut finding = Finding::new(severity, "", text("what")?);
+    finding.check = text("check")?;
+    finding.ranks = list("ranks")?
+        .iter()
+        .filter_map(|rank| usize::try_from(rank.as_u64()?).ok())
+        .collect();
+    finding.hosts = list("hosts")?
+        .iter()
+        .filter_map(|host| host.as_str().map(str::to_owned))
+        .collect();
+    finding.fix = text("fix");
+    Some(finding)
 }
 
 /// How bad the worst is.
@@ -132,8 +54,8 @@ impl From<&Finding> for Entry {
 /// assert_eq!(nccl_tools::report::worst(&[]), Severity::Ok);
 /// ```
 #[must_use]
-pub fn worst(entries: &[Entry]) -> Severity {
-    let severities = entries.iter().map(|entry| entry.severity);
+pub fn worst(findings: &[Finding]) -> Severity {
+    let severities = findings.iter().map(|finding| finding.severity);
     severities.max().unwrap_or(Severity::Ok)
 }
 
@@ -183,30 +105,30 @@ impl Style {
     }
 }
 
-/// All entries, and how many there are of each kind; with `quiet`, without those that are well.
+/// All findings, and how many there are of each kind; with `quiet`, without those that are well.
 #[must_use]
-pub fn text(entries: &[Entry], style: Style, quiet: bool) -> String {
+pub fn text(findings: &[Finding], style: Style, quiet: bool) -> String {
     let mut text = String::new();
-    let shown = entries
+    let shown = findings
         .iter()
-        .filter(|entry| !quiet || entry.severity > Severity::Ok);
-    for entry in shown {
-        let sign = match entry.severity {
+        .filter(|finding| !quiet || finding.severity > Severity::Ok);
+    for finding in shown {
+        let sign = match finding.severity {
             Severity::Ok => "✓",
             Severity::Warning => "!",
             _ => "✗",
         };
-        let sign = style.paint(entry.severity, sign);
-        let what = wrapped(&format!("{}: {}", entry.check, entry.what), 2, style);
+        let sign = style.paint(finding.severity, sign);
+        let what = wrapped(&format!("{}: {}", finding.check, finding.what), 2, style);
         let _ = writeln!(text, "{sign} {what}");
-        if let Some(fix) = &entry.fix {
+        if let Some(fix) = &finding.fix {
             let _ = writeln!(text, "    {}", wrapped(&format!("fix: {fix}"), 9, style));
         }
     }
     let of = |severity| {
-        entries
+        findings
             .iter()
-            .filter(|entry| entry.severity == severity)
+            .filter(|finding| finding.severity == severity)
             .count()
     };
     let counted = |number, one: &str, several: &str| match number {
@@ -224,7 +146,7 @@ pub fn text(entries: &[Entry], style: Style, quiet: bool) -> String {
         true => "nothing was checked".to_owned(),
         false => parts.join(", "),
     };
-    let _ = writeln!(text, "{}", style.paint(worst(entries), &line));
+    let _ = writeln!(text, "{}", style.paint(worst(findings), &line));
     text
 }
 
@@ -269,17 +191,17 @@ fn wrapped(sentence: &str, indent: usize, style: Style) -> String {
 mod tests {
     use super::*;
 
-    fn entries() -> [Entry; 3] {
+    fn findings() -> [Finding; 3] {
         [
-            Entry::error("a", "one\x1b[2J\nforged: line").fix("do it"),
-            Entry::warning("b", "two"),
-            Entry::ok("c", "three"),
+            Finding::error("a", "one\x1b[2J\nforged: line").fix("do it"),
+            Finding::warning("b", "two"),
+            Finding::ok("c", "three"),
         ]
     }
 
     #[test]
     fn each_finding_is_a_line_with_what_to_do_beneath_it() {
-        let plain = text(&entries(), Style::PLAIN, false);
+        let plain = text(&findings(), Style::PLAIN, false);
         let lines: Vec<_> = plain.lines().collect();
         assert_eq!(
             lines,
@@ -291,7 +213,7 @@ mod tests {
                 "1 error, 1 warning, 1 check is fine"
             ]
         );
-        assert!(!text(&entries(), Style::PLAIN, true).contains("three"));
+        assert!(!text(&findings(), Style::PLAIN, true).contains("three"));
         assert_eq!(text(&[], Style::PLAIN, false), "nothing was checked\n");
     }
 
@@ -305,7 +227,7 @@ mod tests {
         assert!(!Style::chosen(true, with("NO_COLOR", "1")).colour);
         assert!(!Style::chosen(true, with("TERM", "dumb")).colour);
         assert_eq!(Style::chosen(false, |_| None), Style::PLAIN);
-        let coloured = text(&entries(), Style::chosen(true, |_| None), false);
+        let coloured = text(&findings(), Style::chosen(true, |_| None), false);
         assert!(
             coloured.starts_with("\x1b[31m✗\x1b[0m a: one"),
             "{coloured:?}"
@@ -314,7 +236,7 @@ mod tests {
 
     #[test]
     fn long_sentences_are_broken_on_a_terminal_alone() {
-        let long = Entry::ok("long", "word ".repeat(60));
+        let long = Finding::ok("long", "word ".repeat(60));
         let narrow = text(
             std::slice::from_ref(&long),
             Style::chosen(true, with_nothing),
@@ -337,12 +259,12 @@ mod tests {
 
     #[test]
     fn json_reads_back() {
-        let mut entry = Entry::error("check", "what \"is\"").fix("fix");
-        entry.ranks = vec![1, 5];
-        entry.hosts = vec!["node-a".to_owned()];
-        let text = entry.json().to_string();
-        let read = Entry::from_json(&serde_json::from_str(&text).unwrap());
-        assert_eq!(read, Some(entry));
-        assert_eq!(Entry::from_json(&json!({"severity": "awful"})), None);
+        let mut finding = Finding::error("check", "what \"is\"").fix("fix");
+        finding.ranks = vec![1, 5];
+        finding.hosts = vec!["node-a".to_owned()];
+        let text = super::json(&finding).to_string();
+        let read = from_json(&serde_json::from_str(&text).unwrap());
+        assert_eq!(read, Some(finding));
+        assert_eq!(from_json(&json!({"severity": "awful"})), None);
     }
 }

@@ -7,14 +7,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
-use nccl::preflight::{Severity, host};
+use nccl::preflight::{Finding, Severity, host};
 use nccl::{ReduceOp, Rendezvous, World};
 use serde_json::{Value, json};
 
 use super::local::{Local, device};
 use super::options::CheckOptions;
 use super::{code, could_not, show};
-use crate::report::{self, Entry};
+use crate::report;
 use crate::spawn::Launcher;
 
 pub(super) fn run(options: &CheckOptions) -> ExitCode {
@@ -57,7 +57,7 @@ fn one_host(options: &CheckOptions) -> ExitCode {
     let local = Local::look(ranks - 1, false);
     let report = host(&local.settings().ranks(ranks, ranks));
     let mut entries = local.entries;
-    entries.extend(report.findings().iter().map(Entry::from));
+    entries.extend_from_slice(report.findings());
     let what = match ranks {
         1 => host_name(),
         _ => format!("{}, for {ranks} ranks", host_name()),
@@ -75,7 +75,7 @@ fn one_host(options: &CheckOptions) -> ExitCode {
 }
 
 /// The worst first; the order stays otherwise.
-fn sort(entries: &mut [Entry]) {
+fn sort(entries: &mut [Finding]) {
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.severity));
 }
 
@@ -103,10 +103,10 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
     let local = Local::look(0, true);
     let report = host(&local.settings());
     let mut entries = local.entries;
-    entries.extend(report.findings().iter().map(Entry::from));
+    entries.extend_from_slice(report.findings());
     let fix = "start the same command on every rank at about the same time; NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT says \
                where they meet, and --timeout how long they wait";
-    entries.insert(0, Entry::error("world", error.to_string()).fix(fix));
+    entries.insert(0, Finding::error("world", error.to_string()).fix(fix));
     sort(&mut entries);
     if rank > 0 {
         eprintln!("nccl-doctor: rank {rank} of {ranks}: {error}");
@@ -122,18 +122,20 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
 }
 
 /// What all ranks found; the same on all of them.
-fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<Entry>)> {
+fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<Finding>)> {
     world.phase("looks for libnccl, the driver and a device");
     let local = Local::look(world.local_rank(), true);
     world.phase("compares what has to agree");
     let report = world.preflight(&local.settings())?;
     let mut entries = gathered(world, "local", &local.entries)?;
-    entries.extend(report.findings().iter().map(Entry::from));
+    entries.extend_from_slice(report.findings());
     if options.communicate {
         let own = match (not_tried(&entries), &local.stream) {
             (Some(why), _) => why,
             (None, Some(stream)) => communicate(world, stream, options.timeout),
-            (None, None) => Entry::warning("communicate", "there is no device to communicate with"),
+            (None, None) => {
+                Finding::warning("communicate", "there is no device to communicate with")
+            }
         };
         entries.extend(gathered(world, "communicate", &[own])?);
     }
@@ -149,10 +151,10 @@ fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<E
 }
 
 /// The entries of all ranks, where those that say the same are one.
-fn gathered(world: &World, topic: &str, own: &[Entry]) -> nccl::Result<Vec<Entry>> {
+fn gathered(world: &World, topic: &str, own: &[Finding]) -> nccl::Result<Vec<Finding>> {
     let own = json!({
         "host": host_name(),
-        "entries": own.iter().map(Entry::json).collect::<Value>(),
+        "entries": own.iter().map(report::json).collect::<Value>(),
     });
     let parts = world.all_gather(&format!("nccl-doctor/{topic}"), own.to_string().as_bytes())?;
     let parts = parts.iter().enumerate().filter_map(|(rank, part)| {
@@ -160,7 +162,7 @@ fn gathered(world: &World, topic: &str, own: &[Entry]) -> nccl::Result<Vec<Entry
         let part = serde_json::from_slice::<Value>(part).ok()?;
         let host = part["host"].as_str().unwrap_or_default().to_owned();
         let entries = part["entries"].as_array().into_iter().flatten();
-        Some((rank, host, entries.filter_map(Entry::from_json).collect()))
+        Some((rank, host, entries.filter_map(report::from_json).collect()))
     });
     Ok(merged(world.size(), parts))
 }
@@ -168,12 +170,12 @@ fn gathered(world: &World, topic: &str, own: &[Entry]) -> nccl::Result<Vec<Entry
 /// What ranks of these hosts say, as one entry where they say the same.
 fn merged(
     ranks: usize,
-    parts: impl IntoIterator<Item = (usize, String, Vec<Entry>)>,
-) -> Vec<Entry> {
-    let mut all: Vec<Entry> = Vec::new();
+    parts: impl IntoIterator<Item = (usize, String, Vec<Finding>)>,
+) -> Vec<Finding> {
+    let mut all: Vec<Finding> = Vec::new();
     for (rank, host, entries) in parts {
         for mut entry in entries {
-            let same = |other: &&mut Entry| {
+            let same = |other: &&mut Finding| {
                 (other.severity, &other.check, &other.what)
                     == (entry.severity, &entry.check, &entry.what)
             };
@@ -219,17 +221,17 @@ fn host_name() -> String {
 }
 
 /// Where something is wrong, what comes of it is no news.
-fn not_tried(entries: &[Entry]) -> Option<Entry> {
-    let bad = |entry: &Entry| entry.severity == Severity::Error;
+fn not_tried(entries: &[Finding]) -> Option<Finding> {
+    let bad = |entry: &Finding| entry.severity == Severity::Error;
     entries.iter().any(bad).then(because_of_errors)
 }
 
-fn because_of_errors() -> Entry {
-    Entry::warning("communicate", "not tried, because of the errors")
+fn because_of_errors() -> Finding {
+    Finding::warning("communicate", "not tried, because of the errors")
 }
 
 /// What so many ranks of this host find together, each of them a thread with a device of its own.
-fn among_threads(ranks: usize, limit: Duration) -> Vec<Entry> {
+fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
     let devices: Result<Vec<_>, _> = (0..ranks).map(|rank| device(rank, false)).collect();
     let devices = match devices {
         Ok(devices) => devices.into_iter().map(|(stream, _)| stream),
@@ -259,7 +261,7 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Entry> {
             let what =
                 "the thread of the rank has not come back from NCCL or the driver, or has panicked";
             let fix = "look at that device: nvidia-smi, and the kernel's log (Xid)";
-            parts.push((rank, Entry::error("communicate", what).fix(fix)));
+            parts.push((rank, Finding::error("communicate", what).fix(fix)));
         }
     }
     if let ([(_, only)], 1) = (&parts[..], ranks) {
@@ -276,7 +278,7 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Entry> {
 const ELEMENTS: usize = 1 << 18;
 
 /// A communicator of all ranks, and an all-reduce whose result is known.
-fn communicate(world: &World, stream: &Arc<CudaStream>, limit: Duration) -> Entry {
+fn communicate(world: &World, stream: &Arc<CudaStream>, limit: Duration) -> Finding {
     let started = Instant::now();
     let fix = "run it again with NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p, and then: nccl-doctor log \
                /tmp/nccl.*";
@@ -288,17 +290,17 @@ fn communicate(world: &World, stream: &Arc<CudaStream>, limit: Duration) -> Entr
         }
         Ok(wrong) => {
             let what = format!("{wrong} of {ELEMENTS} floats of an all-reduce are wrong");
-            Entry::error("communicate", what).fix(fix)
+            Finding::error("communicate", what).fix(fix)
         }
-        Err(error) => Entry::error("communicate", error.to_string()).fix(fix),
+        Err(error) => Finding::error("communicate", error.to_string()).fix(fix),
     }
 }
 
 /// Without how long it took, which differs from rank to rank and would keep them from being one line.
-fn in_time(started: Instant, what: String) -> Entry {
+fn in_time(started: Instant, what: String) -> Finding {
     match started.elapsed().as_secs() {
-        0..10 => Entry::ok("communicate", what),
-        seconds => Entry::warning("communicate", format!("{what}, but only after {seconds} s"))
+        0..10 => Finding::ok("communicate", what),
+        seconds => Finding::warning("communicate", format!("{what}, but only after {seconds} s"))
             .fix("NCCL_DEBUG=INFO tells where the time goes (Init timings)"),
     }
 }

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 use nccl::Library;
-use nccl::preflight::Settings;
+use nccl::preflight::{Finding, Settings};
 
 use crate::perf::cudarc_finds_libcuda;
-use crate::report::Entry;
 
 /// What was found.
 pub(super) struct Local {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<Finding>,
     pub(super) stream: Option<Arc<CudaStream>>,
     library: Option<Library>,
 }
@@ -61,41 +60,41 @@ impl Local {
 }
 
 /// What an old release cannot do. That there is one, and that all ranks have the same, preflight says.
-fn lacking(library: &Library) -> Option<Entry> {
+fn lacking(library: &Library) -> Option<Finding> {
     let lacking: Vec<_> = library.lacking().map(|one| one.to_string()).collect();
     let what = format!(
         "NCCL {} is too old for {}",
         library.version(),
         lacking.join(", ")
     );
-    (!lacking.is_empty()).then(|| Entry::ok("library", what))
+    (!lacking.is_empty()).then(|| Finding::ok("library", what))
 }
 
 /// No library was found: the error numbers where it was looked for, and ends with what to do.
-fn missing(error: &str) -> Entry {
+fn missing(error: &str) -> Finding {
     let mut lines: Vec<&str> = error.lines().map(str::trim).collect();
     let fix = if lines.len() > 1 { lines.pop() } else { None };
     let fix = fix.unwrap_or("name the file of libnccl in NCCL_LIBRARY");
     let what = lines.join(" ");
     let packages = "NVIDIA's packages are libnccl2, and nvidia-nccl-cu13 for pip";
-    Entry::error("library", what).fix(format!("{fix}; {packages}"))
+    Finding::error("library", what).fix(format!("{fix}; {packages}"))
 }
 
 /// A stream on the device that the rank would take.
 pub(super) fn device(
     local_rank: usize,
     launched: bool,
-) -> Result<(Arc<CudaStream>, Entry), Box<Entry>> {
+) -> Result<(Arc<CudaStream>, Finding), Box<Finding>> {
     if !cudarc_finds_libcuda() {
         let fix =
             "install NVIDIA's driver; in a container, start it with --gpus all or its runtime";
-        let entry = Entry::error("driver", "there is no CUDA driver: libcuda.so is not found");
+        let entry = Finding::error("driver", "there is no CUDA driver: libcuda.so is not found");
         return Err(Box::new(entry.fix(fix)));
     }
     let failed = |what: &str, error: cudarc::driver::DriverError| {
         let fix =
             "nvidia-smi has to work here, and the driver must not be older than libnccl's CUDA";
-        let entry = Entry::error("driver", format!("{what}: CUDA says {error}"));
+        let entry = Finding::error("driver", format!("{what}: CUDA says {error}"));
         Box::new(entry.fix(fix))
     };
     let count =
@@ -112,7 +111,7 @@ pub(super) fn device(
             local_rank + 1
         );
         let fix = "start fewer ranks on that host, or let CUDA_VISIBLE_DEVICES show more devices";
-        return Err(Box::new(Entry::error("device", what).fix(fix)));
+        return Err(Box::new(Finding::error("device", what).fix(fix)));
     }
     let context = CudaContext::new(index)
         .map_err(|error| failed(&format!("opening device {index}"), error))?;
@@ -127,5 +126,5 @@ pub(super) fn device(
         format!("one of {count} devices")
     };
     let what = format!("takes {devices}: {name}");
-    Ok((stream, Entry::ok("devices", what)))
+    Ok((stream, Finding::ok("devices", what)))
 }

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use nccl::debug_log::{DebugLog, Ended, Endpoint, Membership, PluginState, Process, Transport};
+use nccl::preflight::Finding;
 use serde_json::{Value, json};
 
 use super::options::LogOptions;
 use super::{COULD_NOT_CHECK, could_not, show};
-use crate::report::{Entry, steers};
+use crate::report::steers;
 
 /// Lines about processes before the findings.
 const MOST_LINES: usize = 16;
@@ -36,11 +37,11 @@ pub(super) fn run(options: &LogOptions) -> ExitCode {
         return could_not(&unread.join("; "));
     }
     let report = log.report();
-    let mut entries: Vec<Entry> = report.findings().iter().map(Entry::from).collect();
+    let mut entries: Vec<Finding> = report.findings().to_vec();
     entries.extend(
         unread
             .into_iter()
-            .map(|why| Entry::warning("log-file", why)),
+            .map(|why| Finding::warning("log-file", why)),
     );
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.severity));
     let code = show(options.form, &table(&log), || facts(&log), &entries);

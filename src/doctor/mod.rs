@@ -15,10 +15,10 @@ mod timeline;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use nccl::preflight::Severity;
+use nccl::preflight::{Finding, Severity};
 use serde_json::Value;
 
-use crate::report::{self, Entry, Style};
+use crate::report::{self, Style};
 use options::Command;
 pub use timeline::{clean, summary, write_beside};
 
@@ -70,11 +70,11 @@ struct Form {
 }
 
 /// Prints a report: `head` before the lines, or `facts` beside the findings of the JSON.
-fn show(form: Form, head: &str, facts: impl FnOnce() -> Value, entries: &[Entry]) -> ExitCode {
+fn show(form: Form, head: &str, facts: impl FnOnce() -> Value, entries: &[Finding]) -> ExitCode {
     let code = code(report::worst(entries));
     let text = if form.json {
         let mut facts = facts();
-        facts["findings"] = entries.iter().map(Entry::json).collect();
+        facts["findings"] = entries.iter().map(report::json).collect();
         facts["worst"] = report::worst(entries).to_string().into();
         facts["exit_code"] = code.into();
         format!("{facts:#}\n")
