@@ -105,17 +105,10 @@ impl OperationKind {
         }
     }
 
-    fn counts_blocks(self) -> bool {
-        matches!(
-            self,
-            Self::AllGather | Self::ReduceScatter | Self::AllToAll | Self::Gather | Self::Scatter
-        )
-    }
-}
-
-impl fmt::Display for OperationKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// As it is written everywhere.
+    #[doc(hidden)]
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Init => "init",
             Self::AllReduce => "all_reduce",
             Self::Broadcast => "broadcast",
@@ -140,7 +133,20 @@ impl fmt::Display for OperationKind {
             Self::Route => "route",
             Self::Dispatch => "dispatch",
             Self::Combine => "combine",
-        })
+        }
+    }
+
+    fn counts_blocks(self) -> bool {
+        matches!(
+            self,
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll | Self::Gather | Self::Scatter
+        )
+    }
+}
+
+impl fmt::Display for OperationKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -15,7 +15,7 @@ use tracing::field::{Empty, display};
 
 use crate::error::{Error, Result};
 use crate::library::Library;
-use crate::operation::Operation;
+use crate::operation::{Operation, OperationKind};
 use crate::stats;
 use crate::supervision::recorder::Identity;
 use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
@@ -25,7 +25,7 @@ use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
 pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     let class = fault.class();
     stats::faults(class).count();
-    let (operation, seq) = fault.operation_and_sequence();
+    let operation = fault.told_operation();
     let roster = fault.roster();
     let world_ranks = roster.world_ranks();
     let (world_rank, launcher_rank) = fault.named_in_the_world();
@@ -49,8 +49,8 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
                 world_rank,
                 launcher_rank,
                 epoch = fault.epoch(),
-                operation,
-                seq,
+                operation = operation.kind.map(OperationKind::name),
+                seq = operation.sequence,
                 cause = fault.cause(),
                 hint = fault.hint(),
                 "{fault}"

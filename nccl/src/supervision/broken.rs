@@ -57,7 +57,7 @@ fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way
                 continue;
             };
             understood += 1;
-            let _ = (fault.explain(), fault.operation_and_sequence());
+            let _ = (fault.explain(), fault.told_operation());
             let (back, ranks) = Fault::decode(&fault.encode(&members)).unwrap();
             assert_eq!((&back, ranks), (&fault, members));
         }

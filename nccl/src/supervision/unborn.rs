@@ -18,6 +18,7 @@ use crate::peers::Unmade;
 use crate::rendezvous::Line;
 use nccl_base::departure::Departure;
 use nccl_base::departure::{Reason, Unfinished};
+use nccl_base::fault::FaultOperation;
 use nccl_base::fault::cause::{Differs, Earlier, FaultRole, RootCause, Side};
 use nccl_base::fault::roster::Roster;
 use nccl_base::fault::{Cause, Fault, FaultClass, Place};
@@ -134,7 +135,7 @@ impl Unborn {
             ));
         }
         let mut cause = self.never(phase, FaultClass::TimedOut, text);
-        cause.operation = format!("init of {}", self.named());
+        cause.operation = FaultOperation::init(&self.named());
         cause.limit = Some(waited);
         cause.evidence = evidence;
         cause

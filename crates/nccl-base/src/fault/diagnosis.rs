@@ -7,6 +7,7 @@ use nccl_sys as sys;
 
 use super::ALONE;
 use super::cause::{Ending, FaultRole, RootCause, Waiting};
+use super::operation::FaultOperation;
 use super::roster::Roster;
 use super::{Fault, FaultClass};
 use crate::departure::{Failure, How, Lost, Silence};
@@ -20,7 +21,7 @@ pub struct Cause {
     pub class: FaultClass,
     pub role: FaultRole,
     pub root: RootCause,
-    pub operation: String,
+    pub operation: FaultOperation,
     pub text: String,
     pub evidence: Vec<String>,
     pub also: Vec<Waiting>,
@@ -39,7 +40,7 @@ impl Cause {
             class,
             role: FaultRole::Initiating,
             root,
-            operation: String::new(),
+            operation: FaultOperation::default(),
             text,
             evidence: Vec::new(),
             also: Vec::new(),
@@ -253,7 +254,7 @@ impl Cause {
     #[doc(hidden)]
     pub fn elsewhere(&self) -> Self {
         Self {
-            operation: String::new(),
+            operation: FaultOperation::default(),
             began: None,
             ..self.clone()
         }
@@ -307,7 +308,7 @@ impl From<&Error> for Cause {
         }
         let operation = error
             .operation()
-            .map(|operation| operation.what().to_string())
+            .map(FaultOperation::from)
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
             // A call that should have come back, whatever the others do.
@@ -321,7 +322,7 @@ impl From<&Error> for Cause {
                 (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
             }
             ErrorKind::Queued { .. } => {
-                let operation = operation.clone();
+                let operation = operation.text.clone();
                 let root = RootCause::StuckOutside { operation };
                 (FaultClass::TimedOut, FaultRole::Initiating, root)
             }

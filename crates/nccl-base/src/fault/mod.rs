@@ -6,6 +6,7 @@
 
 pub mod cause;
 mod diagnosis;
+mod operation;
 pub mod roster;
 mod text;
 mod wire;
@@ -22,6 +23,8 @@ use serde::{Deserialize, Serialize};
 pub use self::cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
 #[doc(hidden)]
 pub use self::diagnosis::Cause;
+#[doc(hidden)]
+pub use self::operation::FaultOperation;
 pub use self::roster::{Roster, short_key};
 use crate::error::ErrorKind;
 
@@ -53,8 +56,8 @@ pub struct Fault {
     host: String,
     pid: u32,
     epoch: u64,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    operation: String,
+    #[serde(flatten)]
+    operation: FaultOperation,
     root: RootCause,
     cause: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -376,14 +379,10 @@ impl Fault {
         }
     }
 
-    /// The name of the operation, and its number, where they are known.
+    /// The operation in values.
     #[doc(hidden)]
-    pub fn operation_and_sequence(&self) -> (Option<&str>, Option<u64>) {
-        // As `Operation::what` writes it.
-        let mut words = self.operation.split(' ');
-        let name = words.next().filter(|name| !name.is_empty());
-        let number = words.next().and_then(|word| word.strip_prefix('#'));
-        (name, number.and_then(|number| number.parse().ok()))
+    pub fn told_operation(&self) -> &FaultOperation {
+        &self.operation
     }
 
     /// What kind of thing it was.
@@ -535,7 +534,7 @@ impl Fault {
     /// ```
     #[must_use]
     pub fn operation(&self) -> Option<&str> {
-        (!self.operation.is_empty()).then_some(&*self.operation)
+        (!self.operation.text.is_empty()).then_some(&*self.operation.text)
     }
 
     /// What was at the root of it, in values.
@@ -671,7 +670,7 @@ impl Fault {
         [
             &self.communicator,
             &self.host,
-            &self.operation,
+            &self.operation.text,
             &self.cause,
             &self.hint,
         ]

@@ -4,10 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::wire::LONGEST;
-use super::{Cause, Fault, FaultClass, Place};
+use super::{Cause, Fault, FaultClass, FaultOperation, Place};
 use super::{Ending, FaultRole, RootCause, Roster, Waiting};
 use crate::departure::{Exit, Failure, How, LastCall, Lost, ProcessEnd, Sign};
 use crate::error::{Error, ErrorKind};
+use crate::operation::OperationKind;
+
+fn all_reduce() -> FaultOperation {
+    FaultOperation {
+        text: String::from("all_reduce #3"),
+        kind: Some(OperationKind::AllReduce),
+        sequence: Some(3),
+    }
+}
 
 fn fault(cause: Cause) -> Fault {
     Fault::new(
@@ -62,13 +71,15 @@ fn a_fault_names_rank_host_process_operation_and_cause() {
         class: FaultClass::TimedOut,
         role: FaultRole::Unknown,
         root: RootCause::Unknown,
-        operation: String::from("all_reduce #3"),
+        operation: all_reduce(),
         text: String::from("it did not finish within 2s"),
         ..Cause::asked("")
     };
     let late = fault(late);
-    assert_eq!(late.operation_and_sequence(), (Some("all_reduce"), Some(3)));
-    assert_eq!(gone.operation_and_sequence(), (None, None));
+    assert_eq!(late.operation(), Some("all_reduce #3"));
+    let (come, _) = Fault::decode(&late.encode(&[])).unwrap();
+    assert_eq!(come.told_operation(), &all_reduce());
+    assert_eq!(gone.told_operation(), &FaultOperation::default());
     assert!(!late.is_certain() && gone.is_certain() && asked.is_certain());
 }
 
@@ -76,7 +87,7 @@ fn a_fault_names_rank_host_process_operation_and_cause() {
 fn no_rank_is_the_culprit_of_what_was_not_found() {
     let told = |class, role| {
         fault(Cause {
-            operation: String::from("all_reduce #3"),
+            operation: all_reduce(),
             ..Cause::of(class, role, RootCause::Unknown, String::from("it failed"))
         })
     };

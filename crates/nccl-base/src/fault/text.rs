@@ -82,12 +82,12 @@ impl Fault {
             FaultClass::Gone => write!(f, " {}", self.cause),
             FaultClass::Revoked => write!(f, " revoked it: {}", self.cause),
             FaultClass::CutOff => write!(f, " is {}", self.cause),
-            FaultClass::Asked if self.operation.is_empty() => {
+            FaultClass::Asked if self.operation.text.is_empty() => {
                 write!(f, " asked for it: {}", self.cause)
             }
             _ if self.root.is_told_of_a_rank() => write!(f, " {}", self.cause),
-            _ if self.operation.is_empty() => write!(f, ": {}", self.cause),
-            _ => write!(f, " in {}: {}", self.operation, self.cause),
+            _ if self.operation.text.is_empty() => write!(f, ": {}", self.cause),
+            _ => write!(f, " in {}: {}", self.operation.text, self.cause),
         }
     }
 }

@@ -50,7 +50,7 @@ impl Fault {
         let single = [
             &mut self.communicator,
             &mut self.host,
-            &mut self.operation,
+            &mut self.operation.text,
             &mut self.cause,
             &mut self.hint,
         ];

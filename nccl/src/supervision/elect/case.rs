@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nccl_base::fault::cause::{FaultRole, RootCause};
-use nccl_base::fault::{Fault, Roster};
+use nccl_base::fault::{Fault, FaultOperation, Roster};
 use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 
 use super::super::report::{Entered, Report};
@@ -38,7 +38,7 @@ pub(super) struct Finding {
     pub(super) root: RootCause,
     pub(super) text: String,
     /// Where it is not about the operation of which the first told.
-    pub(super) operation: Option<String>,
+    pub(super) operation: Option<FaultOperation>,
     pub(super) evidence: Vec<String>,
     pub(super) hint: String,
 }

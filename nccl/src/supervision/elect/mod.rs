@@ -75,7 +75,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
             root: finding.root,
             operation: finding
                 .operation
-                .unwrap_or_else(|| first.operation().unwrap_or_default().to_owned()),
+                .unwrap_or_else(|| first.told_operation().clone()),
             text: finding.text,
             evidence,
             also: Waiting::together(standings),

@@ -19,6 +19,7 @@ use super::case::{Case, Finding};
 use crate::operation::OperationKind;
 use crate::supervision::ledger::Ledger;
 use crate::supervision::report::Entered;
+use nccl_base::fault::FaultOperation;
 use nccl_base::fault::Roster;
 use nccl_base::fault::cause::{FaultRole, RootCause};
 
@@ -335,7 +336,7 @@ impl<'c> Waits<'c> {
                 way.join(" → "),
                 case.roster.who(&sorted),
             ),
-            operation: (!only_here).then(String::new),
+            operation: (!only_here).then(FaultOperation::default),
             evidence,
             root: RootCause::Cycle { ranks },
             hint: String::from(
@@ -495,7 +496,7 @@ fn inverse(
              before {of_a}",
         ),
         // Both communicators stand still, and their operations are not the same.
-        operation: Some(String::new()),
+        operation: Some(FaultOperation::default()),
         root: RootCause::InverseOrder {
             ranks: [a, b],
             communicators: first.map(|communicator| communicator.name.to_owned()),

@@ -97,7 +97,11 @@ fn told(rank: usize, root: RootCause, text: &str) -> Fault {
         class: FaultClass::TimedOut,
         role: FaultRole::Unknown,
         root,
-        operation: String::from("all_reduce #2"),
+        operation: FaultOperation {
+            text: String::from("all_reduce #2"),
+            kind: Some(OperationKind::AllReduce),
+            sequence: Some(2),
+        },
         text: text.to_owned(),
         ..Cause::asked("")
     };

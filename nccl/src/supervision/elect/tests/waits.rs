@@ -157,7 +157,7 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
         communicators: [String::from("model/tp"), String::from("model/pp")],
     };
     assert_eq!(verdict.cause.root, root);
-    assert_eq!(verdict.cause.operation, "");
+    assert_eq!(verdict.cause.operation, FaultOperation::default());
     // The same, seen from the other one.
     let turn = |report: &Report| {
         let there = report.elsewhere[0].clone();
