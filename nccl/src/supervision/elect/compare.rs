@@ -46,25 +46,23 @@ pub(super) fn sides(shapes: &BTreeMap<usize, &Shape>) -> Option<(Differs, Vec<Si
     fields.into_iter().find_map(|field| {
         let mut sides: Vec<Side> = Vec::new();
         for (rank, shape) in shapes {
-            let none = || String::from("none");
+            // Ranks of which one does not know a field do not differ in it.
             let value = match field {
                 Differs::Operation => shape.operation.clone(),
-                Differs::Root => shape.root.map_or_else(none, |root| root.to_string()),
-                Differs::DataType => shape.data_type.clone().unwrap_or_else(none),
-                Differs::Count => shape.count.map_or_else(none, |count| count.to_string()),
-                Differs::Reduction => shape.reduction.clone().unwrap_or_else(none),
+                Differs::Root => shape.root?.to_string(),
+                Differs::DataType => shape.data_type.clone()?,
+                Differs::Count => shape.count?.to_string(),
+                Differs::Reduction => shape.reduction.clone()?,
                 // It is of a communicator, and no operation.
-                _ => none(),
+                _ => return None,
             };
             match sides.iter_mut().find(|side| side.value == value) {
                 Some(side) => side.ranks.push(*rank),
                 None => sides.push(Side::of(*rank, value)),
             }
         }
-        // Those of which a field is not known differ in nothing.
-        let known = sides.iter().all(|side| side.value != "none") || field == Differs::Operation;
         sides.sort_by_key(|side| (std::cmp::Reverse(side.ranks.len()), side.ranks[0]));
-        (sides.len() > 1 && known).then_some((field, sides))
+        (sides.len() > 1).then_some((field, sides))
     })
 }
 

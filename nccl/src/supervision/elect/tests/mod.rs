@@ -12,8 +12,8 @@ use crate::supervision::report::Elsewhere;
 use crate::supervision::report::Entered;
 use crate::{DataType, ReduceOp};
 use nccl_base::fault::Place;
-use nccl_base::fault::Roster;
 use nccl_base::fault::cause::Differs;
+use nccl_base::fault::{FaultOperation, Roster};
 use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 
 mod inside;
