@@ -51,8 +51,6 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("bench", "scale", "it measures the emulator"),
     ("example", "all_to_all_model", "it prints what formulas say"),
     ("example", "going_on", "it needs no GPU"),
-    ("example", "metrics", "it shows what tests look at"),
-    ("example", "opentelemetry", "it shows what tests look at"),
     (
         "example",
         "overhead_instructions",

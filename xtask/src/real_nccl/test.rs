@@ -1,6 +1,6 @@
 //! `real-nccl test`: the tests of this workspace on NVIDIA's library, and those that are about it.
 //!
-//! The test files of three packages run with the library in the place of the emulator's own NCCL, without those of
+//! The test files of four packages run with the library in the place of the emulator's own NCCL, without those of
 //! [`LEFT_OUT`]. Test files called `real_…`, and the unit tests of the emulator's module `real`, choose for
 //! themselves: they are told all libraries.
 
@@ -21,7 +21,12 @@ use crate::wheels::{Release, Unavailable};
 use crate::workspace::{self, cargo, run as run_command};
 
 /// The packages whose tests these are.
-const PACKAGES: [&str; 3] = ["nccl-emulator", "nccl-tools", "inference-server"];
+const PACKAGES: [&str; 4] = [
+    "nccl-emulator",
+    "nccl-tools",
+    "observability",
+    "inference-server",
+];
 /// The package of the tests that are about NVIDIA's library, and what their files begin with.
 const OWN: (&str, &str) = ("nccl-emulator", "real_");
 /// By this name the unit tests of the emulator's module are asked for.

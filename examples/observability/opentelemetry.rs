@@ -2,7 +2,7 @@
 //! recorder.
 //!
 //! ```text
-//! cargo run --example opentelemetry
+//! cargo run -p observability --bin opentelemetry
 //! ```
 //!
 //! The ranks are threads, on the emulator where there is no GPU. Rank 0 takes a request and sends its trace context

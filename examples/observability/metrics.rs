@@ -1,7 +1,7 @@
 //! The metrics of two ranks, as a server for Prometheus would show them.
 //!
 //! ```text
-//! cargo run --example metrics
+//! cargo run -p observability --bin metrics
 //! ```
 //!
 //! The ranks are threads, on the emulator where there is no GPU. One of them does not come to its last
