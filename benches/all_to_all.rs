@@ -2,8 +2,8 @@
 //! what has changed.
 //!
 //! ```text
-//! cargo bench --bench all_to_all                   all of it, about two minutes
-//! cargo bench --bench all_to_all -- two-level      what has this in its name
+//! cargo bench -p nccl-benches --bench all_to_all                   all of it, about two minutes
+//! cargo bench -p nccl-benches --bench all_to_all -- two-level      what has this in its name
 //! ```
 //!
 //! Four ranks, threads of this process, on two nodes of two. Each iteration enqueues one exchange on every rank; 20 are

@@ -1,6 +1,6 @@
 //! How many messages a channel carries, and how long one takes.
 //!
-//! `cargo bench --bench channel [-- MESSAGES]`: the ranks are processes of their own on this host, each with one
+//! `cargo bench -p nccl-benches --bench channel [-- MESSAGES]`: the ranks are processes of their own on this host, each with one
 //! connection to rank 0 over a Unix socket. Messages of 256 bytes:
 //! from rank 0 to all others one after another, until all have taken all; and from rank 0 to the last rank
 //! and back.

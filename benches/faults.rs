@@ -1,12 +1,12 @@
 //! How soon every rank that lives has the cause, and whether anything is called dead that lives.
 //!
 //! ```text
-//! cargo bench --bench faults                             a short run of all
-//! cargo bench --bench faults -- killed RANKS RUNS        a rank is killed, whose parent says nothing
-//! cargo bench --bench faults -- told RANKS RUNS          the same, under nccl::launch
-//! cargo bench --bench faults -- cut RUNS                 a host's cable is pulled (needs root)
-//! cargo bench --bench faults -- soak RANKS SECONDS LOAD  work beside LOAD programs that take all they get
-//! cargo bench --bench faults -- plot FILE                an SVG of killed 2, 8 and 64
+//! cargo bench -p nccl-benches --bench faults                             a short run of all
+//! cargo bench -p nccl-benches --bench faults -- killed RANKS RUNS        a rank is killed, whose parent says nothing
+//! cargo bench -p nccl-benches --bench faults -- told RANKS RUNS          the same, under nccl::launch
+//! cargo bench -p nccl-benches --bench faults -- cut RUNS                 a host's cable is pulled (needs root)
+//! cargo bench -p nccl-benches --bench faults -- soak RANKS SECONDS LOAD  work beside LOAD programs that take all they get
+//! cargo bench -p nccl-benches --bench faults -- plot FILE                an SVG of killed 2, 8 and 64
 //! ```
 //!
 //! Ranks are processes of this host, on the emulator. Each is in an all-reduce to which one rank does not come; that

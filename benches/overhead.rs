@@ -1,7 +1,7 @@
 //! What the safe crate adds to bare calls of the library below it.
 //!
 //! ```text
-//! cargo bench --bench overhead [-- FILTER]
+//! cargo bench -p nccl-benches --bench overhead [-- FILTER]
 //! ```
 //!
 //! Both ways do the same over a library that only queues; streams are the emulator's, so no figure

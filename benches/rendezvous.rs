@@ -1,6 +1,6 @@
 //! How long it takes until many ranks have met and agreed.
 //!
-//! `cargo bench --bench rendezvous [-- RANKS [ROUNDS]]`: the ranks are threads, each with a connection of
+//! `cargo bench -p nccl-benches --bench rendezvous [-- RANKS [ROUNDS]]`: the ranks are threads, each with a connection of
 //! its own to rank 0, over a Unix socket and over TCP; the greatest time of all ranks, from the start of
 //! the first to the end of a barrier behind `World::join`, and then to the end of `World::preflight`, which
 //! compares all of them. With `--check`, more than 3 s to the barrier, or for the comparison, is a failure.

@@ -1,8 +1,8 @@
 //! How the emulator does with many ranks: 2 to 256, as threads of one process, against a model.
 //!
 //! ```text
-//! cargo bench --bench scale                              all of it; writes docs/results/scale.md
-//! cargo bench --bench scale -- --output DIRECTORY --ranks 256 --rounds 7
+//! cargo bench -p nccl-benches --bench scale                              all of it; writes docs/results/scale.md
+//! cargo bench -p nccl-benches --bench scale -- --output DIRECTORY --ranks 256 --rounds 7
 //! ```
 //!
 //! Each number of ranks runs in a process of its own, so that its memory can be told. In it, every thread makes a
@@ -13,9 +13,11 @@
 //! `barrier(n) = ceil(n/c) barrier(2)`, and B is the speed at which a rank of two moves as many bytes, n m. Both
 //! constants together are what two ranks need for n m bytes each, measured in the same run.
 
+#[path = "against_mpi/root.rs"]
+mod root;
+
 use std::error::Error;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Instant;
@@ -26,6 +28,7 @@ use nccl_tools::build_info::BUILD;
 use nccl_tools::spawn::threads;
 use nccl_tools::statistics::median;
 use nccl_tools::{machine, perf};
+use root::root;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -276,7 +279,7 @@ impl Row {
 }
 
 fn drive() -> Outcome {
-    let (mut output, mut most, mut rounds) = (default_output(), 256, 15);
+    let (mut output, mut most, mut rounds) = (root().join("docs/results"), 256, 15);
     let arguments: Vec<String> = std::env::args()
         .skip(1)
         .filter(|argument| argument != "--bench")
@@ -287,7 +290,7 @@ fn drive() -> Outcome {
             .next()
             .ok_or_else(|| format!("{option} needs a value"))?;
         match option.as_str() {
-            "--output" => output = PathBuf::from(value),
+            "--output" => output = root().join(value),
             "--ranks" => most = value.parse()?,
             "--rounds" => rounds = value.parse()?,
             _ => return Err(format!("{option}: there are --output, --ranks and --rounds").into()),
@@ -307,10 +310,6 @@ fn drive() -> Outcome {
     std::fs::write(&path, page(&arguments.join(" "), rounds, &before, &rows))?;
     eprintln!("wrote {}", path.display());
     Ok(())
-}
-
-fn default_output() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results")
 }
 
 fn row(ranks: usize, rounds: usize) -> Outcome<Row> {
@@ -363,7 +362,7 @@ fn page(arguments: &str, rounds: usize, before: &str, rows: &[Row]) -> String {
         format!(" -- {arguments}")
     };
     let mut page = format!(
-        "# Many ranks on the emulator\n\nWritten by `cargo bench --bench scale{arguments}`, {}. No GPU: these figures \
+        "# Many ranks on the emulator\n\nWritten by `cargo bench -p nccl-benches --bench scale{arguments}`, {}. No GPU: these figures \
          say nothing about one.\n\n- {}\n- {}\n- load (1, 5 and 15 \
          minutes) before: {before}; after: {}\n\nRanks are threads of one process, rank i bound to core i modulo {cores}, and use the crate \
          `nccl`. Times are from when the first rank begins, behind a barrier, until the last one is done: medians of \

@@ -1,8 +1,8 @@
 //! How fast the emulator moves data between processes, beside Open MPI and beside copies of the same bytes.
 //!
 //! ```text
-//! cargo bench --bench against_mpi                        all of it; writes docs/results/against-mpi.md and .svg
-//! cargo bench --bench against_mpi -- --output DIRECTORY --rounds 7 --min 1K --max 64M --ranks 2,4
+//! cargo bench -p nccl-benches --bench against_mpi                        all of it; writes docs/results/against-mpi.md and .svg
+//! cargo bench -p nccl-benches --bench against_mpi -- --output DIRECTORY --rounds 7 --min 1K --max 64M --ranks 2,4
 //! ```
 //!
 //! Needs Open MPI and its compiler: Debian's openmpi-bin and libopenmpi-dev. `benches/mpi/all_to_all.c` is built
@@ -25,6 +25,7 @@ mod operation;
 mod options;
 mod page;
 mod rank;
+mod root;
 mod team;
 
 use std::error::Error;
@@ -131,7 +132,7 @@ fn version(program: &str, option: &str) -> Option<String> {
 
 /// Compiles the program for MPI.
 fn build(directory: &Path) -> Outcome<std::path::PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/mpi/all_to_all.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/all_to_all.c");
     let program = directory.join("all_to_all");
     let status = Command::new("mpicc")
         .args(["-O3", "-o"])

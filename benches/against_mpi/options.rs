@@ -1,8 +1,9 @@
 //! What the command line says.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::Outcome;
+use crate::root::root;
 
 /// See the module.
 pub(crate) struct Options {
@@ -35,7 +36,7 @@ pub(crate) const NOT_EAGER: [&str; 9] = [
 ];
 
 const USAGE: &str = "\
-cargo bench --bench against_mpi [-- OPTIONS]
+cargo bench -p nccl-benches --bench against_mpi [-- OPTIONS]
     --output DIRECTORY   where against-mpi.md and against-mpi.svg go (docs/results of this repository)
     --rounds N           turns of each competitor for each operation and size (21; at least 3)
     --min BYTES          the smallest size (1K)
@@ -48,13 +49,13 @@ impl Options {
     pub(crate) fn parse() -> Outcome<Option<Self>> {
         use lexopt::Arg::Long;
         let mut options = Self {
-            output: Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results"),
+            output: root().join("docs/results"),
             rounds: 21,
             min: 1 << 10,
             max: 64 << 20,
             turn: 0.003,
             ranks: vec![2, 4],
-            command: String::from("cargo bench --bench against_mpi"),
+            command: String::from("cargo bench -p nccl-benches --bench against_mpi"),
         };
         let arguments: Vec<String> = std::env::args()
             .skip(1)
@@ -66,7 +67,7 @@ impl Options {
         let mut parser = lexopt::Parser::from_args(&arguments);
         while let Some(argument) = parser.next()? {
             match argument {
-                Long("output") => options.output = parser.value()?.into(),
+                Long("output") => options.output = root().join(parser.value()?),
                 Long("rounds") => options.rounds = text(&mut parser)?.parse()?,
                 Long("min") => options.min = size(&text(&mut parser)?)?,
                 Long("max") => options.max = size(&text(&mut parser)?)?,

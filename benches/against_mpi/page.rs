@@ -21,7 +21,7 @@ pub(crate) struct Machine {
 /// The page.
 pub(crate) fn write(options: &Options, machine: &Machine, results: &[Comparison]) -> String {
     let mut page = String::from(
-        "# The emulator against Open MPI and memcpy\n\nWritten by `cargo bench --bench against_mpi`. No GPU: these \
+        "# The emulator against Open MPI and memcpy\n\nWritten by `cargo bench -p nccl-benches --bench against_mpi`. No GPU: these \
          figures say nothing about one.\n\n",
     );
     let _ = writeln!(

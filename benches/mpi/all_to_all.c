@@ -1,5 +1,5 @@
 /*
- * The ranks of `cargo bench --bench against_mpi` that use MPI; nothing else starts this program.
+ * The ranks of `cargo bench -p nccl-benches --bench against_mpi` that use MPI; nothing else starts this program.
  *
  *     mpirun -np RANKS all_to_all SOCKET BYTES
  *

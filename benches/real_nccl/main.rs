@@ -1,8 +1,8 @@
 //! What NVIDIA's own library costs on the emulator's driver, beside the emulator's own NCCL on the same driver.
 //!
 //! ```text
-//! cargo xtask real-nccl run -- cargo bench --bench real_nccl        all of it; writes docs/results/real_nccl_figures.md
-//! cargo xtask real-nccl run -- cargo bench --bench real_nccl -- --output DIRECTORY --rounds 7 --max 1M
+//! cargo xtask real-nccl run -- cargo bench -p nccl-benches --bench real_nccl        all of it; writes docs/results/real_nccl_figures.md
+//! cargo xtask real-nccl run -- cargo bench -p nccl-benches --bench real_nccl -- --output DIRECTORY --rounds 7 --max 1M
 //! ```
 //!
 //! Without `NCCL_EMULATOR_NCCL`, which that command sets, it says that nothing was measured.
@@ -19,6 +19,8 @@ mod operation;
 mod page;
 #[path = "../against_mpi/rank.rs"]
 mod rank;
+#[path = "../against_mpi/root.rs"]
+mod root;
 #[path = "../against_mpi/team.rs"]
 mod team;
 
@@ -30,6 +32,7 @@ use std::time::Instant;
 use lexopt::Arg::Long;
 use nccl_tools::machine;
 use operation::Operation;
+use root::root;
 use team::Team;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -50,7 +53,7 @@ const RANKS: usize = 4;
 const TURN: f64 = 0.02;
 
 const USAGE: &str = "\
-cargo xtask real-nccl run -- cargo bench --bench real_nccl [-- OPTIONS]
+cargo xtask real-nccl run -- cargo bench -p nccl-benches --bench real_nccl [-- OPTIONS]
     --output DIRECTORY   where real_nccl_figures.md goes (docs/results of this repository)
     --rounds N           turns of each (15; at least 3)
     --max BYTES          the largest size, in K or M (16M); from 1K, each four times the last";
@@ -67,10 +70,12 @@ impl Options {
     /// `None`: the person wanted to know which there are.
     fn parse() -> Outcome<Option<Self>> {
         let mut options = Self {
-            output: Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results"),
+            output: root().join("docs/results"),
             rounds: 15,
             max: 16 << 20,
-            command: String::from("cargo xtask real-nccl run -- cargo bench --bench real_nccl"),
+            command: String::from(
+                "cargo xtask real-nccl run -- cargo bench -p nccl-benches --bench real_nccl",
+            ),
         };
         let given = std::env::args().skip(1);
         let arguments: Vec<String> = given.filter(|argument| argument != "--bench").collect();
@@ -80,7 +85,7 @@ impl Options {
         let mut parser = lexopt::Parser::from_args(&arguments);
         while let Some(argument) = parser.next()? {
             match argument {
-                Long("output") => options.output = parser.value()?.into(),
+                Long("output") => options.output = root().join(parser.value()?),
                 Long("rounds") => options.rounds = text(&mut parser)?.parse()?,
                 Long("max") => options.max = bytes(&text(&mut parser)?)?,
                 Long("help") => {

@@ -29,8 +29,11 @@ use crate::wheels::Release;
 use crate::workspace::{self, cargo, root, run as run_command};
 use crate::{Result, header, slim};
 
-/// The package whose tests and programs these are.
-const PACKAGE: &str = "nccl-tools";
+/// The packages, and which of their targets go along.
+const PACKAGES: &[(&str, &[&str])] = &[
+    ("nccl-tools", &["bin", "example", "test"]),
+    ("nccl-benches", &["bench"]),
+];
 /// The most that a bundle may weigh in bytes.
 const LIMIT: u64 = 60 << 20;
 /// Compute capability, times ten, of the GPU: H100 and H200.
@@ -277,20 +280,23 @@ fn names<'a>(artifacts: &'a [Artifact], kind: &str) -> Vec<&'a str> {
     of_kind.map(|artifact| &*artifact.name).collect()
 }
 
-/// What of the root package goes along: kind and name of each.
+/// What of the packages goes along: kind and name of each.
 fn wanted() -> Result<Vec<(String, String)>> {
     let mut command = cargo();
     command.args(["metadata", "--no-deps", "--format-version", "1"]);
     let metadata: Value = serde_json::from_str(&workspace::output(&mut command)?)?;
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let mut own = packages.filter(|package| package["name"] == PACKAGE);
-    let targets = own.next().and_then(|package| package["targets"].as_array());
-    let targets = targets.ok_or_else(|| format!("cargo knows no package {PACKAGE}"))?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let all: Vec<_> = targets
-        .iter()
-        .map(|target| (text(&target["kind"][0]), text(&target["name"])))
-        .collect();
+    let mut all = Vec::new();
+    for &(name, kinds) in PACKAGES {
+        let mut packages = metadata["packages"].as_array().into_iter().flatten();
+        let own = packages.find(|package| package["name"] == name);
+        let targets = own.and_then(|package| package["targets"].as_array());
+        let targets = targets.ok_or_else(|| format!("cargo knows no package {name}"))?;
+        let targets = targets
+            .iter()
+            .map(|target| (text(&target["kind"][0]), text(&target["name"])));
+        all.extend(targets.filter(|(kind, _)| kinds.contains(&kind.as_str())));
+    }
     chosen(&all)
 }
 
@@ -305,10 +311,9 @@ fn chosen(all: &[(String, String)]) -> Result<Vec<(String, String)>> {
     {
         return Err(format!("there is no {kind} {name} to be left out").into());
     }
-    let runs = |kind: &str| ["bin", "test", "example", "bench"].contains(&kind);
     let goes = all
         .iter()
-        .filter(|target| runs(&target.0) && !LEFT_OUT.iter().any(|left| is(target, left)));
+        .filter(|target| !LEFT_OUT.iter().any(|left| is(target, left)));
     Ok(goes.cloned().collect())
 }
 
@@ -316,7 +321,10 @@ fn chosen(all: &[(String, String)]) -> Result<Vec<(String, String)>> {
 fn build() -> Result<Vec<Artifact>> {
     let wanted = wanted()?;
     let mut command = cargo();
-    command.args(["build", "--release", "--package", PACKAGE]);
+    command.args(["build", "--release"]);
+    for (package, _) in PACKAGES {
+        command.args(["--package", package]);
+    }
     // Where there is a GPU, NVIDIA's library runs on it, and not on the emulator.
     command.arg("--no-default-features");
     for (kind, name) in &wanted {
@@ -482,7 +490,7 @@ mod tests {
         let own = |(kind, name): &(&str, &str)| ((*kind).to_owned(), (*name).to_owned());
         let mut all: Vec<_> = LEFT_OUT.iter().map(|left| own(&(left.0, left.1))).collect();
         assert!(chosen(&all).unwrap().is_empty());
-        all.extend([("lib", "perf"), ("example", "perf")].iter().map(own));
+        all.push(own(&("example", "perf")));
         let [benchmark] = &chosen(&all).unwrap()[..] else {
             panic!("one program");
         };

@@ -2,11 +2,13 @@
 //!
 //! - `sources`: the files, their modules, and what in them is neither test nor comment;
 //! - `graph`: which file uses which, and what is tied in circles;
-//! - `borders`: which crate may use which.
+//! - `borders`: which crate may use which;
+//! - `targets`: that Cargo knows each test and each benchmark.
 
 mod borders;
 mod graph;
 mod sources;
+mod targets;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -46,6 +48,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     arguments.finish()?;
     if tree.is_none() {
         borders::check()?;
+        targets::check()?;
     }
     let root = tree.unwrap_or_else(|| workspace::root().to_owned());
     println!(

@@ -1,0 +1,78 @@
+//! The files of `tests/` and `benches/` that have to be named in the manifest beside them: Cargo finds tests and benchmarks by
+//! itself only in folders of these names within a package.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::{Result, workspace};
+
+const FOLDERS: [&str; 2] = ["tests", "benches"];
+
+/// Fails with every file that is no target: nothing would run it.
+pub(crate) fn check() -> Result {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version=1", "--offline"])
+        .current_dir(workspace::root())
+        .output()?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().ok_or("no packages")?;
+    let targets = packages
+        .iter()
+        .flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    let known: BTreeSet<PathBuf> = targets
+        .filter_map(|target| target["src_path"].as_str().map(PathBuf::from))
+        .collect();
+    let mut unknown = Vec::new();
+    for folder in FOLDERS {
+        let files = files(&workspace::root().join(folder))?;
+        unknown.extend(files.into_iter().filter(|file| !known.contains(file)));
+    }
+    match unknown.is_empty() {
+        true => Ok(()),
+        false => Err(format!("no target of the manifest beside them: {unknown:?}").into()),
+    }
+}
+
+/// The files and the folders with a `main.rs`, as Cargo takes them.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let main = path.join("main.rs");
+        if main.is_file() {
+            files.push(main);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_test_and_every_benchmark_is_a_target() {
+        check().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    #[test]
+    fn files_and_folders_with_a_main_file_are_found_and_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(path("several")).unwrap();
+        std::fs::create_dir_all(path("support")).unwrap();
+        for name in ["one.rs", "several/main.rs", "support/mod.rs", "Cargo.toml"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let found: BTreeSet<_> = files(folder.path()).unwrap().into_iter().collect();
+        assert_eq!(
+            found,
+            BTreeSet::from([path("one.rs"), path("several/main.rs")])
+        );
+    }
+}
