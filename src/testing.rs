@@ -9,14 +9,11 @@ use std::any::type_name;
 use std::env;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
 use procfs::FromRead;
 use procfs::process::Stat;
-
-use crate::build_info::BUILD;
 
 /// Names the test, and the role, for which a test binary was started again.
 const VARIABLE: &str = "NCCL_TOOLS_TEST_ROLE";
@@ -149,61 +146,6 @@ pub fn end_with<V: Verdict>(body: impl FnOnce() -> V) -> ! {
     }
 }
 
-/// The example of this name that belongs to the running test binary, built if it is not there or is old.
-///
-/// # Panics
-/// When it cannot be built and is not there.
-#[must_use]
-pub fn example(name: &str) -> PathBuf {
-    // <target>/[<triple>/]<profile>/deps/<this test>
-    let this = env::current_exe().unwrap_or_else(|error| panic!("{error}"));
-    let mut above = this.ancestors().skip(2);
-    let (Some(profile), Some(mut target)) = (above.next(), above.next()) else {
-        panic!("{} is no test", this.display());
-    };
-    let example = profile.join("examples").join(name);
-    // For one package alone, cargo may choose other features than for all, and build nearly everything again.
-    if is_new(&example) {
-        return example;
-    }
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--example", name]);
-    match profile.file_name().and_then(|name| name.to_str()) {
-        Some("debug") | None => {}
-        Some(name) => drop(cargo.args(["--profile", name])),
-    }
-    if target.file_name().is_some_and(|name| name == BUILD.target) {
-        target = above.next().unwrap_or(target);
-        cargo.args(["--target", BUILD.target]);
-    }
-    cargo
-        .arg("--target-dir")
-        .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"));
-    let built = cargo.status();
-    // A machine that only runs what was built elsewhere has no cargo.
-    let built = built.is_ok_and(|status| status.success());
-    assert!(built || example.exists(), "the example could not be built");
-    example
-}
-
-/// Whether none of a program's sources has changed since it was built, as cargo lists them beside it.
-fn is_new(program: &Path) -> bool {
-    let changed = |path: &Path| path.metadata()?.modified();
-    let Ok(built) = changed(program) else {
-        return false;
-    };
-    let Ok(list) = std::fs::read_to_string(program.with_extension("d")) else {
-        return false;
-    };
-    let Some((_, sources)) = list.split_once(": ") else {
-        return false;
-    };
-    // A path with a blank in it is not found, and the program is built.
-    let mut sources = sources.split_whitespace();
-    sources.all(|source| changed(Path::new(source)).is_ok_and(|at| at <= built))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,27 +157,6 @@ mod tests {
         // Also where the runner uses no thread for it.
         let on_main = type_name_of(|| ());
         assert_eq!(on_main, format!("nccl_tools::{expected}::{{{{closure}}}}"));
-    }
-
-    #[test]
-    fn a_program_is_new_until_one_of_its_sources_changes() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = |name: &str| directory.path().join(name);
-        let (program, source) = (path("program"), path("main.rs"));
-        let write = |path: &Path, text: &str| std::fs::write(path, text).unwrap();
-        write(&source, "");
-        assert!(!is_new(&program));
-        write(&program, "");
-        assert!(!is_new(&program), "nobody says what it is made of");
-        let list = format!("{}: {}\n", program.display(), source.display());
-        write(&path("program.d"), &list);
-        assert!(is_new(&program));
-        let later = std::time::SystemTime::now() + Duration::from_secs(5);
-        let file = std::fs::File::options().write(true).open(&source).unwrap();
-        file.set_modified(later).unwrap();
-        assert!(!is_new(&program));
-        std::fs::remove_file(&source).unwrap();
-        assert!(!is_new(&program));
     }
 
     fn type_name_of<F>(_: F) -> &'static str {

@@ -1,7 +1,7 @@
 //! Aborts at random moments, many of them: each ends all ranks soon, and nothing is left.
 //!
 //! 400 for each arrangement unless `NCCL_TEST_ABORTS` says otherwise; a thousand are
-//! `NCCL_TEST_ABORTS=1000 cargo test --test aborts -- --nocapture`.
+//! `NCCL_TEST_ABORTS=1000 cargo test -p nccl-tests --test aborts -- --nocapture`.
 //!
 //! Descriptors and threads are counted, and the bytes that are in use on the heap: what grows with every
 //! abort is found, a kibibyte as well. What the process has of the system besides (the memory of the

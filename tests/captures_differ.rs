@@ -280,7 +280,7 @@ fn an_abort_ends_the_wait_for_the_others() {
     });
 }
 
-/// What it costs: `cargo test --release --test captures_differ -- --nocapture --ignored`.
+/// What it costs: `cargo test --release -p nccl-tests --test captures_differ -- --nocapture --ignored`.
 #[test]
 #[ignore = "a measurement"]
 fn the_comparison_takes_as_long_as_an_exchange() {

@@ -12,5 +12,5 @@ fn what_must_not_compile_does_not() {
         ));
         return;
     }
-    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
+    trybuild::TestCases::new().compile_fail("ui/*.rs");
 }

@@ -1,10 +1,14 @@
 //! Devices by number, and that the emulator says when it takes their place.
 
+#[path = "support/programs.rs"]
+mod programs;
+
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use nccl::ErrorKind;
-use nccl_tools::testing::{Role, again, example};
+use nccl_tools::testing::{Role, again};
+use programs::program;
 
 const LINE: &str = "nccl-emulator: no GPU is used";
 
@@ -74,7 +78,7 @@ fn a_device_that_does_not_exist_is_an_error_with_those_that_do() {
 #[test]
 fn the_examples_with_several_ranks_say_at_once_why_a_rank_did_not_start() {
     for name in ["root_cause", "going_on"] {
-        let mut example = Command::new(example(name));
+        let mut example = Command::new(program(name));
         let begun = Instant::now();
         let output = example
             .envs([("NCCL_EMULATOR", "1"), ("NCCL_EMULATOR_DEVICES", "2")])

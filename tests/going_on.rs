@@ -1,5 +1,7 @@
 //! After a rank is gone, or hangs, the others go on: in the same processes, with right results, soon.
 
+#[path = "support/programs.rs"]
+mod programs;
 mod support;
 
 use std::process::Command;
@@ -7,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, ReduceOp, World};
-use nccl_tools::testing::{example, name};
+use nccl_tools::testing::name;
+use programs::program;
 use support::apart::{self, Apart};
 
 /// How long ranks wait for each other.
@@ -53,7 +56,7 @@ fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
         return;
     }
     const ROUNDS: usize = 20;
-    let output = Command::new(example("going_on"))
+    let output = Command::new(program("going_on"))
         .arg(ROUNDS.to_string())
         .env_remove("NCCL_RUN_RANK")
         // NCCL's RAS thread keeps its connections to processes that are gone for a while.
@@ -341,7 +344,7 @@ impl Drop for Lines {
 }
 
 /// `nccl-run` starts a rank that was killed again, alone; the others go on soon and take it in. More rounds:
-/// `NCCL_TEST_ROUNDS=20 cargo test --test going_on nccl_run -- --nocapture`.
+/// `NCCL_TEST_ROUNDS=20 cargo test -p nccl-tests --test going_on nccl_run -- --nocapture`.
 #[test]
 fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
     if !support::needs_processes(4) {
@@ -349,10 +352,10 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
     }
     let rounds = std::env::var("NCCL_TEST_ROUNDS").ok();
     let rounds: usize = rounds.map_or(4, |rounds| rounds.parse().expect("a number"));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nccl-run"));
+    let mut command = Command::new(program("nccl-run"));
     command
         .args(["-n", "4", "--restarts", "1000", "--restart", "failed", "--"])
-        .arg(example("going_on"))
+        .arg(program("going_on"))
         .arg("rank")
         .env_remove("NCCL_RUN_RANK");
     let mut run = Lines::of(command);
@@ -418,10 +421,10 @@ fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
     if !support::needs_processes(4) {
         return;
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nccl-run"));
+    let mut command = Command::new(program("nccl-run"));
     command
         .args(["-n", "4", "--restarts", "100", "--restart", "failed", "--"])
-        .arg(example("going_on"))
+        .arg(program("going_on"))
         .arg("rank")
         .env_remove("NCCL_RUN_RANK");
     let mut run = Lines::of(command);

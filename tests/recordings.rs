@@ -1,6 +1,8 @@
 //! The recordings of all ranks are there to be looked at, whatever their threads hang in, and also after a
 //! fault.
 
+#[path = "support/programs.rs"]
+mod programs;
 mod support;
 
 use std::io::Write as _;
@@ -186,7 +188,7 @@ fn a_doctor_asks(world: &World) -> Outcome {
     until_all_hang(world)?;
     let directory = tempfile::tempdir()?;
     let path = |name: &str| directory.path().join(name);
-    let mut doctor = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));
+    let mut doctor = Command::new(programs::program("nccl-doctor"));
     doctor
         .args(["timeline", "--rendezvous"])
         .arg(std::env::var("NCCL_RUN_RENDEZVOUS")?)
@@ -216,7 +218,7 @@ fn a_doctor_asks(world: &World) -> Outcome {
     }
     // Without knowing more than a process; of somebody who has nothing of the job in the environment.
     let by_process = |pid: &str| {
-        let mut doctor = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));
+        let mut doctor = Command::new(programs::program("nccl-doctor"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("NCCL_RUN_") {
                 doctor.env_remove(name);
@@ -240,7 +242,7 @@ fn a_doctor_asks(world: &World) -> Outcome {
     assert!(said.contains("by process 1: "), "{said}");
     // Nobody answers there.
     let nowhere = format!("unix:{}", path("nobody.sock").display());
-    let mut doctor = Command::new(env!("CARGO_BIN_EXE_nccl-doctor"));
+    let mut doctor = Command::new(programs::program("nccl-doctor"));
     let arguments = ["timeline", "--rendezvous", &nowhere, "--timeout", "1"];
     let output = doctor.args(arguments).stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);

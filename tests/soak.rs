@@ -1,7 +1,7 @@
 //! Random operations for a long time: nothing grows.
 //!
 //! Ten seconds unless `NCCL_TEST_SOAK_SECONDS` says otherwise; ten minutes are
-//! `NCCL_TEST_SOAK_SECONDS=600 cargo test --release --test soak -- --nocapture`. Communicators are made,
+//! `NCCL_TEST_SOAK_SECONDS=600 cargo test --release -p nccl-tests --test soak -- --nocapture`. Communicators are made,
 //! split, finalized, dropped and aborted all the time.
 
 mod random;

@@ -13,7 +13,7 @@ use super::options::Options;
 use super::processes::Token;
 use super::report::Report;
 use super::step::{Outcome, Record, Step};
-use super::{ARRANGEMENTS, MOST_RANKS};
+use super::{ARRANGEMENTS, MOST_RANKS, PROGRAMS};
 use crate::failure::{Exit, Failure};
 use crate::measure;
 
@@ -139,7 +139,8 @@ impl Check<'_> {
             .collect();
         command
             .env(ARRANGEMENTS, ways.join(","))
-            .env(MOST_RANKS, "4");
+            .env(MOST_RANKS, "4")
+            .env(PROGRAMS, &self.unpacked.programs);
         command
     }
 

@@ -26,3 +26,6 @@ pub const ARRANGEMENTS: &str = "NCCL_TOOLS_ARRANGEMENTS";
 
 /// The most ranks that the devices of this machine can take; unset, as many as there are.
 pub const MOST_RANKS: &str = "NCCL_TOOLS_MOST_RANKS";
+
+/// The directory of the programs that tests start, with `examples` in it, where Cargo has not built them beside the tests.
+pub const PROGRAMS: &str = "NCCL_TEST_PROGRAMS";

@@ -4,6 +4,8 @@ mod check;
 mod logs;
 #[path = "../meeting/mod.rs"]
 mod meeting;
+#[path = "../support/programs.rs"]
+mod programs;
 mod timeline;
 
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -23,7 +25,8 @@ fn doctor(arguments: &[&str]) -> Command {
 
 /// The same, run by the command `before`.
 fn doctor_behind(before: &[&str], arguments: &[&str]) -> Command {
-    let words = [before, &[env!("CARGO_BIN_EXE_nccl-doctor")], arguments].concat();
+    let doctor = programs::program("nccl-doctor").display().to_string();
+    let words = [before, &[&doctor], arguments].concat();
     let mut command = Command::new(words[0]);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
@@ -114,7 +117,7 @@ fn one<'v>(value: &'v Value, check: &str) -> &'v Value {
 
 fn log(name: &str) -> String {
     format!(
-        "{}/crates/nccl-diagnose/src/debug_log/tests/logs/{name}",
+        "{}/../crates/nccl-diagnose/src/debug_log/tests/logs/{name}",
         env!("CARGO_MANIFEST_DIR")
     )
 }

@@ -2,16 +2,18 @@
 //! every row of the table is tried with real processes, and `docs/faults.md` has exactly these rows.
 //!
 //! ```text
-//! cargo test --test fault_matrix -- --nocapture            what was measured
-//! NCCL_TEST_FAULT=killed cargo test --test fault_matrix    rows with that in their names
-//! NCCL_TEST_NOT_YET=1 cargo test --test fault_matrix       also those that are known to be wrong
-//! cargo xtask fault-table                                  writes the table into docs/faults.md
+//! cargo test -p nccl-tests --test fault_matrix -- --nocapture            what was measured
+//! NCCL_TEST_FAULT=killed cargo test -p nccl-tests --test fault_matrix    rows with that in their names
+//! NCCL_TEST_NOT_YET=1 cargo test -p nccl-tests --test fault_matrix       also those that are known to be wrong
+//! cargo xtask fault-table                                                writes the table into docs/faults.md
 //! ```
 
 mod actor;
 #[path = "../support/cgroup.rs"]
 mod cgroup;
 mod outcomes;
+#[path = "../support/programs.rs"]
+mod programs;
 mod row;
 mod rows;
 mod stage;
@@ -295,7 +297,7 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
 
 #[test]
 fn the_page_has_the_rows_of_this_table() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/faults.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/faults.md");
     written_or_same(path, &rows::table());
 }
 
@@ -304,7 +306,7 @@ fn in_the_example_seven_ranks_name_the_eighth_which_was_killed() {
     if !support::needs_processes(8) {
         return;
     }
-    let output = std::process::Command::new(nccl_tools::testing::example("root_cause"))
+    let output = std::process::Command::new(programs::program("root_cause"))
         .arg("5")
         .output()
         .expect("the example runs");

@@ -11,10 +11,7 @@ use std::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-const PATH: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/tests/fault_matrix/outcomes.json"
-);
+const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fault_matrix/outcomes.json");
 
 /// What came of a row, without what is another one each time: numbers of processes, times, names of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

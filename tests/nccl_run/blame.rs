@@ -242,7 +242,7 @@ fn the_oom_killer_is_named() {
     );
     let mut command = std::process::Command::new("sh");
     command
-        .args(["-c", &enter, super::running::PROGRAM])
+        .args(["-c", &enter, &super::running::PROGRAM])
         .args(["-n", "2", "--", "sh", "-c"])
         .arg("[ $NCCL_RUN_RANK = 0 ] && sleep 30; exec tail -n 1 /dev/zero");
     let run = Running::start(command).finish();

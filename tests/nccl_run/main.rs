@@ -5,6 +5,8 @@ mod blame;
 mod cgroup;
 mod orphans;
 mod output;
+#[path = "../support/programs.rs"]
+mod programs;
 mod record;
 mod running;
 mod signals;

@@ -278,7 +278,7 @@ fn an_output_that_cannot_be_written_is_told_once_with_its_cause_and_the_ranks_go
         notes.noting("done-$NCCL_RUN_RANK", "x")
     );
     let mut command = Command::new("sh");
-    command.args(["-c", "exec \"$@\" >/dev/full", "sh", PROGRAM]);
+    command.args(["-c", "exec \"$@\" >/dev/full", "sh", &PROGRAM]);
     command.args(["-n", "2", "--", "sh", "-c", &text]);
     let run = Running::start(command).finish();
     assert_eq!(run.code, 0, "{run:?}");

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::LazyLock;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,13 @@ use nccl_tools::spawn::end_within;
 use nccl_tools::testing::{eventually, lives};
 use rustix::process::{Pid, kill_process};
 
+use crate::programs::program;
+
 /// How long one run may take.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_nccl-run");
+pub(crate) static PROGRAM: LazyLock<String> =
+    LazyLock::new(|| program("nccl-run").display().to_string());
 
 /// What a run printed, and how it ended.
 pub(crate) struct Run {
@@ -79,7 +83,7 @@ fn heed_the_keyboard(command: &mut Command) {
 }
 
 pub(crate) fn options_only(options: &str) -> Command {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(&*PROGRAM);
     command.args(options.split_whitespace());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("NCCL_") {

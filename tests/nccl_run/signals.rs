@@ -181,7 +181,7 @@ fn what_was_ignored_at_the_start_stays_ignored() {
     command.args([
         "-c",
         "trap '' HUP; exec \"$0\" \"$@\"",
-        super::running::PROGRAM,
+        &super::running::PROGRAM,
     ]);
     command.args(["-n", "1", "--", "sh", "-c", &text]);
     let running = Running::start(command);

@@ -95,7 +95,7 @@ fn ctrl_c_reaches_each_rank_once() {
         notes.noting("rank-$NCCL_RUN_RANK", "$$")
     );
     let script = "\"$1\" -n 2 -- sh -c \"$2\"; echo code $?";
-    let mut terminal = Terminal::new(script, &[PROGRAM, &rank]);
+    let mut terminal = Terminal::new(script, &[&PROGRAM, &rank]);
     let ranks = [notes.pid("rank-0"), notes.pid("rank-1")];
     terminal.press(b"\x03");
     all_gone(&ranks);
@@ -120,7 +120,7 @@ fn ctrl_z_stops_all_and_fg_goes_on() {
     // Ends the line that it waits in when the job is stopped.
     let script = "set -m; \"$1\" -n 2 -- sh -c \"$2\"; echo stopped with $?; touch \"$3/go\"; fg; echo code $?";
     let directory = notes.path().display().to_string();
-    let mut terminal = Terminal::new(script, &[PROGRAM, &rank, &directory]);
+    let mut terminal = Terminal::new(script, &[&PROGRAM, &rank, &directory]);
     notes.pid("rank-0");
     notes.pid("rank-1");
     terminal.press(b"\x1a");
@@ -142,7 +142,7 @@ fn a_terminal_that_goes_away_ends_all() {
         "{} while :; do sleep 0.05; done",
         notes.noting("rank-$NCCL_RUN_RANK", "$$")
     );
-    let terminal = Terminal::new("\"$1\" -n 2 -- sh -c \"$2\"", &[PROGRAM, &rank]);
+    let terminal = Terminal::new("\"$1\" -n 2 -- sh -c \"$2\"", &[&PROGRAM, &rank]);
     let ranks = [notes.pid("rank-0"), notes.pid("rank-1")];
     // The session's leader is gone, as when a connection to the host ends.
     drop(terminal);
@@ -153,7 +153,7 @@ fn a_terminal_that_goes_away_ends_all() {
 fn what_a_rank_prints_cannot_reach_the_rank_in_front_of_it() {
     let rank = r"printf '\r[0] forged\n\033[99D[0] forged\n\033[31mred\n'";
     let script = "\"$1\" -n 1 -- sh -c \"$2\"; echo code $?";
-    let mut terminal = Terminal::new(script, &[PROGRAM, rank]);
+    let mut terminal = Terminal::new(script, &[&PROGRAM, rank]);
     assert_eq!(terminal.code(), Some(0));
     terminal.shows("code 0");
     let shown = "[0] [0] forged\r\n[0] \u{fffd}[99D[0] forged\r\n[0] \x1b[31mred\x1b[0m\r\n";

@@ -29,7 +29,7 @@ pub(crate) fn free_port() -> String {
 #[test]
 fn under_nccl_run_it_is_one_rank() {
     let rank = command(SHORT);
-    let mut launcher = std::process::Command::new(env!("CARGO_BIN_EXE_nccl-run"));
+    let mut launcher = std::process::Command::new(crate::programs::program("nccl-run"));
     launcher
         .args(["-n", "3", "--no-prefix", "--"])
         .arg(rank.get_program())

@@ -12,5 +12,7 @@ mod json;
 mod launchers;
 mod plot;
 mod program;
+#[path = "../support/programs.rs"]
+mod programs;
 mod sendrecv;
 mod table;

@@ -1,10 +1,7 @@
 //! Running the example, as a person does, with a limit on how long that may take.
 
-use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -19,16 +16,6 @@ pub(crate) const PROGRAMS: [&str; 4] = [
     "sendrecv_perf",
     "all_reduce_perf",
 ];
-
-/// The program that belongs to this test binary, built if it is not there or is old.
-fn example(program: &'static str) -> PathBuf {
-    static BUILT: Mutex<Option<HashMap<&str, PathBuf>>> = Mutex::new(None);
-    let mut built = BUILT.lock().unwrap();
-    let built = built.get_or_insert_default().entry(program);
-    built
-        .or_insert_with(|| nccl_tools::testing::example(program))
-        .clone()
-}
 
 /// Variables by which launchers tell a process that it is a rank, and others that change what is done.
 pub(crate) const LAUNCHERS: [&str; 15] = [
@@ -56,7 +43,7 @@ pub(crate) fn command(arguments: &str) -> Command {
 
 /// A program on the emulator, wherever this runs: with GPUs the figures would be others.
 pub(crate) fn command_of(program: &'static str, arguments: &str) -> Command {
-    let mut command = Command::new(example(program));
+    let mut command = Command::new(crate::programs::program(program));
     command
         .args(arguments.split_whitespace())
         .env("NCCL_EMULATOR", "1");

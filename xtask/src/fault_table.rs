@@ -9,6 +9,8 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     let test = [
         "test",
         "--quiet",
+        "--package",
+        "nccl-tests",
         "--test",
         "fault_matrix",
         "the_page_has_the_rows_of_this_table",

@@ -31,7 +31,8 @@ use crate::{Result, header, slim};
 
 /// The packages, and which of their targets go along.
 const PACKAGES: &[(&str, &[&str])] = &[
-    ("nccl-tools", &["bin", "example", "test"]),
+    ("nccl-tools", &["bin", "example"]),
+    ("nccl-tests", &["test"]),
     ("nccl-benches", &["bench"]),
 ];
 /// The most that a bundle may weigh in bytes.
@@ -53,13 +54,11 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("bench", "rendezvous", "it needs no GPU"),
     ("bench", "scale", "it measures the emulator"),
     ("example", "all_to_all_model", "it prints what formulas say"),
-    ("example", "going_on", "it needs no GPU"),
     (
         "example",
         "overhead_instructions",
         "it counts what the emulator makes of it",
     ),
-    ("example", "root_cause", "it needs no GPU"),
     ("test", "abort_all", "it needs no GPU"),
     ("test", "awaiting", "it tries executors, and needs no GPU"),
     ("test", "before_nccl", "it fails before NCCL is asked"),
@@ -71,11 +70,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("test", "fatal", "its leaks are the emulator's"),
     ("test", "fault_matrix", "its faults are the emulator's"),
     ("test", "faults_of_one", "its faults are the emulator's"),
-    (
-        "test",
-        "going_on",
-        "it starts an example, which is not taken along",
-    ),
+    ("test", "going_on", "it needs no GPU"),
     ("test", "gpu_check", "it tests the check itself"),
     ("test", "hangs", "its hangs are the emulator's"),
     ("test", "isolated_hosts", "it needs no GPU"),

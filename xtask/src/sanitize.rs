@@ -51,8 +51,8 @@ const CRATES: &[&str] = &[
     "--lib",
 ];
 
-/// The package of the tools and of `tests/`: its dependencies are more than those of all the crates.
-const TOOLS: &str = "--package=nccl-tools";
+/// The packages of the tools and of `tests/`: their dependencies are more than those of all the crates.
+const TOOLS: &[&str] = &["--package=nccl-tools", "--package=nccl-tests"];
 
 /// Tests of `tests/` in which most of the memory is lent and freed, for every change.
 const FIRST: &[&str] = &["--test=aborts", "--test=operations", "--test=plans"];
@@ -165,7 +165,7 @@ fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &P
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
     if all || sanitizer == Sanitizer::Address {
-        cargo.arg(TOOLS).args(FIRST);
+        cargo.args(TOOLS).args(FIRST);
     }
     if all {
         cargo.args(CAPABILITIES);

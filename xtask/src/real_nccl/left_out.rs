@@ -75,9 +75,9 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
         "it tests the driver, and asks NCCL nothing",
     ),
     ("inference-server", "training", COMPUTES),
-    ("nccl-tools", "compile_fail", "it runs the compiler"),
+    ("nccl-tests", "compile_fail", "it runs the compiler"),
     (
-        "nccl-tools",
+        "nccl-tests",
         "send_sync",
         "it has done its work when it is built",
     ),
@@ -85,4 +85,4 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
 
 /// What `--quick` runs on the library beside the tests about it: files that show in little time that the safe layer's
 /// operations are right on it, and end when something hangs.
-pub(super) const QUICK: &[(&str, &str)] = &[("nccl-tools", "killed"), ("nccl-tools", "operations")];
+pub(super) const QUICK: &[(&str, &str)] = &[("nccl-tests", "killed"), ("nccl-tests", "operations")];

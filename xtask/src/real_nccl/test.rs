@@ -23,7 +23,7 @@ use crate::workspace::{self, cargo, run as run_command};
 /// The packages whose tests these are.
 const PACKAGES: [&str; 4] = [
     "nccl-emulator",
-    "nccl-tools",
+    "nccl-tests",
     "observability",
     "inference-server",
 ];
@@ -271,8 +271,8 @@ mod tests {
         vec![
             file("nccl-emulator", "real_faults"),
             file("nccl-emulator", "real_symbols"),
-            file("nccl-tools", "collectives"),
-            file("nccl-tools", "compile_fail"),
+            file("nccl-tests", "collectives"),
+            file("nccl-tests", "compile_fail"),
         ]
     }
 

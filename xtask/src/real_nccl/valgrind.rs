@@ -47,7 +47,7 @@ pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
     let mut options = each::Options::parse(behind)?;
     options.only(TESTS.iter().flat_map(|(_, tests)| *tests));
     let mut command = cargo();
-    command.args(["test", "--no-run", "--package", "nccl-tools"]);
+    command.args(["test", "--no-run", "--package", "nccl-tests"]);
     command.args([
         "--features",
         FEATURE,

@@ -1,0 +1,41 @@
+//! Where the programs are that tests start: `nccl-run`, `nccl-doctor` and examples. For tests of this package alone: Cargo tells
+//! them, and no others, where it has put what `tests/Cargo.toml` lists.
+
+use std::path::PathBuf;
+
+use nccl_tools::gpu_check::PROGRAMS;
+
+/// The program of this name, as it was built with this test, or of the directory that [`PROGRAMS`] names.
+///
+/// # Panics
+/// When it is not there.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let program = match std::env::var_os(PROGRAMS) {
+        Some(directory) => {
+            let directory = PathBuf::from(directory);
+            let program = directory.join(name);
+            match program.is_file() {
+                true => program,
+                false => directory.join("examples").join(name),
+            }
+        }
+        None => built(name).into(),
+    };
+    assert!(program.is_file(), "there is no {}", program.display());
+    program
+}
+
+/// Those of `tests/Cargo.toml`.
+fn built(name: &str) -> &'static str {
+    match name {
+        "nccl-run" => env!("CARGO_BIN_EXE_nccl-run-under-test"),
+        "nccl-doctor" => env!("CARGO_BIN_EXE_nccl-doctor-under-test"),
+        "all_reduce_perf" => env!("CARGO_BIN_EXE_all_reduce_perf"),
+        "all_to_all_perf" => env!("CARGO_BIN_EXE_all_to_all_perf"),
+        "all_to_all_v_perf" => env!("CARGO_BIN_EXE_all_to_all_v_perf"),
+        "going_on" => env!("CARGO_BIN_EXE_going_on"),
+        "root_cause" => env!("CARGO_BIN_EXE_root_cause"),
+        "sendrecv_perf" => env!("CARGO_BIN_EXE_sendrecv_perf"),
+        _ => panic!("tests/Cargo.toml has no program {name}"),
+    }
+}
