@@ -124,7 +124,7 @@ fn describer() -> MutexGuard<'static, Option<Describe>> {
 /// span is not described.
 ///
 /// With tracing-subscriber's registry, where layers keep what they know of a span in its extensions
-/// (`examples/opentelemetry.rs` is a whole program):
+/// (`examples/observability/opentelemetry.rs` is a whole program):
 ///
 /// ```ignore
 /// let registry = tracing::dispatcher::get_default(Clone::clone);
