@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::driver::CUresult;
+use crate::result::CUresult;
 
 /// What the driver asks.
 #[derive(Debug, Clone, Copy)]

@@ -36,9 +36,11 @@ pub mod memory;
 #[cfg(feature = "runtime")]
 pub mod nvml;
 pub mod registry;
+mod result;
 #[cfg(feature = "runtime")]
 pub mod runtime;
 pub mod settings;
 pub mod stand_in;
 pub mod sync;
 pub mod violations;
+mod visible;

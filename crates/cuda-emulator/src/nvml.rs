@@ -8,10 +8,12 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::driver::{self, CUresult, caught, device, visible};
+use crate::driver::call::{VERSION, caught};
+use crate::driver::{CUresult, device};
 use crate::elf::Symbol;
 use crate::memory;
 use crate::settings::settings;
+use crate::visible;
 
 /// A `nvmlReturn_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -249,7 +251,7 @@ unsafe extern "C" fn nvml_version(place: *mut c_char, length: c_uint) -> Code {
 
 unsafe extern "C" fn cuda_version(place: *mut c_int) -> Code {
     // SAFETY: the caller passes null or a place for the number.
-    caught_here(|| unsafe { store(place, driver::VERSION) })
+    caught_here(|| unsafe { store(place, VERSION) })
 }
 
 /// There is none: all three numbers are zero.

@@ -14,10 +14,12 @@ use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
+use super::call::{enter, store};
 use super::context::Context;
-use super::{CUresult, enter, store, stream_of};
+use super::handles::{places, stream_of};
 use crate::elf::Symbol;
 use crate::exec::{self, Capture, Info, Kind, Standing, Stream};
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -266,7 +268,7 @@ unsafe extern "C" fn update_dependencies_v2(
         }
         let capture = stream.capture().ok_or(CUresult::ERROR_ILLEGAL_STATE)?;
         // SAFETY: the caller passes `count` nodes.
-        let tips = unsafe { super::graph::places(dependencies, count, &capture.graph())? };
+        let tips = unsafe { places(dependencies, count, &capture.graph())? };
         capture.set_tips(&stream, &tips, flags == SET)
     })
 }

@@ -20,11 +20,14 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::call::enter;
+use super::capture;
 use super::context::{self, Context};
-use super::{CUresult, capture, enter, refuse, stream_of};
+use super::handles::{refuse, stream_of};
 use crate::elf::Symbol;
 use crate::exec::{Recipe, Step, Stream, Work};
 use crate::memory::{self, Place};
+use crate::result::CUresult;
 use crate::violations::{self, Violation, ViolationKind};
 
 pub(super) fn symbols() -> Vec<Symbol> {

@@ -4,9 +4,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::call::{enter, store};
+use super::capture;
 use super::context::{self, Context};
-use super::{CUresult, capture, enter, store};
 use crate::elf::Symbol;
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -147,7 +149,7 @@ unsafe extern "C" fn pop_current(place: *mut *mut c_void) -> CUresult {
 unsafe extern "C" fn get_device(place: *mut c_int) -> CUresult {
     // SAFETY: the caller passes null or a place for the device.
     enter("cuCtxGetDevice", || unsafe {
-        store(place, super::current_device()?)
+        store(place, context::current_in_any_state()?.device())
     })
 }
 

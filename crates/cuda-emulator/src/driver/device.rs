@@ -1,11 +1,15 @@
 //! Devices: how many there are, and what they say of themselves.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::hash::{Hash, Hasher};
 
-use super::{CUresult, context, enter, store, visible};
+use super::call::{enter, store};
+use super::context;
 use crate::elf::Symbol;
+use crate::result::CUresult;
 use crate::settings::settings;
+use crate::visible;
+
+pub use crate::visible::uuid;
 
 /// What every device is called: nobody shall take a number measured here for a GPU's.
 pub(crate) const NAME: &CStr = c"CPU emulator, not a GPU";
@@ -115,26 +119,6 @@ unsafe extern "C" fn get_name(name: *mut c_char, len: c_int, device: c_int) -> C
     })
 }
 
-/// Of a device by its number on this host: the same in any process of this host and boot.
-pub fn uuid(device: u32) -> [u8; 16] {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let host = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
-    let half = |salt: u8| {
-        // `DefaultHasher::new` has fixed keys. Another release of Rust may hash otherwise: the
-        // processes of one job are built alike.
-        let mut hasher = std::hash::DefaultHasher::new();
-        ("nccl-emulator", salt, &boot, &host, device).hash(&mut hasher);
-        hasher.finish().to_le_bytes()
-    };
-    let mut uuid = [0; 16];
-    uuid[..8].copy_from_slice(&half(0));
-    uuid[8..].copy_from_slice(&half(1));
-    // A UUID of version 8 (vendor's own), variant 1.
-    uuid[6] = uuid[6] & 0x0f | 0x80;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    uuid
-}
-
 unsafe extern "C" fn get_uuid(place: *mut [u8; 16], device: c_int) -> CUresult {
     enter("cuDeviceGetUuid", || {
         let device = known(device)?;
@@ -172,13 +156,13 @@ unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: 
             41 => 1,                        // UNIFIED_ADDRESSING
             75 => COMPUTE_CAPABILITY.0,
             76 => COMPUTE_CAPABILITY.1,
-            78 => 1,                                     // STREAM_PRIORITIES_SUPPORTED
-            81 => 228 << 10,                             // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-            82 => 65_536,                                // MAX_REGISTERS_PER_MULTIPROCESSOR
-            91 => 1,                                     // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+            78 => 1,                                    // STREAM_PRIORITIES_SUPPORTED
+            81 => 228 << 10,                            // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+            82 => 65_536,                               // MAX_REGISTERS_PER_MULTIPROCESSOR
+            91 => 1,                                    // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
             92..=94 | 122 | 123 => 1, // memory operations in streams, also of 64 bits and with NOR
             95 => 1,                  // COOPERATIVE_LAUNCH
-            97 => super::launch::SHARED_OPT_IN as c_int, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+            97 => super::shape::SHARED_OPT_IN as c_int, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
             99 => 1,                  // HOST_REGISTER_SUPPORTED
             102 => 1,                 // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
             103 => 1,                 // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED

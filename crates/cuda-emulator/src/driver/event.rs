@@ -3,9 +3,12 @@
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
-use super::{CUresult, bad_handle, capture, context, enter, store, stream_of};
+use super::call::{enter, store};
+use super::handles::{bad_handle, stream_of};
+use super::{capture, context};
 use crate::elf::Symbol;
 use crate::exec::{Event, Stream};
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -3,11 +3,14 @@
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
-use super::{CUresult, bad_handle, capture, context, enter, store, stream_of};
+use super::call::{enter, store};
+use super::handles::{places, stream_of, unknown};
+use super::{capture, context};
 use crate::elf::Symbol;
 use crate::exec::{
-    Action, EXECUTABLES, Event, Executable, GRAPHS, Graph, HostCall, NODES, OBJECTS, UserObject,
+    Action, EXECUTABLES, Event, Executable, GRAPHS, Graph, HostCall, OBJECTS, UserObject,
 };
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -70,12 +73,6 @@ unsafe extern "C" fn instantiate(
     })
 }
 
-/// Tells of a handle that belongs to nothing that lives.
-fn unknown(what: &str, handle: *mut c_void) -> CUresult {
-    bad_handle(what, handle);
-    CUresult::ERROR_INVALID_VALUE
-}
-
 fn graph_of(handle: *mut c_void) -> Result<Arc<Graph>, CUresult> {
     GRAPHS.get(handle).ok_or_else(|| unknown("graph", handle))
 }
@@ -84,30 +81,6 @@ fn object_of(handle: *mut c_void) -> Result<Arc<UserObject>, CUresult> {
     OBJECTS
         .get(handle)
         .ok_or_else(|| unknown("user object", handle))
-}
-
-/// The places of nodes in a graph.
-///
-/// # Safety
-/// `nodes` has `count` entries, or none at all.
-pub(super) unsafe fn places(
-    nodes: *const *mut c_void,
-    count: usize,
-    graph: &Arc<Graph>,
-) -> Result<Vec<usize>, CUresult> {
-    if nodes.is_null() && count > 0 {
-        return Err(CUresult::ERROR_INVALID_VALUE);
-    }
-    (0..count)
-        .map(|at| {
-            // SAFETY: the caller promises as many.
-            let node = unsafe { nodes.add(at).read() };
-            NODES
-                .get(node)
-                .ok_or_else(|| unknown("node", node))?
-                .place_in(graph)
-        })
-        .collect()
 }
 
 fn executable_of(handle: *mut c_void) -> Result<Arc<Executable>, CUresult> {

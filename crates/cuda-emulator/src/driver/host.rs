@@ -2,10 +2,12 @@
 
 use std::ffi::{c_uint, c_void};
 
-use super::{CUresult, capture, context, enter, store};
+use super::call::{enter, store};
+use super::{capture, context};
 use crate::elf::Symbol;
 use crate::exec;
 use crate::memory;
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
@@ -50,7 +52,7 @@ fn settle(address: *mut c_void) -> Result<(), CUresult> {
     let block = memory::host_block(address.addr()).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     exec::synchronize_device(block.device);
     if block.flags & PORTABLE != 0 {
-        (0..super::visible::count() as i32).for_each(exec::synchronize_device);
+        (0..crate::visible::count() as i32).for_each(exec::synchronize_device);
     }
     Ok(())
 }

@@ -2,10 +2,12 @@
 
 use std::ffi::{c_uint, c_void};
 
-use super::{CUresult, context, enter, store};
+use super::call::{enter, store};
+use super::context;
 use crate::elf::Symbol;
 use crate::exec;
 use crate::memory::ipc::{self, Handle};
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -2,11 +2,14 @@
 
 use std::ffi::c_void;
 
+use super::call::{enter, store};
+use super::capture;
 use super::context;
-use super::{CUresult, capture, enter, refuse, store, stream_of};
+use super::handles::{refuse, stream_of};
 use crate::elf::Symbol;
 use crate::exec::{self, Step, Work};
 use crate::memory::{self, Freeing};
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

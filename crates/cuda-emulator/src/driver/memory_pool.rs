@@ -4,11 +4,14 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::call::{enter, store};
+use super::handles::stream_of;
 use super::virtual_memory::{Grant, PINNED, RawLocation, known_grants};
-use super::{CUresult, capture, enter, refused, store, stream_of};
+use super::{capture, refused};
 use crate::elf::Symbol;
 use crate::exec::{Step, Stream, Work};
 use crate::memory::{self, Location, MemPool, Placement, Pool};
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

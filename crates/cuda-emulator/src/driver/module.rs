@@ -7,13 +7,16 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use super::call::{enter, store};
 use super::context::{self, Context};
-use super::launch::{self, SHARED_OPT_IN, Shape, THREADS};
-use super::{CUresult, bad_handle, capture, enter, refused, store};
+use super::handles::bad_handle;
+use super::shape::{SHARED_OPT_IN, Shape, THREADS, gathered};
+use super::{capture, refused};
 use crate::elf::Symbol;
 use crate::exec::Stream;
 use crate::kernels::{self, Entry, Kernel, Unreadable, program};
 use crate::registry::Registry;
+use crate::result::CUresult;
 use crate::sync::Mutex;
 
 pub(super) fn symbols() -> Vec<Symbol> {
@@ -290,7 +293,7 @@ pub(super) unsafe fn launch(
         .map(|parameter| (parameter.offset, parameter.size))
         .collect();
     // SAFETY: as promised, and CUDA takes them at the call.
-    let arguments = unsafe { launch::gathered(&parameters, shape.arguments) }?;
+    let arguments = unsafe { gathered(&parameters, shape.arguments) }?;
     let kernel = Kernel {
         entry: Arc::clone(&function.entry),
         function: run,

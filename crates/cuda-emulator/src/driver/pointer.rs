@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::call::{enter, store};
+use super::context;
 use super::virtual_memory::DESCRIPTOR;
-use super::{CUresult, context, enter, store};
 use crate::elf::Symbol;
 use crate::memory::{self, Location};
+use crate::result::CUresult;
 use crate::sync::Mutex;
 
 pub(super) fn symbols() -> Vec<Symbol> {

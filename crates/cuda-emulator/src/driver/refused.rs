@@ -4,8 +4,9 @@
 use std::collections::HashSet;
 use std::ffi::c_void;
 
-use super::CUresult;
+use super::call::caught;
 use crate::elf::Symbol;
+use crate::result::CUresult;
 use crate::sync::Mutex;
 
 const NO_KERNELS: &str =
@@ -47,7 +48,7 @@ macro_rules! refused {
                 /// Declared without arguments: in the C calling conventions of Linux the caller
                 /// alone knows of them.
                 unsafe extern "C" fn refuse() -> CUresult {
-                    super::caught(|| {
+                    caught(|| {
                         say(stringify!($name), $reason);
                         Err(CUresult::ERROR_NOT_SUPPORTED)
                     })

@@ -5,12 +5,14 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::call::enter;
 use super::context::Context;
+use super::handles::{refuse, stream_of};
 use super::refused::{self, NO_ARRAYS};
-use super::{CUresult, enter, refuse, stream_of};
 use crate::elf::Symbol;
 use crate::exec::{Recipe, Step, Stream, Work};
 use crate::memory::{self, Place};
+use crate::result::CUresult;
 use crate::violations::Violation;
 
 pub(super) fn symbols() -> Vec<Symbol> {

@@ -2,10 +2,13 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::call::{enter, store};
 use super::ctx::GREATEST_PRIORITY;
-use super::{CUresult, bad_handle, capture, context, enter, store, stream_of};
+use super::handles::{bad_handle, stream_of};
+use super::{capture, context};
 use crate::elf::Symbol;
 use crate::exec::{Event, HostCall, Kind, STREAMS, Stream};
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

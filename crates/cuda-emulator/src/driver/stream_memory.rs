@@ -5,11 +5,14 @@ use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::call::enter;
 use super::context::Context;
-use super::{CUresult, enter, refuse, refused, stream_of};
+use super::handles::{refuse, stream_of};
+use super::refused;
 use crate::elf::Symbol;
 use crate::exec::{Backoff, Pause, Recipe, Step, Stream, Work};
 use crate::memory::{self, Place};
+use crate::result::CUresult;
 use crate::violations::Violation;
 
 pub(super) fn symbols() -> Vec<Symbol> {

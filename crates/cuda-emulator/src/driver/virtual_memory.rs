@@ -4,9 +4,12 @@
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
-use super::{CUresult, enter, refused, store, visible};
+use super::call::{enter, store};
+use super::refused;
 use crate::elf::Symbol;
 use crate::memory::{self, GRANULARITY, Location, Physical};
+use crate::result::CUresult;
+use crate::visible;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

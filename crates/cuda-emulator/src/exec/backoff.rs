@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Pause;
+use super::work::Pause;
 
 /// Looks in vain before a job sleeps at all: it gives its core away meanwhile.
 const YIELDS: u32 = 64;

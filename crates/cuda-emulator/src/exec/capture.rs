@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
+use super::context::Context;
 use super::graph::{Action, Body, GRAPHS, Graph, Node, add_places};
 use super::object::Share;
 use super::{Kind, Stream};
-use crate::driver::CUresult;
-use crate::driver::context::Context;
+use crate::result::CUresult;
 use crate::sync::Mutex;
 
 /// All captures that were begun and not ended.

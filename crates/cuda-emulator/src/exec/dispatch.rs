@@ -12,17 +12,17 @@
 //! sequentially consistent.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::bell::futex;
-use super::{Stream, run};
+use super::run;
+use super::stream::{ALL, Stream};
+use super::visits::POLLS;
 use crate::sync::{Condvar, Mutex};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_micros(200);
-/// Polls between two looks by which a stream moves as fast as by a worker.
-const POLLS: u64 = 4;
 /// Looks without anything to do before the dispatcher sleeps.
 const PATIENCE: u32 = 25;
 /// How long it sleeps unless it is woken.
@@ -38,7 +38,6 @@ const ASLEEP: u32 = 1;
 const AWAKE: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(NOT_STARTED);
-static STREAMS: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
 static WORKERS: Mutex<Workers> = Mutex::new(Workers {
     queue: Vec::new(),
     idle: 0,
@@ -48,68 +47,6 @@ static WORK: Condvar = Condvar::new();
 struct Workers {
     queue: Vec<Arc<Stream>>,
     idle: usize,
-}
-
-/// What the dispatcher knows of a stream's runners.
-#[derive(Debug, Default)]
-pub(crate) struct Visits {
-    /// Those who run the stream now, or were sent to.
-    claims: AtomicU32,
-    /// Polls that moved it, or could have; a run counts as [`POLLS`].
-    count: AtomicU64,
-    /// `count` at the last look.
-    seen: AtomicU64,
-}
-
-impl Visits {
-    /// Someone has the token, or is sent to take it.
-    pub(super) fn claim(&self) {
-        self.claims.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The holder of the token ran the stream.
-    pub(super) fn ran(&self) {
-        self.add(POLLS);
-    }
-
-    /// The holder of the token polled, and may run what is next in the queue.
-    pub(super) fn polled(&self) {
-        self.add(1);
-    }
-
-    fn add(&self, polls: u64) {
-        // Only the holder of the token writes.
-        self.count.store(
-            self.count.load(Ordering::Relaxed) + polls,
-            Ordering::Relaxed,
-        );
-    }
-
-    /// Ends a claim, after the token was freed or not got.
-    pub(super) fn unclaim(&self) {
-        // Sequentially consistent, as is the dispatcher's look at it before it sleeps.
-        self.claims.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Makes a stream known.
-pub(super) fn adopt(stream: &Arc<Stream>) {
-    STREAMS.lock().push(Arc::clone(stream));
-}
-
-/// Forgets a stream.
-pub(super) fn forget(stream: &Arc<Stream>) {
-    STREAMS.lock().retain(|other| !Arc::ptr_eq(other, stream));
-}
-
-/// The streams of a device, and what is enqueued on each.
-pub(super) fn marks(device: i32) -> Vec<(u64, Arc<Stream>)> {
-    let streams = STREAMS.lock();
-    let here = streams
-        .iter()
-        .filter(|stream| stream.device() == device && !stream.idle());
-    here.map(|stream| (stream.submitted(), Arc::clone(stream)))
-        .collect()
 }
 
 /// There is work that may have no runner.
@@ -188,7 +125,7 @@ fn look() -> Seen {
         moves: 0,
     };
     let mut retired = Vec::new();
-    for stream in STREAMS.lock().iter() {
+    for stream in ALL.lock().iter() {
         let visits = &stream.visits;
         let count = visits.count.load(Ordering::Relaxed);
         seen.moves = seen

@@ -7,10 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::context::Context;
 use super::{Action, Capture, Standing, Stream};
-use crate::driver::CUresult;
-use crate::driver::context::Context;
 use crate::registry::Registry;
+use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Every event that was not destroyed.

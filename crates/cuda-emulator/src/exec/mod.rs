@@ -1,6 +1,6 @@
 //! Streams, events and who runs their work.
 //!
-//! A [`Stream`] is a queue of jobs and a token, the lock around its [`run::Front`]. Whoever holds
+//! A [`Stream`] is a queue of jobs and a token, the lock around its [`job::Front`]. Whoever holds
 //! the token runs the queue, one job after the other; the thread that enqueues never does. The
 //! holder is
 //!
@@ -16,19 +16,26 @@
 //! Between `cuStreamBeginCapture` and `cuStreamEndCapture` a stream's work is written down in a
 //! [`Capture`] instead, and becomes a [`Graph`].
 //!
-//! The NCCL side enqueues its operations with [`Stream::enqueue`]; the driver functions do the
+//! The NCCL side enqueues its operations with [`Stream::enqueue`] ([`queue`]); the driver functions do the
 //! rest.
 
+mod attention;
 mod backoff;
 mod bell;
 pub mod capture;
+pub(crate) mod context;
 mod dispatch;
 mod event;
+mod executable;
 mod graph;
+mod host_call;
+mod job;
 mod object;
+mod queue;
 mod run;
 mod spin;
 mod stream;
+mod visits;
 mod waiters;
 mod work;
 
@@ -39,15 +46,17 @@ pub use backoff::Backoff;
 pub use bell::Bell;
 pub use capture::{Capture, Info, Standing};
 pub use event::Event;
-pub use graph::{Action, EXECUTABLES, Executable, GRAPHS, Graph, Last, NODES, NodeOf, Recipe};
+pub use executable::{EXECUTABLES, Executable};
+pub use graph::{Action, GRAPHS, Graph, Last, NODES, NodeOf, Recipe};
+pub use host_call::HostCall;
 pub use object::{OBJECTS, UserObject};
 pub use spin::local_spinners;
 pub(crate) use stream::STREAMS;
 pub use stream::{Kind, Stream, look, named, per_thread};
-pub use work::{HostCall, Pause, Step, Work};
+pub use work::{Pause, Step, Work};
 
-use crate::driver::CUresult;
-use crate::driver::context::Context;
+use crate::result::CUresult;
+use context::Context;
 
 /// The stream that a `CUstream` means for the calling thread. 0x0 and 0x1 are the legacy stream of
 /// `context`, 0x2 the calling thread's own stream in `context`; any other handle is looked up,
@@ -65,7 +74,7 @@ pub fn lookup(handle: *mut c_void, context: &Arc<Context>) -> Result<Arc<Stream>
 
 /// Waits for all that is enqueued on a device so far, in all contexts.
 pub fn synchronize_device(device: i32) {
-    for (mark, stream) in dispatch::marks(device) {
+    for (mark, stream) in stream::marks(device) {
         // A sticky error of another context is not the caller's.
         let _ = stream.wait_until(mark);
     }
@@ -73,7 +82,7 @@ pub fn synchronize_device(device: i32) {
 
 /// True while the calling thread runs a host function of a stream, which may not call the driver.
 pub fn in_host_function() -> bool {
-    run::in_host_function()
+    host_call::in_host_function()
 }
 
 #[cfg(test)]

@@ -9,10 +9,9 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 
-use super::run;
-use super::work::HostCall;
-use crate::driver::CUresult;
+use super::host_call::HostCall;
 use crate::registry::Registry;
+use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Every user object that has references.
@@ -141,12 +140,12 @@ fn call_apart(call: HostCall) {
         let (send, receive) = mpsc::channel();
         std::thread::Builder::new()
             .name("cuda-emulator destructors".to_owned())
-            .spawn(move || receive.iter().for_each(run::call_host))
+            .spawn(move || receive.iter().for_each(HostCall::make))
             .ok()
             .map(|_| send)
     });
     let sent = thread.as_ref().is_some_and(|send| send.send(call).is_ok());
     if !sent {
-        run::call_host(call);
+        call.make();
     }
 }

@@ -13,7 +13,7 @@
 //! runner for the rest.
 //!
 //! A worker is a stand-in: when a thread comes that waits for the stream, the worker lets go at the
-//! next occasion and that thread goes on ([`Attention`]).
+//! next occasion and that thread goes on ([`super::attention`]).
 //!
 //! # No wake-up is lost
 //!
@@ -24,19 +24,21 @@
 //! waiter that would take over from a worker) rings that bell after. Both under the lock in
 //! `parked`, so one of them sees the other.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::bell::Bell;
+use super::dispatch;
+use super::job::{Front, Job};
+use super::spin;
+use super::stream::Stream;
 use super::waiters::Waiters;
-use super::work::{HostCall, Job};
-use super::{Bell, Step, Stream, Work, dispatch, spin};
-use crate::driver::CUresult;
-use crate::sync::{Mutex, MutexGuard};
+use super::work::{Pause, Step, Work};
+use crate::result::CUresult;
+use crate::sync::MutexGuard;
 
 /// How many streams one thread runs at once.
 const DEPTH: u32 = 8;
@@ -47,39 +49,8 @@ const POLL_BUDGET: usize = 64 << 10;
 /// Short jobs that one poll runs at most.
 const POLL_JOBS: u32 = 32;
 
-/// What the holder of the token works on: the first job is in progress.
-#[derive(Default)]
-pub(crate) struct Front {
-    batch: VecDeque<Job>,
-}
-
-/// How a stream's runner is made to look up.
-#[derive(Default)]
-pub(crate) struct Attention {
-    /// Waiters that would run the stream themselves.
-    wanted: AtomicU32,
-    /// The bell that the runner sleeps on.
-    parked: Mutex<Option<Parked>>,
-}
-
-struct Parked(NonNull<Bell>);
-
-// SAFETY: a bell is used through shared references from any thread; see `park` for its lifetime.
-unsafe impl Send for Parked {}
-
-impl Attention {
-    /// Makes the stream's runner look up if it sleeps.
-    pub(crate) fn poke(&self) {
-        if let Some(parked) = &*self.parked.lock() {
-            // SAFETY: the sleeper keeps the bell alive until it has taken it out of `parked`, which
-            // needs this lock.
-            unsafe { parked.0.as_ref() }.ring();
-        }
-    }
-}
-
 /// The streams that the calling thread runs, innermost first.
-pub(super) struct Chain<'a> {
+struct Chain<'a> {
     stream: &'a Stream,
     /// A stand-in that makes way for others.
     worker: bool,
@@ -93,7 +64,7 @@ impl<'a> Chain<'a> {
     }
 
     /// Whether the thread should stop waiting.
-    pub(super) fn interrupted(&self) -> bool {
+    fn interrupted(&self) -> bool {
         self.links().any(|link| {
             link.stream.context().dead()
                 || self.worker && link.stream.attention.wanted.load(Ordering::SeqCst) > 0
@@ -101,36 +72,22 @@ impl<'a> Chain<'a> {
     }
 
     /// Sleeps until the bell rings, something interrupts, or `limit` is over.
-    pub(super) fn park(&self, bell: &Bell, seen: u32, limit: Duration) {
+    fn park(&self, bell: &Bell, seen: u32, limit: Duration) {
         for link in self.links() {
-            *link.stream.attention.parked.lock() = Some(Parked(NonNull::from(bell)));
+            link.stream.attention.park(bell);
         }
         if !self.interrupted() {
             bell.wait(seen, limit);
         }
         for link in self.links() {
-            *link.stream.attention.parked.lock() = None;
+            link.stream.attention.unpark();
         }
     }
 }
 
 thread_local! {
-    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     /// Streams that this thread gave work to.
     static MINE: RefCell<Vec<Weak<Stream>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// True while the calling thread runs a host function.
-pub(super) fn in_host_function() -> bool {
-    IN_HOST_FUNCTION.get()
-}
-
-/// Calls a host function; it may not call the driver meanwhile.
-pub(super) fn call_host(call: HostCall) {
-    let before = IN_HOST_FUNCTION.replace(true);
-    // SAFETY: whoever gave the call away promised that function and argument are good until it was made.
-    unsafe { (call.function)(call.argument) };
-    IN_HOST_FUNCTION.set(before);
 }
 
 /// Notes that this thread gave work to a stream: while it waits for another, it moves this one on,
@@ -149,7 +106,7 @@ pub(super) fn remember(stream: &Arc<Stream>) {
 
 /// One bounded step of each stream that this thread gave work to and nobody runs. True if anything
 /// moved.
-pub(super) fn help() -> bool {
+fn help() -> bool {
     let mut moved = false;
     let mut index = 0;
     // The list is not borrowed while a stream runs.
@@ -164,9 +121,47 @@ pub(super) fn help() -> bool {
     moved
 }
 
-/// Waits until job `target` of the stream is done, running the stream if nobody else does.
-pub(super) fn wait_until(stream: &Arc<Stream>, target: u64) {
-    wait_in(stream, target, false, None);
+impl Stream {
+    /// Returns when all that was enqueued before the call has finished; runs it in the calling
+    /// thread if nobody else does.
+    ///
+    /// # Errors
+    /// The context's sticky error.
+    pub fn synchronize(self: &Arc<Self>) -> Result<(), CUresult> {
+        let target = self.mark()?;
+        self.wait_until(target)
+    }
+
+    /// Returns when job `sequence` has finished.
+    ///
+    /// # Errors
+    /// The context's sticky error.
+    pub fn wait_until(self: &Arc<Self>, sequence: u64) -> Result<(), CUresult> {
+        wait_in(self, sequence, false, None);
+        self.context().check()
+    }
+
+    /// True when nothing is pending. Makes one bounded step if nobody else runs the stream.
+    ///
+    /// # Errors
+    /// The context's sticky error.
+    pub fn query(self: &Arc<Self>) -> Result<bool, CUresult> {
+        let target = self.mark()?;
+        self.poll(target)
+    }
+
+    /// True when job `sequence` has finished. Makes one bounded step if nobody else runs the
+    /// stream.
+    ///
+    /// # Errors
+    /// The context's sticky error.
+    pub fn poll(self: &Arc<Self>, sequence: u64) -> Result<bool, CUresult> {
+        if self.completed() < sequence {
+            poll(self, sequence);
+        }
+        self.context().check()?;
+        Ok(self.completed() >= sequence)
+    }
 }
 
 /// Runs what is queued on a stream, as a worker. Returns when it is empty, someone else runs it or
@@ -255,6 +250,26 @@ fn wait_for_runner(waiters: &Waiters, seen: u32, outer: Option<&Chain<'_>>) {
     }
 }
 
+/// Waits until the blocked job should be stepped again, or the runner has other reasons to look up.
+fn rest(work: &dyn Work, seen: u32, chain: &Chain<'_>) {
+    let bell = work.bell();
+    if let Pause::For(pause) = work.pause() {
+        if pause.is_zero() {
+            std::thread::yield_now();
+        } else if !chain.interrupted() && !help() {
+            // Rung only by who interrupts the chain.
+            let alarm = Bell::new();
+            chain.park(&alarm, alarm.value(), pause);
+        }
+        return;
+    }
+    if !spin::patient(bell, seen, work.spinners(), || {
+        chain.interrupted() || help()
+    }) {
+        chain.park(bell, seen, spin::NAP);
+    }
+}
+
 /// Runs jobs until `target` is done or nothing is left. False if it stopped because the chain was
 /// interrupted.
 fn run(
@@ -294,7 +309,7 @@ fn run_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, chain: &Chain<
                     }
                 }
                 Step::Blocked { seen } => {
-                    spin::rest(work.as_ref(), seen, chain);
+                    rest(work.as_ref(), seen, chain);
                     if chain.interrupted() && !stream.context().dead() {
                         return false;
                     }
@@ -311,7 +326,7 @@ fn run_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, chain: &Chain<
                 }
             }
             Job::Host(call) => {
-                call_host(*call);
+                call.make();
                 finish(stream, front);
             }
             Job::Stamp(time) => {
@@ -360,7 +375,7 @@ enum Polled {
 }
 
 /// One bounded step towards job `target`.
-pub(super) fn poll(stream: &Arc<Stream>, target: u64) {
+fn poll(stream: &Arc<Stream>, target: u64) {
     if matches!(poll_at(stream, target, 0), Polled::Stuck) {
         help();
     }

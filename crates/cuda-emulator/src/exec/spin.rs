@@ -15,8 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::run::Chain;
-use super::{Bell, Pause, Work};
+use super::bell::Bell;
 
 /// Looks at the bell before a runner gives its core away: about two microseconds.
 const LOOKS: u32 = 48;
@@ -29,7 +28,7 @@ pub(super) const NAP: Duration = match cfg!(test) {
     false => Duration::from_millis(100),
 };
 
-/// Spinning executors of this process; the default for [`Work::spinners`].
+/// Spinning executors of this process; the default for [`Work::spinners`](super::Work::spinners).
 pub fn local_spinners() -> &'static AtomicU32 {
     static SPINNERS: AtomicU32 = AtomicU32::new(0);
     &SPINNERS
@@ -75,26 +74,6 @@ impl<'a> Spinning<'a> {
 impl Drop for Spinning<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Waits until the blocked job should be stepped again, or the runner has other reasons to look up.
-pub(super) fn rest(work: &dyn Work, seen: u32, chain: &Chain<'_>) {
-    let bell = work.bell();
-    if let Pause::For(pause) = work.pause() {
-        if pause.is_zero() {
-            std::thread::yield_now();
-        } else if !chain.interrupted() && !super::run::help() {
-            // Rung only by who interrupts the chain.
-            let alarm = Bell::new();
-            chain.park(&alarm, alarm.value(), pause);
-        }
-        return;
-    }
-    if !patient(bell, seen, work.spinners(), || {
-        chain.interrupted() || super::run::help()
-    }) {
-        chain.park(bell, seen, NAP);
     }
 }
 

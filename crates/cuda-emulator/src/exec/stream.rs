@@ -1,14 +1,8 @@
-//! A stream: a queue of jobs, numbered, and the order that CUDA gives between streams.
+//! A stream: a queue of jobs, numbered. [`super::queue`] puts jobs on it, [`super::run`] runs them.
 //!
 //! Jobs are numbered from 1 in the order of their enqueueing. `submitted` is the last number given
 //! out, `completed` the last one finished; both only grow. `completed` is written by the holder of
 //! the token alone.
-//!
-//! The legacy stream (handles 0x0 and 0x1) waits for all blocking streams of its context, and they
-//! for it. This is done when a job is enqueued, under the context's `order` lock: a job on the
-//! legacy stream is preceded by a wait for what is pending on each blocking stream, a job on a
-//! blocking stream by a wait for what is pending on the legacy stream. A wait only ever names
-//! numbers that were given out before it, under the one lock, so waits cannot form a circle.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,17 +11,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::run::{self, Front};
+use super::attention::Attention;
+use super::capture::{self, Capture, Standing};
+use super::context::Context;
+use super::job::{Front, Job};
+use super::visits::Visits;
 use super::waiters::Waiters;
-use super::work::{HostCall, Job, monotonic_nanos};
-use super::{Action, Capture, Recipe, Standing, Work, capture, dispatch};
-use crate::driver::CUresult;
-use crate::driver::context::Context;
 use crate::registry::Registry;
-use crate::sync::{Mutex, MutexGuard};
+use crate::result::CUresult;
+use crate::sync::Mutex;
 
 /// Every stream that has a handle.
 pub(crate) static STREAMS: Registry<Stream> = Registry::new(0x45);
+/// Every stream that was made and not retired, with a handle or without.
+pub(super) static ALL: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
 
 /// What kind of stream it is; decides how it is ordered against the legacy stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,18 +46,18 @@ pub struct Stream {
     number: u64,
     priority: i32,
     handle: AtomicUsize,
-    queue: Mutex<VecDeque<Job>>,
-    submitted: AtomicU64,
+    pub(super) queue: Mutex<VecDeque<Job>>,
+    pub(super) submitted: AtomicU64,
     pub(super) completed: AtomicU64,
     /// The token, and what its holder works on.
     pub(super) runner: Mutex<Front>,
     pub(super) waiters: Waiters,
-    pub(super) attention: run::Attention,
-    pub(super) visits: dispatch::Visits,
+    pub(super) attention: Attention,
+    pub(super) visits: Visits,
     /// Last number of the legacy stream that this one was made to wait for, and the reverse. Under
     /// the `order` lock.
-    waits_for_legacy: AtomicU64,
-    legacy_waits_for: AtomicU64,
+    pub(super) waits_for_legacy: AtomicU64,
+    pub(super) legacy_waits_for: AtomicU64,
     capture: Mutex<Option<Arc<Capture>>>,
     capturing: AtomicBool,
     destroyed: AtomicBool,
@@ -81,8 +78,8 @@ impl Stream {
             completed: AtomicU64::new(0),
             runner: Mutex::default(),
             waiters: Waiters::new(),
-            attention: run::Attention::default(),
-            visits: dispatch::Visits::default(),
+            attention: Attention::default(),
+            visits: Visits::default(),
             waits_for_legacy: AtomicU64::new(0),
             legacy_waits_for: AtomicU64::new(0),
             capture: Mutex::new(None),
@@ -90,7 +87,7 @@ impl Stream {
             destroyed: AtomicBool::new(false),
         });
         context.adopt(&stream);
-        dispatch::adopt(&stream);
+        ALL.lock().push(Arc::clone(&stream));
         stream
     }
 
@@ -122,7 +119,7 @@ impl Stream {
     /// Forgets a destroyed stream whose work is done.
     pub(super) fn retire(self: &Arc<Self>) {
         self.context.forget(self);
-        dispatch::forget(self);
+        ALL.lock().retain(|other| !Arc::ptr_eq(other, self));
     }
 
     /// True once the stream has no handle any more.
@@ -130,150 +127,9 @@ impl Stream {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Appends a job and returns its sequence number (the first of a stream is 1). Never runs
-    /// anything.
-    ///
-    /// # Errors
-    /// The context's sticky error; while the stream is captured, `CUDA_ERROR_NOT_SUPPORTED`, and
-    /// the capture is void: see [`Stream::submit`].
-    pub fn enqueue(self: &Arc<Self>, work: Box<dyn Work>) -> Result<u64, CUresult> {
-        self.push(Job::Work(work))
-    }
-
-    /// Appends work, or a node if the stream is captured. Gives the sequence number of the job, if
-    /// there is one.
-    ///
-    /// # Errors
-    /// The context's sticky error; `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
-    pub fn submit(
-        self: &Arc<Self>,
-        recipe: impl Recipe + 'static,
-    ) -> Result<Option<u64>, CUresult> {
-        match self.capture() {
-            None => self.push(Job::Work(recipe.into_job(self))).map(Some),
-            Some(capture) => {
-                self.context.check()?;
-                capture.add(&[self], Action::Work(Arc::new(recipe)))?;
-                Ok(None)
-            }
-        }
-    }
-
-    /// Appends a call of a host function, or a node if the stream is captured.
-    pub fn submit_host(self: &Arc<Self>, call: HostCall) -> Result<(), CUresult> {
-        match self.capture() {
-            None => self.push(Job::Host(call)).map(drop),
-            Some(capture) => {
-                self.context.check()?;
-                capture.add(&[self], Action::Host(call))
-            }
-        }
-    }
-
-    /// Makes later jobs of this stream wait for job `sequence` of `other`.
-    pub fn wait_for(self: &Arc<Self>, other: &Arc<Self>, sequence: u64) -> Result<(), CUresult> {
-        if Arc::ptr_eq(self, other) || other.completed() >= sequence {
-            self.context.check()?;
-            return self.refuse_while_capturing();
-        }
-        self.push(Job::Wait {
-            stream: Arc::clone(other),
-            sequence,
-        })?;
-        Ok(())
-    }
-
-    /// The number that all work enqueued so far ends with, after the order with the legacy stream
-    /// is made part of it.
-    pub fn mark(self: &Arc<Self>) -> Result<u64, CUresult> {
-        self.context.check()?;
-        self.refuse_while_capturing()?;
-        let _order = self.order();
-        Ok(self.submitted())
-    }
-
-    /// [`Stream::mark`], and the time at which the stream gets there is stored in `time`.
-    pub fn mark_timed(self: &Arc<Self>, time: &Arc<AtomicU64>) -> Result<u64, CUresult> {
-        self.context.check()?;
-        self.refuse_while_capturing()?;
-        let order = self.order();
-        if self.idle() {
-            time.store(monotonic_nanos(), Ordering::Release);
-            return Ok(self.submitted());
-        }
-        let sequence = self.append(Job::Stamp(Arc::clone(time)));
-        drop(order);
-        Ok(sequence)
-    }
-
-    /// Everything that comes before a job is appended. Hold the guard meanwhile.
-    pub(super) fn admit(self: &Arc<Self>) -> Result<Option<MutexGuard<'_, ()>>, CUresult> {
-        self.context.check()?;
-        self.refuse_while_capturing()?;
-        Ok(self.order())
-    }
-
-    fn push(self: &Arc<Self>, job: Job) -> Result<u64, CUresult> {
-        let _order = self.admit()?;
-        run::remember(self);
-        Ok(self.append(job))
-    }
-
-    fn append(&self, job: Job) -> u64 {
-        self.open().push(job)
-    }
-
-    /// The end of the queue, for several jobs that nothing may come between.
-    pub(super) fn open(&self) -> Open<'_> {
-        Open {
-            stream: self,
-            queue: Some(self.queue.lock()),
-        }
-    }
-
     /// Moves what is queued to the runner's empty batch.
     pub(super) fn take_queue(&self, batch: &mut VecDeque<Job>) {
         std::mem::swap(&mut *self.queue.lock(), batch);
-    }
-
-    /// Inserts the waits that order this stream and the legacy stream, if both are in use. Hold the
-    /// guard while the job is appended.
-    fn order(self: &Arc<Self>) -> Option<MutexGuard<'_, ()>> {
-        match self.kind {
-            Kind::NonBlocking => None,
-            Kind::Legacy => {
-                let guard = self.context.order();
-                for other in self.context.blocking_streams() {
-                    let pending = other.submitted();
-                    if pending > other.completed()
-                        && pending > other.legacy_waits_for.load(Ordering::Relaxed)
-                    {
-                        other.legacy_waits_for.store(pending, Ordering::Relaxed);
-                        self.append(Job::Wait {
-                            stream: other,
-                            sequence: pending,
-                        });
-                    }
-                }
-                Some(guard)
-            }
-            Kind::Blocking | Kind::PerThread => {
-                let guard = self.context.order();
-                if let Some(legacy) = self.context.legacy_if_used() {
-                    let pending = legacy.submitted();
-                    if pending > legacy.completed()
-                        && pending > self.waits_for_legacy.load(Ordering::Relaxed)
-                    {
-                        self.waits_for_legacy.store(pending, Ordering::Relaxed);
-                        self.append(Job::Wait {
-                            stream: legacy,
-                            sequence: pending,
-                        });
-                    }
-                }
-                Some(guard)
-            }
-        }
     }
 
     /// Sequence number of the last job given to the stream.
@@ -289,47 +145,6 @@ impl Stream {
     /// True when nothing is pending.
     pub fn idle(&self) -> bool {
         self.completed() == self.submitted()
-    }
-
-    /// Returns when all that was enqueued before the call has finished; runs it in the calling
-    /// thread if nobody else does.
-    ///
-    /// # Errors
-    /// The context's sticky error.
-    pub fn synchronize(self: &Arc<Self>) -> Result<(), CUresult> {
-        let target = self.mark()?;
-        self.wait_until(target)
-    }
-
-    /// Returns when job `sequence` has finished.
-    ///
-    /// # Errors
-    /// The context's sticky error.
-    pub fn wait_until(self: &Arc<Self>, sequence: u64) -> Result<(), CUresult> {
-        run::wait_until(self, sequence);
-        self.context.check()
-    }
-
-    /// True when nothing is pending. Makes one bounded step if nobody else runs the stream.
-    ///
-    /// # Errors
-    /// The context's sticky error.
-    pub fn query(self: &Arc<Self>) -> Result<bool, CUresult> {
-        let target = self.mark()?;
-        self.poll(target)
-    }
-
-    /// True when job `sequence` has finished. Makes one bounded step if nobody else runs the
-    /// stream.
-    ///
-    /// # Errors
-    /// The context's sticky error.
-    pub fn poll(self: &Arc<Self>, sequence: u64) -> Result<bool, CUresult> {
-        if self.completed() < sequence {
-            run::poll(self, sequence);
-        }
-        self.context.check()?;
-        Ok(self.completed() >= sequence)
     }
 
     /// True while the stream takes part in a capture.
@@ -355,7 +170,7 @@ impl Stream {
 
     /// What cannot be captured voids the capture; neither can the legacy stream be used beside a
     /// capture of a stream that it is ordered with.
-    fn refuse_while_capturing(&self) -> Result<(), CUresult> {
+    pub(super) fn refuse_while_capturing(&self) -> Result<(), CUresult> {
         if self.kind == Kind::Legacy {
             return capture::check_legacy(&self.context);
         }
@@ -397,50 +212,6 @@ impl Stream {
     /// Tells streams of this process apart.
     pub fn number(&self) -> u64 {
         self.number
-    }
-}
-
-/// See [`Stream::open`].
-pub(super) struct Open<'a> {
-    stream: &'a Stream,
-    /// Taken only at the end.
-    queue: Option<MutexGuard<'a, VecDeque<Job>>>,
-}
-
-impl Open<'_> {
-    /// Appends a job and returns its number.
-    pub(super) fn push(&mut self, job: Job) -> u64 {
-        if let Some(queue) = &mut self.queue {
-            queue.push_back(job);
-        }
-        let submitted = &self.stream.submitted;
-        let sequence = submitted.load(Ordering::Relaxed) + 1;
-        // Sequentially consistent, as is the dispatcher's look at it before it sleeps: one of the
-        // two sees the other.
-        submitted.store(sequence, Ordering::SeqCst);
-        sequence
-    }
-
-    /// Makes what follows wait for a job of another stream, unless it is done.
-    pub(super) fn push_wait(&mut self, other: &Arc<Stream>, sequence: u64) {
-        if !std::ptr::eq(Arc::as_ptr(other), self.stream) && other.completed() < sequence {
-            self.push(Job::Wait {
-                stream: Arc::clone(other),
-                sequence,
-            });
-        }
-    }
-
-    /// The number of the last job.
-    pub(super) fn last(&self) -> u64 {
-        self.stream.submitted()
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        drop(self.queue.take());
-        dispatch::notify();
     }
 }
 
@@ -510,6 +281,16 @@ pub fn look<R>(handle: *mut c_void, look: impl FnOnce(&Arc<Stream>) -> R) -> Opt
 pub fn named(handle: *mut c_void) -> Option<Arc<Stream>> {
     // A thread that is ending keeps nothing.
     look(handle, Arc::clone).or_else(|| STREAMS.get(handle))
+}
+
+/// The streams of a device, and what is enqueued on each.
+pub(super) fn marks(device: i32) -> Vec<(u64, Arc<Stream>)> {
+    let streams = ALL.lock();
+    let here = streams
+        .iter()
+        .filter(|stream| stream.device() == device && !stream.idle());
+    here.map(|stream| (stream.submitted(), Arc::clone(stream)))
+        .collect()
 }
 
 /// The calling thread's own stream in a context.

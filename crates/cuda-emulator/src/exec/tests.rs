@@ -457,7 +457,7 @@ fn each_thread_has_a_per_thread_stream_of_its_own() {
 #[test]
 fn a_dead_context_drops_its_jobs_and_wakes_who_waits() {
     in_time(|| {
-        let context = crate::driver::context::Context::for_test(3);
+        let context = super::context::Context::for_test(3);
         let stream = Stream::new(&context, Kind::NonBlocking, 0);
         let gate = Gate::default();
         stream.enqueue(gate.job()).unwrap();
@@ -492,7 +492,7 @@ fn a_dead_context_drops_its_jobs_and_wakes_who_waits() {
 #[test]
 fn a_job_that_panics_costs_its_context_and_nothing_else() {
     in_time(|| {
-        let context = crate::driver::context::Context::for_test(3);
+        let context = super::context::Context::for_test(3);
         let stream = Stream::new(&context, Kind::NonBlocking, 0);
         stream.enqueue(job(|| panic!("on purpose"))).unwrap();
         assert_eq!(stream.synchronize(), Err(CUresult::ERROR_LAUNCH_FAILED));
@@ -518,7 +518,7 @@ fn an_event_marks_what_was_enqueued_before_it() {
         assert!(!stream.query().unwrap(), "the second gate is closed");
         after.open();
         stream.synchronize().unwrap();
-        let foreign = crate::driver::context::Context::for_test(0);
+        let foreign = super::context::Context::for_test(0);
         let foreign = Stream::new(&foreign, Kind::NonBlocking, 0);
         assert_eq!(
             event.record(&foreign, false),

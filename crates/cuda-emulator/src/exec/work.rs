@@ -1,11 +1,10 @@
 //! A job on a stream, as a state machine that never blocks.
 
-use std::ffi::c_void;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use super::{Bell, Stream, local_spinners};
+use super::bell::Bell;
+use super::spin::local_spinners;
 
 /// What one call of [`Work::step`] came to.
 pub enum Step {
@@ -56,49 +55,4 @@ pub trait Work: Send {
     fn spinners(&self) -> &AtomicU32 {
         local_spinners()
     }
-}
-
-/// A function of the caller's, with its argument.
-#[derive(Clone, Copy)]
-pub struct HostCall {
-    /// The function.
-    pub function: unsafe extern "C" fn(*mut c_void),
-    /// What it is given.
-    pub argument: *mut c_void,
-}
-
-// SAFETY: whoever gave the function to a stream promised that the driver may call it on any thread.
-unsafe impl Send for HostCall {}
-// SAFETY: as above; two numbers that are only read.
-unsafe impl Sync for HostCall {}
-
-/// An entry of a stream's queue. The entries that have to wait or block are kinds of their own:
-/// only the runner knows how far it may go for them.
-pub(super) enum Job {
-    Work(Box<dyn Work>),
-    /// The end of an earlier job of another stream.
-    Wait {
-        stream: Arc<Stream>,
-        sequence: u64,
-    },
-    Host(HostCall),
-    /// Stores the time, in nanoseconds of the monotonic clock.
-    Stamp(Arc<AtomicU64>),
-}
-
-impl Job {
-    pub(super) fn stamp(time: &AtomicU64) {
-        time.store(monotonic_nanos(), Ordering::Release);
-    }
-}
-
-/// The monotonic clock; never 0, which stands for "not yet".
-pub(super) fn monotonic_nanos() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is a timespec to write to, and the clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).max(1)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Parameter;
+use super::ptx::Parameter;
 use crate::memory;
 use crate::violations::{Violation, ViolationKind};
 

@@ -11,11 +11,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::driver::CUresult;
-use crate::driver::context::Context;
+use crate::exec::context::Context;
 use crate::exec::{Backoff, Pause, Recipe, Step, Stream, Work};
 use crate::hooks;
 use crate::registry::Registry;
+use crate::result::CUresult;
 use crate::sync::RwLock;
 use crate::violations::Violation;
 

@@ -4,12 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::launch::Failed;
-use super::{Entry, Function, Launch};
-use crate::driver::CUresult;
-use crate::driver::context::Context;
+use super::launch::{Failed, Launch};
+use super::provided::Function;
+use super::ptx::Entry;
+use crate::exec::context::Context;
 use crate::exec::{Pause, Recipe, Step, Stream, Work};
 use crate::hooks;
+use crate::result::CUresult;
 
 /// See the module.
 #[derive(Clone)]

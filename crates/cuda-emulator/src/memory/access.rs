@@ -15,8 +15,11 @@ use std::sync::Arc;
 
 use super::host::HostRange;
 use super::ipc::OpenedRange;
+use super::mapping::Mapping;
+use super::pools::{pool, pool_at};
 use super::reservation::Pieces;
-use super::{DeviceOrdinal, Mapping, Span, host, ipc, mempool, peers, pool, pool_at, reservation};
+use super::span::{DeviceOrdinal, Span};
+use super::{host, ipc, mempool, peers, reservation};
 use crate::violations::{Violation, ViolationKind};
 
 /// A range of memory that CUDA knows, fixed to its allocation. What lies behind it stays mapped while this lives.

@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+/// A huge page.
+pub(super) const HUGE: u64 = 2 << 20;
+
 /// A range of addresses that this process has for itself. What is not mapped in it can neither be read nor written.
 #[derive(Debug)]
 pub(super) struct AddressRange {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::driver::CUresult;
+use crate::result::CUresult;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::violations::{Violation, ViolationKind};
 

@@ -13,11 +13,11 @@ use std::fs::OpenOptions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::address::AddressRange;
+use super::address::{AddressRange, HUGE};
 use super::mapping::{Mapping, import, imported};
-use super::pool::HUGE;
-use super::{DeviceOrdinal, Found, Span, pool_at};
-use crate::driver::CUresult;
+use super::pools::pool_at;
+use super::span::{DeviceOrdinal, Found, Span};
+use crate::result::CUresult;
 use crate::sync::RwLock;
 use crate::violations::{self, Violation, ViolationKind};
 

@@ -7,9 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, LazyLock, Weak};
 
-use super::Span;
-use super::address::AddressRange;
-use super::pool::HUGE;
+use super::address::{AddressRange, HUGE};
+use super::span::Span;
 use super::table::{ENTRIES, Entry, HEAD, Head, LAYOUT, MAGIC, Snapshot, State, now_ms};
 use crate::sync::Mutex;
 use crate::violations::{Allocation, Violation, ViolationKind};

@@ -5,10 +5,11 @@ use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use super::pool::Source;
-use super::{DeviceOrdinal, Placement, pool};
-use crate::driver::CUresult;
+use super::pool::{Placement, Pool, Source};
+use super::pools::pool;
+use super::span::DeviceOrdinal;
 use crate::registry::Registry;
+use crate::result::CUresult;
 use crate::settings::settings;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -156,7 +157,7 @@ impl MemPool {
         self.device
     }
 
-    /// New memory of the pool for a context, as [`Pool::allocate`](super::Pool::allocate).
+    /// New memory of the pool for a context, as [`Pool::allocate`](Pool::allocate).
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, also beyond the pool's limit; `CUDA_ERROR_INVALID_VALUE` for size 0.
@@ -170,7 +171,7 @@ impl MemPool {
 
     /// Bytes that are allocated from it, now and at most.
     pub fn usage(&self) -> (u64, u64) {
-        let usage = |pool: &super::Pool| pool.usage_of(self.handle().addr());
+        let usage = |pool: &Pool| pool.usage_of(self.handle().addr());
         pool(self.device).map_or((0, 0), usage)
     }
 

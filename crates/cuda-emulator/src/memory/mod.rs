@@ -23,17 +23,16 @@ mod mempool;
 mod peers;
 mod physical;
 mod pool;
+mod pools;
 mod reservation;
 mod space;
+mod span;
 mod table;
 
-use std::sync::OnceLock;
-
-use crate::driver::CUresult;
-use crate::settings::settings;
+use crate::result::CUresult;
 use crate::violations::{Violation, ViolationKind};
 
-use address::AddressRange;
+use pools::pool_at;
 
 pub use access::{Access, Place, access, locate};
 pub use host::{allocate_host, free_host, host_block, pinned, register_host, unregister_host};
@@ -42,111 +41,16 @@ pub use mempool::MemPool;
 pub use peers::{allow_peer, forbid_peer};
 pub use physical::{GRANULARITY, Location, Physical};
 pub use pool::{Freeing, Placement, Pool};
+pub use pools::pool;
 pub use reservation::{Piece, map, piece_at, reserve, set_access, unmap, unreserve};
-
-/// A device's number, as in `cuDeviceGet`.
-pub type DeviceOrdinal = i32;
+pub use span::{DeviceOrdinal, Found, Span};
 
 /// Owner number of memory that belongs to no context.
 const NO_OWNER: u32 = 0;
 
-/// A range inside one allocation of one pool. Plain data: it may travel to a peer and be checked
-/// there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Span {
-    /// Slot in the pool's table.
-    pub index: u32,
-    /// The allocation's number on its device; a slot that was reused has another.
-    pub generation: u32,
-    /// First byte, counted from the start of the pool's data.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-}
-
-/// The addresses of all devices: one reservation, an equal power of two for each.
-struct Windows {
-    base: u64,
-    shift: u32,
-    _range: AddressRange,
-}
-
-impl Windows {
-    fn get() -> Result<&'static Self, CUresult> {
-        static WINDOWS: OnceLock<Option<Windows>> = OnceLock::new();
-        WINDOWS
-            .get_or_init(Self::reserve)
-            .as_ref()
-            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
-    }
-
-    fn reserve() -> Option<Self> {
-        let settings = settings();
-        let stride = settings.memory.next_power_of_two();
-        let total = stride * u64::from(settings.devices);
-        let refused = |error: &std::io::Error| {
-            eprintln!(
-                "nccl-emulator: the host refuses {} GiB of address space for {} devices ({error}): set NCCL_EMULATOR_MEMORY \
-                 or NCCL_EMULATOR_DEVICES lower",
-                total >> 30,
-                settings.devices,
-            );
-        };
-        let range = AddressRange::reserve(total, pool::HUGE)
-            .inspect_err(refused)
-            .ok()?;
-        Some(Self {
-            base: range.address(),
-            shift: stride.trailing_zeros(),
-            _range: range,
-        })
-    }
-
-    /// The device whose window an address lies in, and where in the window.
-    fn locate(&self, ptr: u64) -> Option<(usize, u64)> {
-        let offset = ptr.wrapping_sub(self.base);
-        let device = offset >> self.shift;
-        let inside = device < u64::from(settings().devices);
-        inside.then_some((device as usize, offset & ((1 << self.shift) - 1)))
-    }
-}
-
-fn pools() -> &'static [OnceLock<Result<Pool, CUresult>>] {
-    static POOLS: OnceLock<Vec<OnceLock<Result<Pool, CUresult>>>> = OnceLock::new();
-    POOLS.get_or_init(|| (0..settings().devices).map(|_| OnceLock::new()).collect())
-}
-
-/// The pool of a device of this process, made at its first use.
-///
-/// # Errors
-/// `CUDA_ERROR_INVALID_DEVICE`; `CUDA_ERROR_OUT_OF_MEMORY` when the host refuses the memory.
-pub fn pool(device: DeviceOrdinal) -> Result<&'static Pool, CUresult> {
-    let slot = usize::try_from(device)
-        .ok()
-        .and_then(|device| pools().get(device))
-        .ok_or(CUresult::ERROR_INVALID_DEVICE)?;
-    slot.get_or_init(|| {
-        let windows = Windows::get()?;
-        let window = windows.base + ((device as u64) << windows.shift);
-        Pool::create(device, window, settings().memory)
-    })
-    .as_ref()
-    .map_err(|&error| error)
-}
-
-/// The pool that an address lies in, and where.
-fn pool_at(ptr: u64) -> Option<(&'static Pool, u64)> {
-    let (device, offset) = Windows::get().ok()?.locate(ptr)?;
-    let pool = pools()[device].get()?.as_ref().ok()?;
-    Some((pool, offset))
-}
-
 /// Whether an address is one of device memory, also of none that is there.
 pub fn is_device_address(ptr: u64) -> bool {
-    Windows::get().is_ok_and(|windows| windows.locate(ptr).is_some())
-        || reservation::is_device_address(ptr)
-        || ipc::is_opened(ptr)
+    pools::is_in_window(ptr) || reservation::is_device_address(ptr) || ipc::is_opened(ptr)
 }
 
 /// The allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a
@@ -236,23 +140,6 @@ pub fn range(ptr: u64) -> Option<(DeviceOrdinal, u64, u64)> {
     let (pool, offset) = pool_at(ptr)?;
     let (start, size) = pool.range(offset)?;
     Some((pool.device(), start, size))
-}
-
-/// An allocation of device memory, or what another process opened of one of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
-    /// The device it is used as memory of.
-    pub device: DeviceOrdinal,
-    /// Its first address.
-    pub start: u64,
-    /// Bytes.
-    pub size: u64,
-    /// No two of this process have the same.
-    pub id: u64,
-    /// Whether other processes can open it.
-    pub ipc: bool,
-    /// The memory pool it was allocated from; 0 if it is of `cuMemAlloc`.
-    pub mempool: usize,
 }
 
 /// The live allocation that an address lies in.

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::DeviceOrdinal;
+use super::span::DeviceOrdinal;
 use crate::settings::settings;
 
 /// For each device and each other one: how many contexts have enabled it.

@@ -14,12 +14,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::address::HUGE;
 use super::mapping::{keeps_its_length, sealed_file};
-use super::pool::{HUGE, Pool};
-use super::{DeviceOrdinal, pool};
-use crate::driver::{CUresult, visible};
+use super::pool::Pool;
+use super::pools::pool;
+use super::span::DeviceOrdinal;
 use crate::registry::Registry;
+use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
+use crate::visible;
 
 /// "ncclEmuV".
 const MAGIC: u64 = u64::from_le_bytes(*b"ncclEmuV");

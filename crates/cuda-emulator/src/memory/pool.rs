@@ -12,17 +12,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::mapping::{punch, sealed_file};
+use super::address::HUGE;
+use super::mapping::{Mapping, punch, sealed_file};
 use super::space::Space;
+use super::span::{Found, Span};
 use super::table::{ENTRIES, HEAD, Snapshot, State};
-use super::{Found, Mapping, Span};
-use crate::driver::CUresult;
+
+use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
 use crate::violations::{Violation, ViolationKind};
 
 const PAGE: u64 = 4 << 10;
-/// A huge page.
-pub(super) const HUGE: u64 = 2 << 20;
 const PAGES_PER_HUGE: u32 = (HUGE / PAGE) as u32;
 /// Freed memory that is kept aside, at most, and allocations of it.
 const QUARANTINE_BYTES: u64 = 128 << 20;

@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::DeviceOrdinal;
 use super::address::AddressRange;
 use super::physical::{GRANULARITY, HEAD, Location, Physical};
-use crate::driver::CUresult;
+use super::span::DeviceOrdinal;
+use crate::result::CUresult;
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::violations::{Violation, ViolationKind};
 

@@ -6,9 +6,10 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::error::run;
+use super::caller::{Cuda, caller};
+use super::driver;
+use super::error::{Code, run};
 use super::layouts::Property;
-use super::{Code, Cuda, caller, driver};
 use crate::driver::{CUresult, context};
 use crate::elf::Symbol;
 use crate::sync::Mutex;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use super::Code;
+use super::error::Code;
 use crate::driver::{self, CUresult};
 
 /// `CUipcMemHandle`, which travels by value.

@@ -7,7 +7,8 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::driver::{CUresult, caught, context};
+use crate::driver::call::caught;
+use crate::driver::{CUresult, context};
 use crate::elf::Symbol;
 
 /// A `cudaError_t`. It has the number of the `CUresult` of the same meaning.
@@ -158,7 +159,7 @@ fn known(code: u32) -> Option<&'static (u32, &'static CStr, &'static CStr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::result;
+    use crate::result;
 
     #[test]
     fn every_code_of_the_driver_has_a_name_in_the_runtime_and_the_same_text() {

@@ -3,8 +3,8 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::error::run;
-use super::{Code, device, driver};
+use super::error::{Code, run};
+use super::{device, driver};
 use crate::elf::Symbol;
 
 macro_rules! forwarded {

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::caller::caller;
 use super::device::{context, store};
 use super::driver::{self, LaunchConfig};
-use super::error::run;
-use super::{Code, caller};
+use super::error::{Code, run};
 use crate::elf::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {

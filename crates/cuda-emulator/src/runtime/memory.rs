@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::caller::{Cuda, caller};
 use super::device::{context, start, store};
 use super::driver::{self, IpcMemHandle};
-use super::error::run;
+use super::error::{Code, run};
 use super::layouts::Address;
-use super::{Code, Cuda, caller};
 use crate::driver::CUresult;
 use crate::elf::Symbol;
 

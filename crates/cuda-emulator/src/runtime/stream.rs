@@ -3,9 +3,10 @@
 
 use std::ffi::{c_uint, c_void};
 
+use super::caller::Cuda;
 use super::device::context;
-use super::error::run;
-use super::{Code, Cuda, driver};
+use super::driver;
+use super::error::{Code, run};
 use crate::elf::Symbol;
 
 pub(super) fn symbols(cuda: Cuda) -> Vec<Symbol> {

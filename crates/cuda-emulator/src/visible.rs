@@ -4,9 +4,9 @@
 //! NVML's number) goes by the number behind it.
 
 use std::ffi::c_int;
+use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
-use super::device::uuid;
 use crate::settings::settings;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -63,6 +63,26 @@ fn chosen(list: &str, all: u32, uuid: impl Fn(u32) -> String) -> Vec<u32> {
         return Vec::new();
     }
     devices
+}
+
+/// Of a device by its number on this host: the same in any process of this host and boot.
+pub fn uuid(device: u32) -> [u8; 16] {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let host = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    let half = |salt: u8| {
+        // `DefaultHasher::new` has fixed keys. Another release of Rust may hash otherwise: the
+        // processes of one job are built alike.
+        let mut hasher = std::hash::DefaultHasher::new();
+        ("nccl-emulator", salt, &boot, &host, device).hash(&mut hasher);
+        hasher.finish().to_le_bytes()
+    };
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&half(0));
+    uuid[8..].copy_from_slice(&half(1));
+    // A UUID of version 8 (vendor's own), variant 1.
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
 }
 
 /// As `nvidia-smi` writes it: `GPU-8e2f…`.

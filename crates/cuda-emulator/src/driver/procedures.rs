@@ -1,91 +1,28 @@
-//! Starting the driver, its version, names of errors, and `cuGetProcAddress`.
+//! `cuGetProcAddress`: functions by name, for a caller that was built for some version of CUDA.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
 
-use super::{CUresult, FORKED, NEW, READY, STATE, VERSION, caught, result, store};
+use super::call::{caught, store};
+use super::table;
 use crate::elf::Symbol;
+use crate::result::CUresult;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
-        (c"cuInit", init as *const c_void),
-        (c"cuDriverGetVersion", driver_get_version as *const c_void),
-        (c"cuGetErrorName", get_error_name as *const c_void),
-        (c"cuGetErrorString", get_error_string as *const c_void),
         (c"cuGetProcAddress", get_proc_address as *const c_void),
         (c"cuGetProcAddress_v2", get_proc_address_v2 as *const c_void),
     ]
 }
 
-unsafe extern "C" fn after_fork() {
-    STATE.store(FORKED, Ordering::Release);
-}
-
-unsafe extern "C" fn init(flags: c_uint) -> CUresult {
-    caught(|| {
-        if flags != 0 {
-            return Err(CUresult::ERROR_INVALID_VALUE);
-        }
-        if super::visible::count() == 0 {
-            return Err(CUresult::ERROR_NO_DEVICE);
-        }
-        match STATE.compare_exchange(NEW, READY, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                // SAFETY: the handler only stores to an atomic.
-                unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-                Ok(())
-            }
-            Err(READY) => Ok(()),
-            Err(_) => {
-                eprintln!(
-                    "nccl-emulator: this process was forked from one that used CUDA; as with CUDA itself, it must exec \
-                     before it can use it"
-                );
-                Err(CUresult::ERROR_NOT_INITIALIZED)
-            }
-        }
-    })
-}
-
-unsafe extern "C" fn driver_get_version(version: *mut c_int) -> CUresult {
-    // SAFETY: the caller passes null or a place for the number.
-    caught(|| unsafe { store(version, VERSION) })
-}
-
-fn describe(
-    error: u32,
-    place: *mut *const c_char,
-    text: fn(&(u32, &'static CStr, &'static CStr)) -> &'static CStr,
-) -> CUresult {
-    caught(|| {
-        let known = result::NAMES.iter().find(|(code, _, _)| *code == error);
-        // SAFETY: the caller passes null or a place for the pointer; the texts live for ever.
-        unsafe {
-            store(
-                place,
-                known.map_or(std::ptr::null(), |entry| text(entry).as_ptr()),
-            )?
-        };
-        known.map(drop).ok_or(CUresult::ERROR_INVALID_VALUE)
-    })
-}
-
-unsafe extern "C" fn get_error_name(error: u32, name: *mut *const c_char) -> CUresult {
-    describe(error, name, |entry| entry.1)
-}
-
-unsafe extern "C" fn get_error_string(error: u32, text: *mut *const c_char) -> CUresult {
-    describe(error, text, |entry| entry.2)
-}
-
 /// All functions by name.
-fn table() -> &'static HashMap<&'static CStr, usize> {
+fn by_name() -> &'static HashMap<&'static CStr, usize> {
     static TABLE: OnceLock<HashMap<&'static CStr, usize>> = OnceLock::new();
     TABLE.get_or_init(|| {
-        super::symbols()
+        table::symbols()
             .into_iter()
+            .chain(symbols())
             .map(|(name, address)| (name, address.expose_provenance()))
             .collect()
     })
@@ -115,7 +52,7 @@ fn find(name: &CStr, version: c_int) -> Option<*mut c_void> {
             _ => 0,
         };
         (version >= since)
-            .then(|| table().get(full).copied())
+            .then(|| by_name().get(full).copied())
             .flatten()
     };
     let address = ["_v4", "_v3", "_v2", ""].into_iter().find_map(spelled)?;
@@ -162,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_name_without_suffix_means_the_newest_that_the_caller_knows() {
-        let exact = |name: &CStr| table()[name];
+        let exact = |name: &CStr| by_name()[name];
         assert_eq!(
             find(c"cuMemAlloc", 12_000).unwrap().addr(),
             exact(c"cuMemAlloc_v2")
@@ -181,20 +118,5 @@ mod tests {
         );
         assert_eq!(find(c"cuInit", 13_000).unwrap().addr(), exact(c"cuInit"));
         assert_eq!(find(c"cuNoSuchThing", 13_000), None);
-    }
-
-    #[test]
-    fn errors_have_names() {
-        let mut name = std::ptr::null();
-        // SAFETY: a place for the pointer.
-        let known = unsafe { get_error_name(700, &raw mut name) };
-        assert_eq!(known, CUresult::SUCCESS);
-        // SAFETY: success means a C string.
-        let text = unsafe { CStr::from_ptr(name) };
-        assert_eq!(text, c"CUDA_ERROR_ILLEGAL_ADDRESS");
-        // SAFETY: a place for the pointer.
-        let unknown = unsafe { get_error_string(12_345, &raw mut name) };
-        assert_eq!(unknown, CUresult::ERROR_INVALID_VALUE);
-        assert!(name.is_null());
     }
 }

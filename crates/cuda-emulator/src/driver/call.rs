@@ -1,0 +1,72 @@
+//! Around the body of every driver function: whether the driver was started, panics kept in, results stored.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::exec;
+use crate::hooks;
+use crate::result::CUresult;
+
+/// The version of CUDA that the driver says it has.
+pub(crate) const VERSION: i32 = 13_000;
+
+/// `cuInit` was called in this process.
+pub(super) static STATE: AtomicU32 = AtomicU32::new(NEW);
+pub(super) const NEW: u32 = 0;
+pub(super) const READY: u32 = 1;
+/// This process was forked from one where it was: threads and memory are not what they were.
+pub(super) const FORKED: u32 = 2;
+
+/// Runs the body of a driver function, on a driver that was started, after the faults at it.
+pub(super) fn enter(
+    function: &'static str,
+    body: impl FnOnce() -> Result<(), CUresult>,
+) -> CUresult {
+    if STATE.load(Ordering::Acquire) != READY {
+        return CUresult::ERROR_NOT_INITIALIZED;
+    }
+    if exec::in_host_function() {
+        return CUresult::ERROR_NOT_PERMITTED;
+    }
+    caught(|| {
+        hooks::call(function)?;
+        body()
+    })
+}
+
+/// Runs the body of a driver function that needs no started driver.
+pub(crate) fn caught(body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => CUresult::SUCCESS,
+        Ok(Err(error)) => error,
+        Err(_) => {
+            eprintln!(
+                "nccl-emulator: internal error: a driver function panicked (above); it returns CUDA_ERROR_UNKNOWN"
+            );
+            CUresult::ERROR_UNKNOWN
+        }
+    }
+}
+
+/// Stores a result where the caller wants it.
+///
+/// # Safety
+/// `place` is null or may be written.
+pub(super) unsafe fn store<T>(place: *mut T, value: T) -> Result<(), CUresult> {
+    if place.is_null() {
+        return Err(CUresult::ERROR_INVALID_VALUE);
+    }
+    // SAFETY: not null, and the caller promises the rest.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error_code() {
+        assert_eq!(caught(|| panic!("on purpose")), CUresult::ERROR_UNKNOWN);
+    }
+}
