@@ -67,15 +67,19 @@ compile_error!(
     "nccl-emulator takes the place of Linux libraries: it needs Linux on x86-64 or aarch64"
 );
 
+mod code;
 mod expert_parallel;
 pub mod faults;
 mod install;
+mod installation;
 mod nccl;
+mod numbers;
 mod options;
 mod probe;
 #[cfg(feature = "real-nccl")]
 mod real;
 mod transport;
+mod version;
 
 use std::path::PathBuf;
 
@@ -85,7 +89,7 @@ pub use cuda_emulator::kernels;
 pub use cuda_emulator::violations::{
     Allocation, Violation, ViolationKind, clear_violations, violations,
 };
-pub use install::{InstallError, Installation, RealLibrary};
+pub use installation::{InstallError, Installation, RealLibrary};
 pub use probe::Choice;
 #[cfg(feature = "real-nccl")]
 #[doc(hidden)]

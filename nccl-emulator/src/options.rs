@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nccl_sys::Version;
 
-use crate::install::InstallError;
+use crate::installation::InstallError;
 
 /// Number of devices.
 pub(crate) const DEVICES: &str = "NCCL_EMULATOR_DEVICES";

@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::install::{self, InstallError, Installation};
+use crate::install;
+use crate::installation::{InstallError, Installation};
 use crate::options::Wishes;
 
 /// Devices of the drivers that bring a libcuda: a PC's or a server's, a Jetson's, Windows' Linux.

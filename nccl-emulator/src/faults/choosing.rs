@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use super::guard::FaultGuard;
 use super::in_force::{COUNT, FAULTS, LATE_NANOS, read_environment};
+use super::point::{Action, Point};
 use super::rule::{Caller, Name, Rule};
 use super::specification::{self, SpecificationError};
-use super::{Action, FaultGuard, Point};
 use crate::options;
 
 /// A fault at every call of a function of NCCL's or of the CUDA driver's, by its C name. Choose what

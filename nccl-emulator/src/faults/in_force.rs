@@ -1,24 +1,17 @@
 //! The faults in force, and by how much operations are late: those of the environment, and those put in place.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use cuda_emulator::sync::Mutex;
 
-use super::rule::Rule;
+use super::rule::Faults;
 use super::specification::{self, SpecificationError};
 use crate::options::Options;
 
 /// The environment variable.
 const VARIABLE: &str = "NCCL_EMULATOR_FAULTS";
-
-/// The faults in force, and by how much operations are late.
-#[derive(Debug, Default)]
-pub(super) struct Faults {
-    pub(super) rules: Vec<Arc<Rule>>,
-    pub(super) late: Duration,
-}
 
 pub(super) static FAULTS: LazyLock<Mutex<Faults>> = LazyLock::new(|| {
     let faults = SPECIFIED

@@ -52,11 +52,12 @@
 
 // - `choosing`: where a fault sits, and putting it in place; `specification`: the same from a text;
 // - `guard`: what is in place, held by its owner; `in_force`: all of them;
-// - `rule`: one of them; `strikes`: where they strike.
+// - `point`: where one sits, and what it does there; `rule`: one of them; `strikes`: where they strike.
 
 mod choosing;
 mod guard;
 mod in_force;
+mod point;
 mod rule;
 mod specification;
 mod strikes;
@@ -64,39 +65,9 @@ mod strikes;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-use std::time::Duration;
-
 pub use choosing::{Fault, at_call, at_operation, specify};
 pub use guard::{FaultGuard, LateGuard, late};
 pub(crate) use in_force::{any, check_environment, check_for, lateness};
 pub(crate) use rule::{OperationFault, Subject};
 pub use specification::SpecificationError;
-pub(crate) use strikes::{check_call, check_call_until, check_driver_call, check_operation};
-
-/// Where a fault sits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Point {
-    Call(String),
-    /// `None`: any operation.
-    Operation(Option<String>),
-}
-
-impl fmt::Display for Point {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Call(function) => f.write_str(function),
-            Self::Operation(None) => f.write_str("any operation"),
-            Self::Operation(Some(name)) => write!(f, "the operation {name}"),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Action {
-    Delay(Duration),
-    Hang,
-    Stall,
-    Fail(u32),
-    Kill,
-}
+pub(crate) use strikes::{check_call, check_driver_call, check_operation};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use cuda_emulator::sync::{Condvar, Mutex};
 use nccl_sys::Version;
 
-use super::{Action, Point};
-use crate::nccl::Code;
+use super::point::{Action, Point};
+use crate::code::Code;
 use crate::options::Options;
 
 /// The first release that knows names of communicators.
@@ -17,6 +17,13 @@ const NAMES: Version = Version::new(2, 27, 3);
 
 /// How often a call that hangs looks whether it may go on.
 const TICK: Duration = Duration::from_millis(5);
+
+/// The faults in force, and by how much operations are late.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) rules: Vec<Arc<Rule>>,
+    pub(super) late: Duration,
+}
 
 /// Whose calls it strikes.
 #[derive(Clone, Copy, Debug)]

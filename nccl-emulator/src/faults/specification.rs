@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::in_force::Faults;
-use super::rule::{Name, Rule};
-use super::{Action, Point};
+use super::point::{Action, Point};
+use super::rule::{Faults, Name, Rule};
 
 /// What is wrong with a specification of faults.
 ///

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::in_force::{FAULTS, any};
+use super::point::{Action, Point};
 use super::rule::{OperationFault, Rule, Subject};
-use super::{Action, Point};
-use crate::nccl::{AbortFlag, Code};
+use crate::code::Code;
 use cuda_emulator::driver::CUresult;
 
 fn striking(point: impl Fn(&Point) -> bool, subjects: &[Subject<'_>]) -> Vec<Arc<Rule>> {
@@ -23,32 +23,19 @@ fn striking(point: impl Fn(&Point) -> bool, subjects: &[Subject<'_>]) -> Vec<Arc
         .collect()
 }
 
-/// Lets faults strike that sit at this call, which concerns `subjects`.
+/// Lets faults strike that sit at this call, which concerns `subjects`. `aborted` says whether its communicator was
+/// aborted meanwhile.
 ///
 /// # Errors
 /// The code of a fault that makes it fail.
 pub(crate) fn check_call(
     function: &str,
     subjects: &[Subject<'_>],
-    abort: Option<&AbortFlag>,
+    aborted: &dyn Fn() -> bool,
 ) -> Result<(), Code> {
     if !any() {
         return Ok(());
     }
-    check_call_until(function, subjects, &|| {
-        abort.is_some_and(AbortFlag::is_raised)
-    })
-}
-
-/// As [`check_call`], of a call whose communicator is aborted once `aborted` says so.
-///
-/// # Errors
-/// The code of a fault that makes it fail.
-pub(crate) fn check_call_until(
-    function: &str,
-    subjects: &[Subject<'_>],
-    aborted: &dyn Fn() -> bool,
-) -> Result<(), Code> {
     let mut result = Ok(());
     for rule in striking(
         |point| matches!(point, Point::Call(name) if name == function),

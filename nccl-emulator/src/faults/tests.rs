@@ -1,9 +1,10 @@
 //! A fault strikes whom it was meant for, and ends when it should.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::*;
-use crate::nccl::{AbortFlag, Code};
+use crate::code::Code;
 
 // Names of functions that no other test of this crate calls: the faults are the process's.
 const FUNCTION: &str = "ncclCommSuspend";
@@ -12,7 +13,8 @@ const FUNCTION: &str = "ncclCommSuspend";
 fn a_fault_strikes_the_chosen_rank_the_chosen_time_only() {
     let guard = at_call("ncclCommResume").rank(1).nth(2).fail(6);
     let call = |rank| {
-        check_call("ncclCommResume", &[Subject { rank, name: None }], None).map_err(Code::number)
+        check_call("ncclCommResume", &[Subject { rank, name: None }], &|| false)
+            .map_err(Code::number)
     };
     assert_eq!(
         [call(1), call(0), call(1), call(1)],
@@ -25,20 +27,21 @@ fn a_fault_strikes_the_chosen_rank_the_chosen_time_only() {
 
 #[test]
 fn a_hang_ends_with_its_guard_and_a_stall_with_an_abort() {
-    let abort = AbortFlag::default();
+    let abort = AtomicBool::new(false);
+    let aborted = || abort.load(Ordering::SeqCst);
     let patience = Duration::from_secs(5);
     std::thread::scope(|scope| {
         let guard = at_call(FUNCTION).hang();
-        let hung = scope.spawn(|| check_call(FUNCTION, &[], Some(&abort)).is_ok());
+        let hung = scope.spawn(|| check_call(FUNCTION, &[], &aborted).is_ok());
         assert!(guard.wait_for_hits(1, patience));
         std::thread::sleep(Duration::from_millis(20));
         assert!(!hung.is_finished());
         drop(guard);
         assert!(hung.join().unwrap());
         let guard = at_call(FUNCTION).stall();
-        let stalled = scope.spawn(|| check_call(FUNCTION, &[], Some(&abort)).is_ok());
+        let stalled = scope.spawn(|| check_call(FUNCTION, &[], &aborted).is_ok());
         assert!(guard.wait_for_hits(1, patience));
-        abort.raise();
+        abort.store(true, Ordering::SeqCst);
         assert!(stalled.join().unwrap());
     });
 }
@@ -47,7 +50,7 @@ fn a_hang_ends_with_its_guard_and_a_stall_with_an_abort() {
 fn a_fault_strikes_the_communicators_of_its_name_only() {
     let call = |rank, name| {
         let subject = Subject { rank, name };
-        check_call("ncclCommMemStats", &[subject], None).map_err(Code::number)
+        check_call("ncclCommMemStats", &[subject], &|| false).map_err(Code::number)
     };
     let guard = at_call("ncclCommMemStats")
         .communicator("tp")
@@ -73,7 +76,7 @@ fn a_fault_strikes_the_communicators_of_its_name_only() {
             name: Some("dp"),
         },
     ];
-    assert!(check_call("ncclCommMemStats", &group, None).is_ok());
+    assert!(check_call("ncclCommMemStats", &group, &|| false).is_ok());
     assert_eq!(guard.hits(), 1);
     drop(guard);
     let guards = specify("call=ncclCommMemStats,comm=test/*,action=fail=5").expect("a fault");

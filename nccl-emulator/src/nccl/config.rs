@@ -11,15 +11,15 @@ use nccl_sys::{
     NCCL_API_MAGIC, NCCL_CONFIG_INITIALIZER, NCCL_CONFIG_UNDEF_INT, Version, ncclConfig_t,
 };
 
-use super::code::{INVALID_ARGUMENT, Result};
 use super::debug::{info, subsystem, warn};
 use super::environment;
+use crate::code::{INVALID_ARGUMENT, Result};
 
 const UNDEFINED: i32 = NCCL_CONFIG_UNDEF_INT;
 
 /// The most channels that a communicator of the release can have.
 fn max_channels() -> i32 {
-    if super::version::is_at_least(2, 25, 0) {
+    if crate::version::is_at_least(2, 25, 0) {
         64
     } else {
         32
@@ -321,7 +321,7 @@ fn apply_environment(config: &mut ncclConfig_t) {
 /// As [`parse`].
 pub(crate) unsafe fn name(config: *const ncclConfig_t) -> Option<String> {
     // SAFETY: the caller's promise.
-    let resolved = unsafe { resolve(config, super::version::current()) };
+    let resolved = unsafe { resolve(config, crate::version::current()) };
     // SAFETY: the caller's promise.
     unsafe { name_in(&resolved.ok()?) }
 }
@@ -343,7 +343,7 @@ unsafe fn name_in(resolved: &ncclConfig_t) -> Option<String> {
 /// valid.
 pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
     // SAFETY: the caller's promise.
-    let resolved = unsafe { resolve(config, super::version::current())? };
+    let resolved = unsafe { resolve(config, crate::version::current())? };
     // SAFETY: the caller's promise.
     let name = unsafe { name_in(&resolved) };
     if let Some(name) = &name {

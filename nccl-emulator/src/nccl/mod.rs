@@ -12,28 +12,20 @@
 mod abi;
 mod abort;
 mod bootstrap;
-mod code;
 mod communicator;
 mod config;
-pub(crate) mod datatype;
 mod debug;
 mod environment;
-pub(crate) mod float8;
 mod group;
 mod network;
 mod operators;
-pub(crate) mod reduction;
 mod timer;
 mod unique_id;
-mod version;
 mod work;
-
-pub(crate) use abort::AbortFlag;
-pub(crate) use code::Code;
 
 /// Name and address of every function that the release has.
 pub(crate) fn symbols() -> Vec<(&'static std::ffi::CStr, *const std::ffi::c_void)> {
     let mut symbols = abi::symbols();
-    symbols.retain(|(name, _)| name.to_str().is_ok_and(version::has));
+    symbols.retain(|(name, _)| name.to_str().is_ok_and(crate::version::has));
     symbols
 }

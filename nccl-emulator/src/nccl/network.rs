@@ -5,9 +5,9 @@ use std::ffi::CStr;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
-use super::code::{INVALID_USAGE, Result, SYSTEM};
 use super::debug::warn;
 use super::environment;
+use crate::code::{INVALID_USAGE, Result, SYSTEM};
 
 /// Whether `NCCL_SOCKET_IFNAME` leaves an interface to meet on.
 pub(crate) fn check_interfaces() -> Result {

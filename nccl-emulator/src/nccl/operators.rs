@@ -6,7 +6,7 @@
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
-use super::datatype::Scalar;
+use crate::numbers::datatype::Scalar;
 
 const BUILT_IN: u32 = ncclRedOp_t::ncclNumOps.0;
 const LARGEST: u32 = ncclRedOp_t::ncclMaxRedOp.0;

@@ -12,9 +12,9 @@ use std::sync::OnceLock;
 
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 
-use super::code::{INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM};
 use super::debug::warn;
 use super::environment;
+use crate::code::{INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM};
 use crate::transport::Address;
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();

@@ -538,7 +538,7 @@ fn struck(
         .into_iter()
         .map(|rank| faults::Subject { rank, name: None });
     let subjects: Vec<_> = subjects.collect();
-    let struck = faults::check_call_until(entry.name, &subjects, &|| call.is_aborted());
+    let struck = faults::check_call(entry.name, &subjects, &|| call.is_aborted());
     let struck = match struck {
         _ if call.is_ended.load(Ordering::SeqCst) => Some(Struck::Ended {
             is_freed: !call.is_awaited.load(Ordering::SeqCst),

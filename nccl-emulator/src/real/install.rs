@@ -13,7 +13,7 @@ use super::kernels::Interpreter;
 use super::library::{Provided, RealNccl, load};
 use super::program::Kernel;
 use super::types::Types;
-use crate::install::{InstallError, Installation, RealLibrary};
+use crate::installation::{InstallError, Installation, RealLibrary};
 
 /// The names of NVML.
 const NVML: [&CStr; 2] = [c"libnvidia-ml.so.1", c"libnvidia-ml.so"];

@@ -14,11 +14,9 @@ use nccl_sys::{
 
 use super::init::{announce_version, current_device};
 use super::{call, not_null};
+use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::abort::AbortFlag;
 use crate::nccl::bootstrap;
-use crate::nccl::code::{
-    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA,
-};
 use crate::nccl::communicator::{
     self, ChildKind, ChildRequest, Communicator, InitRequest, Meeting, OutSlot,
 };

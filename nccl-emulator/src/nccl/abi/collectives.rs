@@ -9,10 +9,10 @@ use nccl_sys::{
 };
 
 use super::{guarded, strike};
-use crate::nccl::code::{INVALID_ARGUMENT, Result};
+use crate::code::{INVALID_ARGUMENT, Result};
 use crate::nccl::debug::warn;
 use crate::nccl::group::{self, Call, Function};
-use crate::nccl::version;
+use crate::version;
 
 /// `ncclParseCollConfig`: what a configuration of a single call says, and what is wrong with it.
 /// Null says nothing. The fields that choose between algorithms, and the limits of their resources,

@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int};
 use nccl_sys::{NCCL_API_MAGIC, ncclComm_t, ncclEncryptionConfig_t, ncclResult_t};
 
 use super::{call, guarded};
-use crate::nccl::code::{self, INVALID_ARGUMENT};
+use crate::code::{self, INVALID_ARGUMENT};
 use crate::nccl::debug::{self, warn};
-use crate::nccl::version;
+use crate::version;
 
 pub(super) unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> ncclResult_t {
     call("ncclGetVersion", std::ptr::null_mut(), || {

@@ -7,11 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nccl_sys::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 
 use super::{call, guarded, not_null};
+use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::faults::{self, Subject};
 use crate::nccl::bootstrap;
-use crate::nccl::code::{
-    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA,
-};
 use crate::nccl::communicator::{self, Communicator, InitRequest, Meeting};
 use crate::nccl::config::{self, Config};
 use crate::nccl::debug::{self, Level, info, subsystem, warn};
@@ -20,7 +18,7 @@ use crate::nccl::group::{self, Job, JobKind};
 use crate::nccl::network;
 use crate::nccl::timer;
 use crate::nccl::unique_id::{self, UniqueId};
-use crate::nccl::version;
+use crate::version;
 use cuda_emulator::driver::{self, context};
 
 /// Faults that cannot be read would make every test of them pass.
@@ -225,7 +223,9 @@ pub(super) unsafe extern "C" fn ncclCommInitRank(
 ) -> ncclResult_t {
     guarded("ncclCommInitRank", || {
         check_faults()?;
-        faults::check_call("ncclCommInitRank", &[Subject { rank, name: None }], None)?;
+        faults::check_call("ncclCommInitRank", &[Subject { rank, name: None }], &|| {
+            false
+        })?;
         check_device()?;
         let device = current_device();
         let init = Init {
@@ -274,7 +274,8 @@ unsafe fn init_with_config(mut init: Init<'_>, config: *const ncclConfig_t) -> R
         rank: init.rank,
         name: name.as_deref(),
     };
-    let checked = faults::check_call(init.function, &[subject], None).and_then(|()| check_device());
+    let checked =
+        faults::check_call(init.function, &[subject], &|| false).and_then(|()| check_device());
     if let Err(code) = checked {
         // The leak came with 2.23.4.
         if code != UNHANDLED_CUDA || !version::is_at_least(2, 23, 4) {

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use nccl_sys::{NCCL_SUSPEND_MEM, ncclComm_t, ncclCommMemStat_t, ncclResult_t, ncclWindow_t};
 
 use super::{call, not_null};
-use crate::nccl::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, Communicator, SymmetricTask, WindowRequest, WindowSlot};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::group;
-use crate::nccl::version;
+use crate::version;
 use cuda_emulator::driver;
 use cuda_emulator::memory;
 use cuda_emulator::violations;

@@ -25,9 +25,9 @@ use std::sync::Arc;
 use nccl_sys::Api;
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
-use super::code::{self, INTERNAL, INVALID_ARGUMENT, Result};
 use super::communicator::{self, Communicator};
 use super::debug::warn;
+use crate::code::{self, INTERNAL, INVALID_ARGUMENT, Result};
 use crate::faults;
 use children::*;
 use collectives::*;
@@ -71,7 +71,7 @@ fn strike(function: &'static str, communicator: ncclComm_t) -> Result {
     }
     match communicator::peek(communicator) {
         Some(communicator) => strike_at(function, &[communicator]),
-        None => faults::check_call(function, &[], None),
+        None => faults::check_call(function, &[], &|| false),
     }
 }
 
@@ -86,7 +86,7 @@ fn strike_at(function: &'static str, communicators: &[Arc<Communicator>]) -> Res
         .iter()
         .map(|communicator| communicator.subject())
         .collect();
-    faults::check_call_until(function, &subjects, &|| {
+    faults::check_call(function, &subjects, &|| {
         let mut flags = communicators.iter().map(|communicator| &communicator.abort);
         flags.any(|flag| flag.is_raised())
     })

@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_void};
 use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t, ncclSimInfo_t};
 
 use super::{call, guarded, strike_at};
+use crate::code::INVALID_ARGUMENT;
 use crate::faults;
-use crate::nccl::code::INVALID_ARGUMENT;
 use crate::nccl::debug::warn;
 use crate::nccl::group::{self, Call, Function};
 

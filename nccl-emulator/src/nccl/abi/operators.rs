@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use nccl_sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t};
 
 use super::{call, not_null};
-use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, Result};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, Result};
 use crate::nccl::communicator;
-use crate::nccl::datatype::{DataType, Scalar};
 use crate::nccl::debug::warn;
 use crate::nccl::operators::UserOperator;
+use crate::numbers::datatype::{DataType, Scalar};
 
 /// Null pointers are refused; in NCCL they crash.
 pub(super) unsafe extern "C" fn ncclRedOpCreatePreMulSum(

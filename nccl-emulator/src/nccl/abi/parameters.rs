@@ -6,9 +6,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use nccl_sys::{ncclParamHandle_t, ncclResult_t};
 
 use super::{call, guarded, not_null};
-use crate::nccl::code::{INVALID_ARGUMENT, Result};
+use crate::code::{INVALID_ARGUMENT, Result};
 use crate::nccl::debug::{Level, enabled, print, subsystem, warn};
-use crate::nccl::{environment, version};
+use crate::nccl::environment;
+use crate::version;
 
 const KEYS: [&CStr; 7] = [
     c"NCCL_DEBUG",

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::wire::{MAX_BYTES, Message};
+use crate::code::{INTERNAL, INVALID_USAGE, REMOTE, Result, SYSTEM};
 use crate::nccl::abort::TICK;
-use crate::nccl::code::{INTERNAL, INVALID_USAGE, REMOTE, Result, SYSTEM};
 use crate::nccl::communicator::Session;
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
@@ -83,7 +83,7 @@ fn meet(
             "The memory of device {} cannot be set up: CUDA error {}",
             info.device, error.0
         );
-        crate::nccl::code::UNHANDLED_CUDA
+        crate::code::UNHANDLED_CUDA
     })?;
     let hello = Message::Hello {
         magic: id.magic,

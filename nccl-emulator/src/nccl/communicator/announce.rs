@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Communicator;
 use super::identity;
 use crate::nccl::debug::{info, subsystem};
-use crate::nccl::version;
+use crate::version;
 use cuda_emulator::driver::visible;
 
 /// What `Init START` and `Init COMPLETE` say of a communicator.

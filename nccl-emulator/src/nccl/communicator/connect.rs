@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::peers::{self, Route};
 use super::{Communicator, Session};
-use crate::nccl::code::{INTERNAL, Result, SYSTEM};
+use crate::code::{INTERNAL, Result, SYSTEM};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::transport::Direction;
 

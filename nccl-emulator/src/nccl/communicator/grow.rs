@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Communicator, Session};
-use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, Result};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, Result};
 use crate::nccl::debug::warn;
 use crate::nccl::unique_id::{UniqueId, mix};
 

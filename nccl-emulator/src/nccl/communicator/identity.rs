@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 use crate::nccl::environment;
 use crate::nccl::unique_id::{hash, namespace, random};
-use crate::nccl::version;
 use crate::transport::RankInfo;
+use crate::version;
 use cuda_emulator::driver::visible;
 use cuda_emulator::memory::Pool;
 

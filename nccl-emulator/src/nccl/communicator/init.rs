@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::announce::Birth;
 use super::{Communicator, Session, clique, identity};
+use crate::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::bootstrap;
-use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::network;
 use crate::nccl::unique_id::UniqueId;
-use crate::nccl::version;
+use crate::version;
 use cuda_emulator::memory;
 
 /// Where the ranks of a new communicator meet.

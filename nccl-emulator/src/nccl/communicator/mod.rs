@@ -53,12 +53,12 @@ pub(crate) use window::{
 };
 
 use super::abort::AbortFlag;
-use super::code::{self, Code, INVALID_ARGUMENT, Result};
 use super::config::Config;
 use super::debug::warn;
 use super::group::Pending;
 use super::operators::UserOperators;
 use super::work::Lists;
+use crate::code::{self, Code, INVALID_ARGUMENT, Result};
 use crate::faults::Subject;
 use clique::Clique;
 use cuda_emulator::exec::Last;

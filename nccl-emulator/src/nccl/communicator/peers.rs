@@ -16,8 +16,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use super::{Communicator, Session, identity};
+use crate::code::Result;
 use crate::nccl::bootstrap;
-use crate::nccl::code::Result;
 use crate::nccl::debug::warn;
 use crate::nccl::environment;
 use crate::transport::teardown::GONE;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use super::teardown::wait_for_launches;
-use crate::nccl::code::{IN_PROGRESS, Result};
+use crate::code::{IN_PROGRESS, Result};
 use crate::nccl::debug::{self, info, subsystem};
 
 /// How long threads that are inside a call have to see the flag. NCCL gives them what it takes to stop

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::Communicator;
 use super::window::{WindowRequest, register_window};
-use crate::nccl::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, warn};
 use cuda_emulator::driver::context;
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use super::peers::{self, Route};
 use super::{Communicator, Session, announce::ending};
-use crate::nccl::code::Result;
+use crate::code::Result;
 use crate::nccl::debug::{self, info, subsystem};
-use crate::nccl::version;
 use crate::options::options;
 use crate::transport::teardown::{GONE, LEAVING};
+use crate::version;
 
 /// A sleep that only a ring should end; it ends by itself because a process that is killed does not
 /// ring.

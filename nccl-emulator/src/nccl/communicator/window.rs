@@ -14,10 +14,10 @@ use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_
 
 use super::Communicator;
 use super::init::nodes;
-use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
-use crate::nccl::version;
+use crate::version;
 use cuda_emulator::memory::{self, Span};
 use cuda_emulator::registry::Registry;
 use cuda_emulator::violations::{self, Violation, ViolationKind};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::nccl::code::{Result, SYSTEM};
+use crate::code::{Result, SYSTEM};
 use crate::nccl::communicator::{
     ChildRequest, Communicator, InitRequest, SymmetricTask, create_child, finalize, init, reclaim,
     revoke, run_symmetric,
@@ -125,7 +125,7 @@ pub(super) fn run(jobs: &[Job]) -> Result {
         }
         let results = handles
             .into_iter()
-            .map(|handle| handle.join().unwrap_or(Err(crate::nccl::code::INTERNAL)));
+            .map(|handle| handle.join().unwrap_or(Err(crate::code::INTERNAL)));
         let result = results
             .reduce(|first, next| first.and(next))
             .unwrap_or(Ok(()));

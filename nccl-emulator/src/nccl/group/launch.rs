@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::Tasks;
 use super::tasks::text;
+use crate::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::faults;
-use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, Connections, algorithm};
 use crate::nccl::debug::warn;
 use crate::nccl::work::{CapturedLaunch, Launch};

@@ -29,9 +29,9 @@ pub(crate) use operation::{Call, Function, enqueue};
 pub(crate) use pending::Pending;
 pub(crate) use tasks::{CollectiveTask, MessageTask, Tasks, sort};
 
-use super::code::{Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use super::communicator::{Communicator, SymmetricTask};
 use super::debug::warn;
+use crate::code::{Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 
 /// The calling thread's group.
 #[derive(Default)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use nccl_sys::{ncclComm_t, ncclDataType_t, ncclWaitSignalDesc_t, ncclWindow_t};
 
 use super::{add_symmetric, end, record, start, with_tasks};
+use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use crate::faults;
-use crate::nccl::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use crate::nccl::communicator::{self, Communicator, SymmetricTask, Window};
-use crate::nccl::datatype::DataType;
 use crate::nccl::debug::{info, subsystem, warn};
+use crate::numbers::datatype::DataType;
 use crate::transport::SIGNALS;
 
 /// What is to be done.
@@ -97,8 +97,8 @@ fn append(call: &OneSided, communicator: &Arc<Communicator>, stream: *mut c_void
     communicator.ensure_ready()?;
     if faults::any() {
         let _inside = communicator.enter();
-        let abort = Some(&*communicator.abort);
-        faults::check_call(call.symbol(), &[communicator.subject()], abort)?;
+        let aborted = || communicator.abort.is_raised();
+        faults::check_call(call.symbol(), &[communicator.subject()], &aborted)?;
     }
     let tasks = check(call, communicator)?;
     info!(

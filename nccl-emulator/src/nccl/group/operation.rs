@@ -8,13 +8,13 @@ use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t};
 use super::launch::record_event;
 use super::tasks::{CollectiveTask, MessageTask, Tasks, find};
 use super::{end, record, start, with_tasks};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::faults;
-use crate::nccl::code::{INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, Communicator};
-use crate::nccl::datatype::{DataType, Operator, Reduction};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::operators::UserOperator;
 use crate::nccl::work;
+use crate::numbers::datatype::{DataType, Operator, Reduction};
 use crate::transport::Direction;
 
 /// The operations that there are.
@@ -109,7 +109,7 @@ pub(crate) fn enqueue(call: &Call) -> Result {
     }
     let _ = record(result);
     match end() {
-        Err(error) if error != crate::nccl::code::IN_PROGRESS => Err(error),
+        Err(error) if error != crate::code::IN_PROGRESS => Err(error),
         // Launching is left to whoever polls; the state says so already.
         _ if !communicator.config.blocking => communicator.state(),
         _ => result,
@@ -135,8 +135,8 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
     if faults::any() {
         // While a fault holds the call, the thread is inside of it.
         let _inside = communicator.enter();
-        let abort = Some(&*communicator.abort);
-        faults::check_call(call.function.symbol(), &[communicator.subject()], abort)?;
+        let aborted = || communicator.abort.is_raised();
+        faults::check_call(call.function.symbol(), &[communicator.subject()], &aborted)?;
     }
     communicator.check_not_suspended(call.function.name());
     let name = call.function.name();

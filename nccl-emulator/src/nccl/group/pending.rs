@@ -19,7 +19,7 @@ use std::thread;
 use cuda_emulator::sync::{Condvar, Mutex, MutexGuard};
 
 use super::Work;
-use crate::nccl::code::{IN_PROGRESS, INTERNAL, SYSTEM};
+use crate::code::{IN_PROGRESS, INTERNAL, SYSTEM};
 use crate::nccl::communicator::Communicator;
 use crate::nccl::debug::warn;
 use crate::nccl::timer;

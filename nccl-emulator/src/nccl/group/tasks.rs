@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::Function;
-use crate::nccl::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::Communicator;
-use crate::nccl::datatype::{DataType, Reduction};
 use crate::nccl::debug::warn;
 use crate::nccl::work::Lists;
+use crate::numbers::datatype::{DataType, Reduction};
 use crate::transport::Direction;
 use cuda_emulator::driver::context;
 use cuda_emulator::exec::{self, Capture, Standing, Stream};
@@ -266,7 +266,7 @@ pub(crate) fn text(error: cuda_emulator::driver::CUresult) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nccl::datatype::{Operator, Scalar};
+    use crate::numbers::datatype::{Operator, Scalar};
 
     fn task(function: Function, count: u64, root: u32) -> CollectiveTask {
         CollectiveTask {

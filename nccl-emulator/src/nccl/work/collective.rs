@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use super::lane::view;
 use super::{Outcome, Scope};
 use crate::nccl::group::{CollectiveTask, Function};
-use crate::nccl::reduction;
+use crate::numbers::reduction;
 use crate::transport::teardown::GONE;
 use crate::transport::{self, Arrival, Offer};
 use cuda_emulator::violations::Violation;

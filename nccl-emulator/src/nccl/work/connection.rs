@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::lane::Head;
 use super::{Launch, Scope, ring_at};
-use crate::nccl::code::REMOTE;
+use crate::code::REMOTE;
 use crate::nccl::communicator::{Route, has_hung_up, warn_of_closed_connection};
 use crate::nccl::debug;
-use crate::nccl::version;
+use crate::version;
 
 /// How soon a launch that waits looks again, and how rarely in the end.
 const PERIOD: Duration = Duration::from_millis(2);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::{Outcome, Scope};
 use crate::nccl::communicator::Communicator;
-use crate::nccl::datatype::{DataType, Operator, Scalar};
 use crate::nccl::group::Function;
-use crate::nccl::reduction;
+use crate::numbers::datatype::{DataType, Operator, Scalar};
+use crate::numbers::reduction;
 use crate::transport;
 use cuda_emulator::exec::{Bell, Recipe, Step, Stream, Work};
 use cuda_emulator::memory::Span;

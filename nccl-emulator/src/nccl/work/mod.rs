@@ -27,11 +27,12 @@ pub(crate) use local::LocalCopy;
 pub(crate) use replay::CapturedLaunch;
 
 use super::communicator::{Communicator, Session};
-use super::datatype::{DataType, Scalar};
 use super::debug::{self, warn};
 use super::group::{self, CollectiveTask, MessageTask, OneSidedTask};
-use super::{code, timer};
+use super::timer;
+use crate::code;
 use crate::faults::{self, OperationFault};
+use crate::numbers::datatype::{DataType, Scalar};
 use crate::options::options;
 use collective::Collective;
 use cuda_emulator::driver::context;

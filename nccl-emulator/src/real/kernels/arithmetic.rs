@@ -1,8 +1,8 @@
 //! The arithmetic of one operation: the operator of a device function with the argument that its work carries.
 
 use super::functions::DeviceOperator;
-use crate::nccl::datatype::{DataType, Operator};
-use crate::nccl::reduction;
+use crate::numbers::datatype::{DataType, Operator};
+use crate::numbers::reduction;
 
 /// What is done with elements that meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

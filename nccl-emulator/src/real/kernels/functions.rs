@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_sys::Version;
 
 use super::layout::Mismatch;
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 
 /// What a device function does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::arithmetic::Arithmetic;
 use super::block::{Context, Stop};
 use super::functions::{DeviceOperator, Reason};
 use super::memory;
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 
 /// Bytes that are scaled between two looks at the budget.
 const PIECE: usize = 128 << 10;

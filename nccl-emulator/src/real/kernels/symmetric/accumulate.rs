@@ -5,8 +5,8 @@
 
 use half::{bf16, f16};
 
-use crate::nccl::datatype::DataType;
-use crate::nccl::float8::Float8;
+use crate::numbers::datatype::DataType;
+use crate::numbers::float8::Float8;
 
 /// How elements of a type are added.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,7 @@
 //! What a kernel's name says.
 
 use super::super::functions::{Collective, Reason};
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 
 /// How a kernel over symmetric memory moves the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::super::functions::{Algorithm, Collective, DeviceOperator, Protocol};
 use super::types::Release;
 use super::world::{Call, Settings, World};
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
 

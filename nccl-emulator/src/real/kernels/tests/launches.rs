@@ -7,7 +7,7 @@ use super::super::layout::Field;
 use super::super::memory::{Cause, Memory, Violation};
 use super::types::Release;
 use super::world::{Batch, Call, GENERIC, Settings, World, put};
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 use std::sync::Arc;
 
 fn all_reduce(ty: DataType, operator: DeviceOperator, argument: u64, count: usize) -> Call {

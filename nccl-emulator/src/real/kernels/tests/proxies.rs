@@ -2,7 +2,7 @@
 
 use super::super::functions::{Algorithm, Collective, DeviceOperator, Protocol};
 use super::world::{Call, Settings, Side, Wire, World, put};
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 
 /// `NCCL_DIRECT_NIC`.
 const DIRECT_NIC: u32 = 4;

@@ -2,7 +2,7 @@
 
 use super::super::functions::{Algorithm, Collective, DeviceOperator, Protocol};
 use super::world::{Call, Settings, World, put};
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 
 /// `NCCL_P2P_WRITE` and `NCCL_P2P_READ` of a connection: collectives write in either case.
 const WRITE: u32 = 1;

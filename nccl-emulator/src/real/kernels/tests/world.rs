@@ -11,7 +11,7 @@ use super::super::launch::{Interpreter, Progress, Running};
 use super::super::layout::Layout;
 use super::super::memory::{Cause, Lease, Memory, View, Violation};
 use super::types::Release;
-use crate::nccl::datatype::DataType;
+use crate::numbers::datatype::DataType;
 use nccl_sys::Version;
 
 pub(super) const GENERIC: &str = "_Z21ncclDevKernel_Generic24ncclDevKernelArgsStorageILm4096EE";

@@ -6,8 +6,8 @@ use super::super::super::functions::Reason;
 use super::super::super::launch::Progress;
 use super::super::super::tests::types::Release;
 use super::machine::{Call, Machine, Place, VERSIONS};
-use crate::nccl::datatype::DataType;
-use crate::nccl::float8::Float8;
+use crate::numbers::datatype::DataType;
+use crate::numbers::float8::Float8;
 
 const TYPES: [(&str, DataType); 5] = [
     ("f32", DataType::F32),

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use nccl_sys::ncclResult_t;
 
-use super::version;
+use crate::version;
 
 /// What NCCL functions return: `Ok`, or a code other than success. [`IN_PROGRESS`] is an error
 /// here: it leaves a call early just the same.

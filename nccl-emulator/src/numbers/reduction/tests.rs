@@ -3,8 +3,8 @@
 use nccl_sys::ncclRedOp_t;
 
 use super::*;
-use crate::nccl::datatype::{Reduction, Scalar};
-use crate::nccl::float8::{E4M3, E5M2};
+use crate::numbers::datatype::{Reduction, Scalar};
+use crate::numbers::float8::{E4M3, E5M2};
 
 fn run<T: Copy + Default>(
     data_type: DataType,

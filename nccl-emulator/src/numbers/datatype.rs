@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
 use super::float8::{E4M3, E5M2};
-use super::version;
+use crate::version;
 
 /// An element type of NCCL 2.32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
