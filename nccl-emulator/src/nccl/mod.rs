@@ -19,6 +19,7 @@ mod environment;
 mod group;
 mod network;
 mod operators;
+mod task;
 mod timer;
 mod unique_id;
 mod work;

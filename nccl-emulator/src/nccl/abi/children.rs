@@ -12,8 +12,8 @@ use nccl_sys::{
     NCCL_SHRINK_ABORT, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId,
 };
 
+use super::guard::{call, not_null};
 use super::init::{announce_version, current_device};
-use super::{call, not_null};
 use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::abort::AbortFlag;
 use crate::nccl::bootstrap;

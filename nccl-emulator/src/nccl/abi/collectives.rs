@@ -8,10 +8,11 @@ use nccl_sys::{
     ncclResult_t,
 };
 
-use super::{guarded, strike};
+use super::guard::{guarded, strike};
 use crate::code::{INVALID_ARGUMENT, Result};
 use crate::nccl::debug::warn;
-use crate::nccl::group::{self, Call, Function};
+use crate::nccl::group::{self, Call};
+use crate::nccl::task::Function;
 use crate::version;
 
 /// `ncclParseCollConfig`: what a configuration of a single call says, and what is wrong with it.

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use nccl_sys::{NCCL_API_MAGIC, ncclComm_t, ncclEncryptionConfig_t, ncclResult_t};
 
-use super::{call, guarded};
+use super::guard::{call, guarded};
 use crate::code::{self, INVALID_ARGUMENT};
 use crate::nccl::debug::{self, warn};
 use crate::version;

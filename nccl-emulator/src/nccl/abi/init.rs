@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_sys::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 
-use super::{call, guarded, not_null};
+use super::guard::{call, guarded, not_null};
 use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::faults::{self, Subject};
 use crate::nccl::bootstrap;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
-use super::{call, guarded, not_null, strike};
+use super::guard::{call, guarded, not_null, strike};
 use crate::code::{self, IN_PROGRESS, INVALID_ARGUMENT};
 use crate::nccl::communicator::{self, Communicator};
 use crate::nccl::debug::{info, subsystem, warn};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use nccl_sys::{NCCL_SUSPEND_MEM, ncclComm_t, ncclCommMemStat_t, ncclResult_t, ncclWindow_t};
 
-use super::{call, not_null};
+use super::guard::{call, not_null};
 use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::communicator::{self, Communicator, SymmetricTask, WindowRequest, WindowSlot};
 use crate::nccl::debug::{info, subsystem, warn};

@@ -1,6 +1,6 @@
 //! The functions that C sees: all of `nccl.h`.
 //!
-//! Every body runs inside [`guarded`]: a panic becomes `ncclInternalError` and a line on stderr,
+//! Every body runs inside [`guard::guarded`]: a panic becomes `ncclInternalError` and a line on stderr,
 //! and never unwinds into C. Faults strike here, before anything else is done.
 
 // The names are C's.
@@ -8,6 +8,7 @@
 
 mod children;
 mod collectives;
+mod guard;
 mod information;
 mod init;
 mod lifecycle;
@@ -18,17 +19,10 @@ mod operators;
 mod parameters;
 
 use std::ffi::{CStr, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 #[cfg(test)]
 use nccl_sys::Api;
-use nccl_sys::{ncclComm_t, ncclResult_t};
 
-use super::communicator::{self, Communicator};
-use super::debug::warn;
-use crate::code::{self, INTERNAL, INVALID_ARGUMENT, Result};
-use crate::faults;
 use children::*;
 use collectives::*;
 use information::*;
@@ -39,67 +33,6 @@ use one_sided::*;
 use operations::*;
 use operators::*;
 use parameters::*;
-
-/// Runs the body of a function that C called.
-fn guarded(function: &'static str, body: impl FnOnce() -> Result) -> ncclResult_t {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(result) => code::to_c(result),
-        Err(_) => {
-            eprintln!("nccl-emulator: {function} panicked: this is a bug of the emulator");
-            code::to_c(Err(INTERNAL))
-        }
-    }
-}
-
-/// [`guarded`], after the faults at this function; `communicator` is the one that the call is
-/// about.
-fn call(
-    function: &'static str,
-    communicator: ncclComm_t,
-    body: impl FnOnce() -> Result,
-) -> ncclResult_t {
-    guarded(function, || {
-        strike(function, communicator)?;
-        body()
-    })
-}
-
-/// Lets the faults at a function strike.
-fn strike(function: &'static str, communicator: ncclComm_t) -> Result {
-    if !faults::any() {
-        return Ok(());
-    }
-    match communicator::peek(communicator) {
-        Some(communicator) => strike_at(function, &[communicator]),
-        None => faults::check_call(function, &[], &|| false),
-    }
-}
-
-/// As [`strike`], for a call that is about these communicators. While a fault holds it, the thread is
-/// inside the call.
-fn strike_at(function: &'static str, communicators: &[Arc<Communicator>]) -> Result {
-    let _inside: Vec<_> = communicators
-        .iter()
-        .map(|communicator| communicator.enter())
-        .collect();
-    let subjects: Vec<_> = communicators
-        .iter()
-        .map(|communicator| communicator.subject())
-        .collect();
-    faults::check_call(function, &subjects, &|| {
-        let mut flags = communicators.iter().map(|communicator| &communicator.abort);
-        flags.any(|flag| flag.is_raised())
-    })
-}
-
-/// `PtrCheck`.
-fn not_null<T>(pointer: *const T, function: &str, argument: &str) -> Result {
-    if pointer.is_null() {
-        warn!("{function} : {argument} argument is NULL");
-        return Err(INVALID_ARGUMENT);
-    }
-    Ok(())
-}
 
 const fn c_name(name: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(name.as_bytes()) {

@@ -6,7 +6,7 @@ use nccl_sys::{
     cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 
-use super::guarded;
+use super::guard::guarded;
 use crate::nccl::group::{OneSided, enqueue_one_sided};
 
 pub(super) unsafe extern "C" fn ncclPutSignal(

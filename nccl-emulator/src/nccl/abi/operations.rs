@@ -4,11 +4,12 @@ use std::ffi::{c_int, c_void};
 
 use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclResult_t, ncclSimInfo_t};
 
-use super::{call, guarded, strike_at};
+use super::guard::{call, guarded, strike_at};
 use crate::code::INVALID_ARGUMENT;
 use crate::faults;
 use crate::nccl::debug::warn;
-use crate::nccl::group::{self, Call, Function};
+use crate::nccl::group::{self, Call};
+use crate::nccl::task::Function;
 
 pub(super) unsafe extern "C" fn ncclGroupStart() -> ncclResult_t {
     call("ncclGroupStart", std::ptr::null_mut(), || {

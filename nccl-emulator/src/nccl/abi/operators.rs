@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use nccl_sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t};
 
-use super::{call, not_null};
+use super::guard::{call, not_null};
 use crate::code::{INTERNAL, INVALID_ARGUMENT, Result};
 use crate::nccl::communicator;
 use crate::nccl::debug::warn;

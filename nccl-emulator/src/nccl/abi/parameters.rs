@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use nccl_sys::{ncclParamHandle_t, ncclResult_t};
 
-use super::{call, guarded, not_null};
+use super::guard::{call, guarded, not_null};
 use crate::code::{INVALID_ARGUMENT, Result};
 use crate::nccl::debug::{Level, enabled, print, subsystem, warn};
 use crate::nccl::environment;

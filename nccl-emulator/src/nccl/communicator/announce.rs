@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use super::Communicator;
 use super::identity;
+use super::state::Communicator;
 use crate::nccl::debug::{info, subsystem};
 use crate::version;
 use cuda_emulator::driver::visible;

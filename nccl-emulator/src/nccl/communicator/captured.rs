@@ -6,34 +6,9 @@
 //! that uses what NCCL has freed, and is recorded.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use cuda_emulator::sync::{Condvar, Mutex};
-
-use super::Communicator;
-
-/// How many captured launches a communicator has.
-#[derive(Default)]
-pub(crate) struct Count {
-    launches: Mutex<usize>,
-    none: Condvar,
-    /// The communicator is gone.
-    freed: AtomicBool,
-}
-
-impl Count {
-    /// Notes that the communicator is gone.
-    pub(super) fn mark_freed(&self) {
-        self.freed.store(true, Ordering::Release);
-    }
-
-    /// Returns when no graph has a launch of the communicator.
-    pub(super) fn wait(&self) {
-        let mut launches = self.launches.lock();
-        self.none
-            .wait_while(&mut launches, |launches| *launches > 0);
-    }
-}
+use super::state::Communicator;
 
 /// One captured launch. Held by the graph's node, and by each of its replays until it is over.
 pub(crate) struct Captured(Arc<Communicator>);

@@ -16,7 +16,9 @@ use nccl_sys::{NCCL_SPLIT_NOCOLOR, ncclComm_t};
 
 use super::announce::Birth;
 use super::init::establish;
-use super::{Communicator, Session, peers};
+use super::peers;
+use super::session::Session;
+use super::state::Communicator;
 use crate::code::{INTERNAL, INVALID_ARGUMENT, REMOTE, Result, SYSTEM};
 use crate::nccl::abort::AbortFlag;
 use crate::nccl::bootstrap;

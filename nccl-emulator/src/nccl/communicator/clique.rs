@@ -3,50 +3,43 @@
 //! NCCL frees nothing of a communicator before the last of them is destroyed or aborted: until then
 //! destroy and abort only count, and return. The emulator does the same.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::Arc;
 
-use cuda_emulator::sync::Mutex;
+use cuda_emulator::sync::{Mutex, MutexGuard};
 
-use super::{Communicator, Session};
-
-/// See the module.
-#[derive(Default)]
-pub(super) struct Clique {
-    members: Mutex<Members>,
+/// See the module; `C` is the communicator's end of a rank.
+pub(super) struct Clique<C> {
+    members: Mutex<Members<C>>,
 }
 
-#[derive(Default)]
-struct Members {
-    all: Vec<Arc<Communicator>>,
+struct Members<C> {
+    all: Vec<Arc<C>>,
     /// How many of them were destroyed or aborted.
     reclaimed: usize,
 }
 
-static CLIQUES: LazyLock<Mutex<HashMap<u64, Weak<Clique>>>> = LazyLock::new(Mutex::default);
-
-/// The clique of a session's communicator in this process.
-pub(super) fn of(session: &Session) -> Arc<Clique> {
-    let mut cliques = CLIQUES.lock();
-    cliques.retain(|_, clique| clique.strong_count() > 0);
-    if let Some(clique) = cliques.get(&session.token).and_then(Weak::upgrade) {
-        return clique;
+impl<C> Default for Clique<C> {
+    fn default() -> Self {
+        let members = Members {
+            all: Vec::new(),
+            reclaimed: 0,
+        };
+        Self {
+            members: Mutex::new(members),
+        }
     }
-    let clique = Arc::new(Clique::default());
-    cliques.insert(session.token, Arc::downgrade(&clique));
-    clique
 }
 
-impl Clique {
+impl<C> Clique<C> {
     /// A rank has met the others. Before its init ends, so that no rank can be reclaimed before all
     /// have joined.
-    pub(super) fn join(&self, communicator: &Arc<Communicator>) {
+    pub(super) fn join(&self, communicator: &Arc<C>) {
         self.lock().all.push(Arc::clone(communicator));
     }
 
     /// A rank is destroyed or aborted. For the last of `local` ranks: all of them, to be freed
     /// together.
-    pub(super) fn reclaim(&self, local: usize) -> Option<Vec<Arc<Communicator>>> {
+    pub(super) fn reclaim(&self, local: usize) -> Option<Vec<Arc<C>>> {
         let mut members = self.lock();
         members.reclaimed += 1;
         // A rank whose init failed early never joined, and is not waited for.
@@ -57,7 +50,7 @@ impl Clique {
         Some(std::mem::take(&mut members.all))
     }
 
-    fn lock(&self) -> cuda_emulator::sync::MutexGuard<'_, Members> {
+    fn lock(&self) -> MutexGuard<'_, Members<C>> {
         self.members.lock()
     }
 }

@@ -8,32 +8,14 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::peers::{self, Route};
-use super::{Communicator, Session};
+use super::connections::bit;
+use super::peers;
+use super::route::Route;
+use super::session::Session;
+use super::state::Communicator;
 use crate::code::{INTERNAL, Result, SYSTEM};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::transport::Direction;
-
-/// Bits of [`RankBlock::algorithms`](crate::transport::RankBlock::algorithms).
-pub(crate) mod algorithm {
-    /// The ring, which every collective uses here.
-    pub(crate) const RING: u32 = 1;
-}
-
-/// What this rank is connected to.
-#[derive(Debug, Default)]
-pub(crate) struct Connections {
-    /// By peer: bit 0 for sending, bit 1 for receiving.
-    peers: Vec<u8>,
-    algorithms: u32,
-}
-
-fn bit(direction: Direction) -> u8 {
-    match direction {
-        Direction::Send => 1,
-        Direction::Receive => 2,
-    }
-}
 
 /// Says how the data of a pair travels, as NCCL calls it: inside a host the sender does, between hosts both.
 fn announce(session: &Session, source: usize, destination: usize, direction: Direction) {
@@ -60,20 +42,6 @@ fn announce(session: &Session, source: usize, destination: usize, direction: Dir
         infos[source].device,
         infos[destination].device
     );
-}
-
-impl Connections {
-    /// Whether a message can be exchanged with `peer` without waiting.
-    pub(crate) fn has(&self, peer: usize, direction: Direction) -> bool {
-        self.peers
-            .get(peer)
-            .is_some_and(|bits| bits & bit(direction) != 0)
-    }
-
-    /// Whether a collective can run without waiting.
-    pub(crate) fn has_algorithm(&self, algorithm: u32) -> bool {
-        self.algorithms & algorithm != 0
-    }
 }
 
 /// Says to the peers that this rank is ready. To be followed by [`finish_peers`] with the same

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Communicator, Session};
+use super::session::Session;
+use super::state::Communicator;
 use crate::code::{INTERNAL, INVALID_ARGUMENT, Result};
 use crate::nccl::debug::warn;
 use crate::nccl::unique_id::{UniqueId, mix};

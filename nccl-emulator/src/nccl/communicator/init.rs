@@ -1,11 +1,16 @@
 //! Creating a communicator: the job behind every `ncclCommInitRank…`.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::announce::Birth;
-use super::{Communicator, Session, clique, identity};
+use super::clique::Clique;
+use super::identity;
+use super::nodes::nodes;
+use super::session::Session;
+use super::state::Communicator;
 use crate::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::bootstrap;
 use crate::nccl::debug::{self, info, subsystem, warn};
@@ -14,6 +19,7 @@ use crate::nccl::network;
 use crate::nccl::unique_id::UniqueId;
 use crate::version;
 use cuda_emulator::memory;
+use cuda_emulator::sync::Mutex;
 
 /// Where the ranks of a new communicator meet.
 pub(crate) enum Meeting {
@@ -89,7 +95,7 @@ pub(super) fn establish(
         local.len(),
         local.iter().position(|&other| other == rank).unwrap_or(0)
     );
-    let clique = clique::of(&session);
+    let clique = clique_of(&session);
     clique.join(communicator);
     communicator
         .clique
@@ -102,6 +108,21 @@ pub(super) fn establish(
     wait_for_all(&session, communicator)?;
     communicator.initialized.store(true, Ordering::Release);
     Ok(bootstrap)
+}
+
+static CLIQUES: LazyLock<Mutex<HashMap<u64, Weak<Clique<Communicator>>>>> =
+    LazyLock::new(Mutex::default);
+
+/// The clique of a session's communicator in this process.
+fn clique_of(session: &Session) -> Arc<Clique<Communicator>> {
+    let mut cliques = CLIQUES.lock();
+    cliques.retain(|_, clique| clique.strong_count() > 0);
+    if let Some(clique) = cliques.get(&session.token).and_then(Weak::upgrade) {
+        return clique;
+    }
+    let clique = Arc::new(Clique::default());
+    cliques.insert(session.token, Arc::downgrade(&clique));
+    clique
 }
 
 /// What every rank finds out by itself about all of them.
@@ -128,21 +149,6 @@ fn check_ranks(session: &Session) -> Result {
         }
     }
     Ok(())
-}
-
-/// The node of each rank, numbered by first appearance.
-pub(super) fn nodes(session: &Session) -> Vec<usize> {
-    let mut hosts: Vec<u64> = Vec::new();
-    let node = |info: &crate::transport::RankInfo| {
-        hosts
-            .iter()
-            .position(|&host| host == info.host_hash)
-            .unwrap_or_else(|| {
-                hosts.push(info.host_hash);
-                hosts.len() - 1
-            })
-    };
-    session.infos().iter().map(node).collect()
 }
 
 /// The last step of every rank: nobody leaves before everybody has mapped everything.

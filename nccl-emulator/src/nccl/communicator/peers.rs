@@ -1,4 +1,4 @@
-//! How the data of a pair of ranks travels in NCCL, and what NCCL notices when the other end is gone.
+//! What NCCL notices when the other end is gone, by how the data of the pair travels ([`Route`](super::Route)).
 //!
 //! Here all data goes through shared memory. But NCCL's own ranks of one host share memory, those of different hosts have
 //! sockets, and only who has a socket is told that its peer died. `docs/real-nccl.md` has what NVIDIA's library does.
@@ -12,51 +12,23 @@
 //! | destroy, shared memory | since 2.32.3 after the retries of a connection |
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use super::{Communicator, Session, identity};
+use super::identity;
+use super::route::share_a_host;
+use super::session::Session;
+use super::state::Communicator;
 use crate::code::Result;
 use crate::nccl::bootstrap;
 use crate::nccl::debug::warn;
-use crate::nccl::environment;
 use crate::transport::teardown::GONE;
-
-/// How the data of a pair travels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Route {
-    /// Into the memory of the other device.
-    PeerToPeer,
-    /// Through memory of the host.
-    SharedMemory,
-    /// Over sockets.
-    Network,
-}
-
-/// The routes of a rank to all of a communicator. What two ranks of a host use is a matter of their environments, which
-/// are one here.
-pub(super) fn routes(session: &Session) -> Box<[Route]> {
-    static SWITCHED_OFF: OnceLock<[bool; 2]> = OnceLock::new();
-    let [p2p, shared_memory] = *SWITCHED_OFF
-        .get_or_init(|| ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"].map(environment::switch));
-    let to = |rank| match () {
-        () if !share_a_host(session, rank) => Route::Network,
-        () if !p2p => Route::PeerToPeer,
-        () if !shared_memory => Route::SharedMemory,
-        () => Route::Network,
-    };
-    (0..session.ranks()).map(to).collect()
-}
-
-fn share_a_host(session: &Session, rank: usize) -> bool {
-    session.info(session.rank).host_hash == session.info(rank).host_hash
-}
 
 /// Whether the process of a rank has ended, or its end of the communicator was aborted or freed: its sockets are closed. Of
 /// another host only the former is known: word of the latter may not get through, and here there is no cable to cut.
 pub(crate) fn has_hung_up(session: &Session, rank: usize) -> bool {
     let teardown = session.segment.block(rank).teardown.load(Ordering::SeqCst);
-    share_a_host(session, rank) && teardown & GONE != 0 || identity::is_gone(session.info(rank))
+    share_a_host(session.info(session.rank), session.info(rank)) && teardown & GONE != 0
+        || identity::is_gone(session.info(rank))
 }
 
 /// What a socket to that rank reports.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Communicator;
+use super::state::Communicator;
 use super::teardown::wait_for_launches;
 use crate::code::{IN_PROGRESS, Result};
 use crate::nccl::debug::{self, info, subsystem};

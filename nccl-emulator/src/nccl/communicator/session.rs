@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use cuda_emulator::sync::Mutex;
 
-use super::peers::{self, Route};
-use crate::nccl::abort::AbortFlag;
+use super::route::{self, Route};
 use crate::transport::{RankBlock, RankInfo, Segment};
 use cuda_emulator::memory::Mapping;
 
@@ -50,7 +49,8 @@ impl Session {
     }
 
     fn routes(&self) -> &[Route] {
-        self.routes.get_or_init(|| peers::routes(self))
+        self.routes
+            .get_or_init(|| route::routes(&self.infos, self.rank))
     }
 
     /// `pools` holds the memory of each rank's device.
@@ -116,7 +116,7 @@ impl Session {
     }
 
     /// Waits, on the host, until all ranks have come to this barrier. False when aborted.
-    pub(crate) fn barrier(&self, abort: &AbortFlag) -> bool {
+    pub(crate) fn barrier(&self, is_aborted: impl Fn() -> bool) -> bool {
         let number = self.barriers.fetch_add(1, Ordering::Relaxed) + 1;
         let wanted = number * self.ranks() as u64;
         let arrivals = &self.segment.header().barrier;
@@ -130,7 +130,7 @@ impl Session {
             if arrivals.load(Ordering::SeqCst) >= wanted {
                 return true;
             }
-            if abort.is_raised() {
+            if is_aborted() {
                 return false;
             }
             // Ends by itself because a process that is killed does not ring.

@@ -5,55 +5,14 @@
 //! and that the ranks wait for each other, is as in NCCL.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::Communicator;
-use super::window::{WindowRequest, register_window};
+use super::state::Communicator;
+use super::window::WindowRequest;
+use super::windows::register_window;
 use crate::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, warn};
 use cuda_emulator::driver::context;
-
-/// What communicators that share resources have together: the manager of their memory.
-#[derive(Debug)]
-pub(crate) struct Family {
-    /// How many of them are not destroyed.
-    pub(super) members: AtomicU32,
-    suspended: AtomicBool,
-    /// Whether one is connected to a rank of another process: a thread of NCCL's does that, the proxy.
-    has_proxy: AtomicBool,
-}
-
-impl Default for Family {
-    fn default() -> Self {
-        Self {
-            members: AtomicU32::new(1),
-            suspended: AtomicBool::new(false),
-            has_proxy: AtomicBool::new(false),
-        }
-    }
-}
-
-impl Family {
-    /// How many of them are not destroyed.
-    pub(crate) fn members(&self) -> u32 {
-        self.members.load(Ordering::Acquire)
-    }
-
-    /// Notes a connection to a rank of another process.
-    pub(super) fn needs_proxy(&self) {
-        self.has_proxy.store(true, Ordering::Release);
-    }
-
-    /// Whether all of them are destroyed, and had a proxy.
-    pub(super) fn ends_proxy(&self) -> bool {
-        self.members() == 0 && self.has_proxy.load(Ordering::Acquire)
-    }
-
-    /// Whether their memory is given up.
-    pub(crate) fn is_suspended(&self) -> bool {
-        self.suspended.load(Ordering::Acquire)
-    }
-}
 
 /// What is to be done. In the order in which NCCL does it, whatever the order of the calls.
 #[derive(Debug, Clone, Copy)]
@@ -126,7 +85,7 @@ fn resume(communicator: &Communicator) -> Result {
 
 fn barrier(communicator: &Communicator) -> Result {
     let session = communicator.session().ok_or(INTERNAL)?;
-    if session.barrier(&communicator.abort) {
+    if session.barrier(|| communicator.abort.is_raised()) {
         Ok(())
     } else {
         Err(INTERNAL)

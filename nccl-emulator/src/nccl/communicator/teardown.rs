@@ -11,8 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::peers::{self, Route};
-use super::{Communicator, Session, announce::ending};
+use super::announce::ending;
+use super::peers;
+use super::route::Route;
+use super::session::Session;
+use super::state::Communicator;
 use crate::code::Result;
 use crate::nccl::debug::{self, info, subsystem};
 use crate::options::options;

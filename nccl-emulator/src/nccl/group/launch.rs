@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Tasks;
-use super::tasks::text;
+use super::tasks::{Tasks, text};
 use crate::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::faults;
 use crate::nccl::communicator::{self, Connections, algorithm};

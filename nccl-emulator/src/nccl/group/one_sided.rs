@@ -5,30 +5,14 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclDataType_t, ncclWaitSignalDesc_t, ncclWindow_t};
 
-use super::{add_symmetric, end, record, start, with_tasks};
+use super::open::{add_symmetric, end, record, start, with_tasks};
 use crate::code::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use crate::faults;
-use crate::nccl::communicator::{self, Communicator, SymmetricTask, Window};
+use crate::nccl::communicator::{self, Communicator, SymmetricTask};
 use crate::nccl::debug::{info, subsystem, warn};
+use crate::nccl::task::OneSidedTask;
 use crate::numbers::datatype::DataType;
 use crate::transport::SIGNALS;
-
-/// What is to be done.
-#[derive(Debug, Clone)]
-pub(crate) enum OneSidedTask {
-    /// Writes to a peer's part of a window.
-    Put {
-        peer: usize,
-        from: u64,
-        bytes: u64,
-        window: Arc<Window>,
-        offset: u64,
-    },
-    /// Adds one to a counter of a peer's.
-    Signal { peer: usize, signal: usize },
-    /// Waits until peers have added so much to counters of this rank's, and takes it away.
-    Wait(Vec<(usize, usize, u64)>),
-}
 
 /// The arguments of an operation.
 pub(crate) enum OneSided {

@@ -6,60 +6,17 @@ use std::sync::Arc;
 use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t};
 
 use super::launch::record_event;
-use super::tasks::{CollectiveTask, MessageTask, Tasks, find};
-use super::{end, record, start, with_tasks};
+use super::open::{end, record, start, with_tasks};
+use super::tasks::{Tasks, find, text};
 use crate::code::{INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::faults;
 use crate::nccl::communicator::{self, Communicator};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::operators::UserOperator;
-use crate::nccl::work;
+use crate::nccl::task::{CollectiveTask, Function, MessageTask};
+use crate::nccl::work::LocalCopy;
 use crate::numbers::datatype::{DataType, Operator, Reduction};
 use crate::transport::Direction;
-
-/// The operations that there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Function {
-    Send,
-    Recv,
-    AlltoAll,
-    Gather,
-    Scatter,
-    AllReduce,
-    Reduce,
-    ReduceScatter,
-    AllGather,
-    Broadcast,
-}
-
-impl Function {
-    /// As NCCL spells it in its messages.
-    pub(crate) fn name(self) -> &'static str {
-        // What follows the C function's prefix.
-        &self.symbol()["nccl".len()..]
-    }
-
-    /// The C function.
-    fn symbol(self) -> &'static str {
-        match self {
-            Self::Send => "ncclSend",
-            Self::Recv => "ncclRecv",
-            Self::AlltoAll => "ncclAlltoAll",
-            Self::Gather => "ncclGather",
-            Self::Scatter => "ncclScatter",
-            Self::AllReduce => "ncclAllReduce",
-            Self::Reduce => "ncclReduce",
-            Self::ReduceScatter => "ncclReduceScatter",
-            Self::AllGather => "ncclAllGather",
-            Self::Broadcast => "ncclBroadcast",
-        }
-    }
-
-    /// Whether it computes; the others only move bytes.
-    pub(crate) fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
-    }
-}
 
 /// The arguments of an operation, as NCCL names them.
 pub(crate) struct Call {
@@ -124,7 +81,7 @@ trait Recorded: Sized {
 impl Recorded for Result<Arc<Communicator>> {
     fn recorded(self) -> Self {
         if let Err(error) = &self {
-            let _ = super::record(Err(*error));
+            let _ = record(Err(*error));
         }
         self
     }
@@ -364,7 +321,7 @@ fn alone(
     if call.send.addr() == call.receive.addr() && !scaled {
         return Ok(());
     }
-    let copy = work::LocalCopy {
+    let copy = LocalCopy {
         communicator: Arc::clone(communicator),
         function: call.function,
         from: call.send.addr() as u64,
@@ -373,7 +330,7 @@ fn alone(
         scale: scaled.then_some((data_type, reduction.scalar)),
     };
     stream.submit(copy).map(drop).map_err(|error| {
-        warn!("Cuda failure {} '{}'", error.0, super::tasks::text(error));
+        warn!("Cuda failure {} '{}'", error.0, text(error));
         UNHANDLED_CUDA
     })
 }

@@ -18,9 +18,9 @@ use std::thread;
 
 use cuda_emulator::sync::{Condvar, Mutex, MutexGuard};
 
-use super::Work;
+use super::end::Work;
 use crate::code::{IN_PROGRESS, INTERNAL, SYSTEM};
-use crate::nccl::communicator::Communicator;
+use crate::nccl::communicator::{Background, Communicator};
 use crate::nccl::debug::warn;
 use crate::nccl::timer;
 
@@ -50,7 +50,7 @@ impl Pending {
         // The communicators are busy before anyone can take the work.
         for communicator in work.communicators() {
             communicator.set_state(Err(IN_PROGRESS));
-            *communicator.pending() = Some(Arc::clone(&pending));
+            *communicator.pending() = Some(Arc::<Self>::clone(&pending));
         }
         *pending.lock() = State::Waiting(work);
         if has_jobs {
@@ -62,11 +62,6 @@ impl Pending {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
-    }
-
-    /// Whether nobody has begun with it.
-    pub(crate) fn is_waiting(&self) -> bool {
-        matches!(*self.lock(), State::Waiting(_))
     }
 
     /// Takes the work, if nobody has. With `quick`, only work that waits for nothing.
@@ -113,26 +108,27 @@ impl Pending {
             self.over.notify_all();
         }
     }
+}
 
-    /// Moves it on: in this thread if it waits for nothing.
-    pub(crate) fn poll(self: &Arc<Self>) {
+impl Background for Pending {
+    fn is_waiting(&self) -> bool {
+        matches!(*self.lock(), State::Waiting(_))
+    }
+
+    fn poll(self: Arc<Self>) {
         match self.take(true) {
             Some(work) => self.run(work),
             None => self.start_on_thread(),
         }
     }
 
-    /// Begins with it if it has waited long enough. The timer's.
-    pub(crate) fn start_if_due(self: &Arc<Self>) {
+    fn start_if_due(self: Arc<Self>) {
         if timer::is_due(self.since) {
             self.poll();
         }
     }
 
-    /// Drops it if nobody has begun; otherwise waits until it is over. What ends one communicator (an
-    /// abort, a revoke) ends the whole group, as in NCCL: what one waits for may be what another one
-    /// is in. Those that are through with it are left alone.
-    pub(crate) fn cancel(&self) {
+    fn cancel(&self) {
         let mut state = self.lock();
         if let State::Waiting(work) = &*state {
             work.give_up(INTERNAL);

@@ -13,8 +13,8 @@
 use std::sync::atomic::Ordering;
 
 use super::lane::view;
-use super::{Outcome, Scope};
-use crate::nccl::group::{CollectiveTask, Function};
+use super::scope::{Outcome, Scope};
+use crate::nccl::task::{CollectiveTask, Function};
 use crate::numbers::reduction;
 use crate::transport::teardown::GONE;
 use crate::transport::{self, Arrival, Offer};

@@ -1,12 +1,13 @@
 //! What NCCL's proxies see of a peer over sockets: that its end is closed, while an operation waits for it.
 
-use std::cmp::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lane::Head;
-use super::{Launch, Scope, ring_at};
+use super::ring::ring_at;
 use crate::code::REMOTE;
-use crate::nccl::communicator::{Route, has_hung_up, warn_of_closed_connection};
+use crate::nccl::communicator::{
+    Communicator, Route, Session, has_hung_up, warn_of_closed_connection,
+};
 use crate::nccl::debug;
 use crate::version;
 
@@ -30,61 +31,52 @@ impl Watch {
         self.pause = (self.pause * 2).clamp(PERIOD, LONGEST);
         *self.next.insert(now + self.pause)
     }
-}
 
-impl Launch {
-    /// Looks whether a peer that the launch waits for over the network is gone, if it is time to. True: step again.
-    pub(super) fn look_at_connections(&mut self) -> bool {
-        if !self.session.has_network_peers() {
-            return false;
-        }
-        let now = Instant::now();
-        if self.connection.next.is_some_and(|next| now < next) {
-            return false;
-        }
-        let mut peers = self.awaited();
-        let session = &self.session;
+    /// Whether it is time to look at the peers, if any of them is reached over the network.
+    pub(super) fn is_due(&self, session: &Session, now: Instant) -> bool {
+        session.has_network_peers() && self.next.is_none_or(|next| now >= next)
+    }
+
+    /// Looks whether one of the `peers` that the launch waits for is reached over the network, and gone.
+    pub(super) fn look(
+        &mut self,
+        communicator: &Communicator,
+        session: &Arc<Session>,
+        mut peers: Vec<usize>,
+        now: Instant,
+    ) -> Seen {
         peers.retain(|&peer| session.route(peer) == Route::Network);
         if peers.is_empty() {
-            return false;
+            return Seen::Nothing;
         }
         let gone = peers.into_iter().find(|&peer| has_hung_up(session, peer));
         let Some(peer) = gone else {
-            self.connection.suspicion = false;
-            ring_at(self.connection.again(now), session);
-            return false;
+            self.suspicion = false;
+            ring_at(self.again(now), session);
+            return Seen::Nothing;
         };
-        if !std::mem::replace(&mut self.connection.suspicion, true) {
-            return true;
+        if !std::mem::replace(&mut self.suspicion, true) {
+            return Seen::Suspicion;
         }
-        if !std::mem::replace(&mut self.connection.warned, true) {
-            let _device = debug::on_device(self.communicator.device);
+        if !std::mem::replace(&mut self.warned, true) {
+            let _device = debug::on_device(communicator.device);
             warn_of_closed_connection(session, peer);
         }
-        if version::is_at_least(2, 28, 0) && !self.communicator.fail(REMOTE) {
+        if version::is_at_least(2, 28, 0) && !communicator.fail(REMOTE) {
             // The end of the group that is under way would hide it.
-            ring_at(self.connection.again(now), session);
-            return false;
+            ring_at(self.again(now), session);
+            return Seen::Nothing;
         }
-        self.stuck = true;
-        false
+        Seen::Gone
     }
+}
 
-    /// The peers whose part is missing: of a collective, which goes around a ring, the neighbours.
-    fn awaited(&self) -> Vec<usize> {
-        let (own, ranks) = (self.session.rank, self.session.ranks());
-        if self.collective.is_some() {
-            let mut neighbours = vec![(own + 1) % ranks, (own + ranks - 1) % ranks];
-            neighbours.retain(|&rank| rank != own);
-            return neighbours;
-        }
-        let scope = Scope {
-            communicator: &self.communicator,
-            session: &self.session,
-        };
-        let waiting = self.messages.lanes.iter().filter(|lane| {
-            matches!(lane.head, Head::Open) && lane.compare(&scope) == Ordering::Greater
-        });
-        waiting.map(|lane| lane.peer).collect()
-    }
+/// What a look came to.
+pub(super) enum Seen {
+    /// All are there, or it is not time to say otherwise.
+    Nothing,
+    /// One is gone: what it did before is to be looked at once more.
+    Suspicion,
+    /// One is gone, and the launch can never complete.
+    Gone,
 }

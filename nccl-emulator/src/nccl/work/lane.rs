@@ -1,7 +1,6 @@
 //! A lane: the messages of one launch to or from one peer, of which the first one is posted.
 
-use super::Scope;
-use crate::nccl::group::MessageTask;
+use crate::nccl::communicator::Session;
 use crate::transport::{CHUNK, Direction, Exchange, Posted};
 use cuda_emulator::memory::{Mapping, Span};
 use cuda_emulator::violations::Violation;
@@ -19,6 +18,13 @@ pub(super) enum Head {
     Empty,
 }
 
+/// What is wrong with a message, and with whom.
+pub(super) enum Wrong {
+    Own(Violation),
+    Peer(Violation),
+    Size { theirs: u64 },
+}
+
 /// Messages of one peer and direction.
 pub(super) struct Lane {
     pub(super) peer: usize,
@@ -33,11 +39,11 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn exchange<'a>(&self, scope: &'a Scope<'_>) -> &'a Exchange {
-        let own = scope.session.rank;
+    pub(super) fn exchange<'a>(&self, session: &'a Session) -> &'a Exchange {
+        let own = session.rank;
         match self.direction {
-            Direction::Send => scope.session.segment.exchange(own, self.peer),
-            Direction::Receive => scope.session.segment.exchange(self.peer, own),
+            Direction::Send => session.segment.exchange(own, self.peer),
+            Direction::Receive => session.segment.exchange(self.peer, own),
         }
     }
 
@@ -53,31 +59,25 @@ impl Lane {
         self.span.len.div_ceil(CHUNK).max(1) as u32
     }
 
-    /// Posts the head.
-    pub(super) fn post(
-        &mut self,
-        scope: &Scope<'_>,
-        message: &MessageTask,
-    ) -> Result<(), Violation> {
-        self.span = scope.resolve(message.address, message.bytes)?;
-        let side = scope.session.segment.side(scope.session.rank, self.peer);
+    /// Posts the head, which is the message of this span.
+    pub(super) fn post(&mut self, session: &Session, span: Span) {
+        self.span = span;
+        let side = session.segment.side(session.rank, self.peer);
         self.number = side.last(self.direction) + 1;
         self.head = Head::Open;
         side.post(self.direction, self.number, &self.span);
-        Ok(())
     }
 
-    pub(super) fn peer_half(&self, scope: &Scope<'_>) -> Posted {
-        scope
-            .session
+    pub(super) fn peer_half(&self, session: &Session) -> Posted {
+        session
             .segment
-            .side(self.peer, scope.session.rank)
+            .side(self.peer, session.rank)
             .posted(self.opposite())
     }
 
     /// The head, compared with what the peer has posted.
-    pub(super) fn compare(&self, scope: &Scope<'_>) -> std::cmp::Ordering {
-        let side = scope.session.segment.side(self.peer, scope.session.rank);
+    pub(super) fn compare(&self, session: &Session) -> std::cmp::Ordering {
+        let side = session.segment.side(self.peer, session.rank);
         side.compare(self.opposite(), self.number)
     }
 

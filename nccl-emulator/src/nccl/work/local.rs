@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{Outcome, Scope};
+use super::scope::{Outcome, Scope};
 use crate::nccl::communicator::Communicator;
-use crate::nccl::group::Function;
+use crate::nccl::task::Function;
 use crate::numbers::datatype::{DataType, Operator, Scalar};
 use crate::numbers::reduction;
 use crate::transport;

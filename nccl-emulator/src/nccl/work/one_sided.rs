@@ -4,8 +4,8 @@
 //! it before it waits. Whoever waits takes what it waited for.
 
 use super::lane::{still_valid, view};
-use super::{Outcome, Scope};
-use crate::nccl::group::OneSidedTask;
+use super::scope::{Outcome, Scope};
+use crate::nccl::task::OneSidedTask;
 use crate::transport;
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::{Violation, ViolationKind};

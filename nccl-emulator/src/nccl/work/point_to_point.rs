@@ -9,10 +9,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::lane::{Head, Lane, still_valid, view};
-use super::trouble::Wrong;
-use super::{Outcome, Scope};
-use crate::nccl::group::MessageTask;
+use super::lane::{Head, Lane, Wrong, still_valid, view};
+use super::scope::{Outcome, Scope};
+use crate::nccl::task::MessageTask;
 use crate::transport::{self, CHUNK, Claim, Direction, Posted, prefetch};
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::Violation;
@@ -180,14 +179,16 @@ impl PointToPoint {
         }
         // Whoever comes second needs them all, and each has been with the peer since the last message.
         for lane in self.lanes.iter().take(FETCHED) {
-            prefetch::to_write(lane.exchange(scope));
+            prefetch::to_write(lane.exchange(scope.session));
             prefetch::to_write(scope.session.segment.side(own, lane.peer));
             prefetch::to_read(scope.session.segment.side(lane.peer, own));
         }
         for lane in &mut self.lanes {
             let message = &messages[lane.next];
-            lane.post(scope, message)
+            let span = scope
+                .resolve(message.address, message.bytes)
                 .map_err(|violation| violation.during(message.function.name()))?;
+            lane.post(scope.session, span);
         }
         Ok(())
     }
@@ -247,19 +248,22 @@ impl PointToPoint {
             Head::Empty | Head::Stuck => None,
             Head::Theirs => {
                 // The last message of a lane needs no look: it is counted in `delivered`.
-                if !lane.has_successor() || !lane.exchange(scope).is_done(lane.number) {
+                if !lane.has_successor() || !lane.exchange(scope.session).is_done(lane.number) {
                     return None;
                 }
                 Some(self.advance(scope, messages, at))
             }
             Head::Open => {
-                match lane.compare(scope) {
+                match lane.compare(scope.session) {
                     std::cmp::Ordering::Greater => return None,
                     // The peer has done it, and gone on.
                     std::cmp::Ordering::Less => return Some(self.advance(scope, messages, at)),
                     std::cmp::Ordering::Equal => {}
                 }
-                match lane.exchange(scope).claim(lane.number, lane.chunks()) {
+                match lane
+                    .exchange(scope.session)
+                    .claim(lane.number, lane.chunks())
+                {
                     Claim::Theirs => {
                         lane.head = Head::Theirs;
                         None
@@ -280,7 +284,7 @@ impl PointToPoint {
     /// Looks at both halves of a message of which this rank holds a chunk.
     fn prepare(&self, scope: &Scope<'_>, at: usize, chunk: u32) -> Result<Copying, Wrong> {
         let lane = &self.lanes[at];
-        let Posted(peer_span) = lane.peer_half(scope);
+        let Posted(peer_span) = lane.peer_half(scope.session);
         if peer_span.len != lane.span.len {
             return Err(Wrong::Size {
                 theirs: peer_span.len,
@@ -344,7 +348,7 @@ impl PointToPoint {
             return self.report(scope, at, Wrong::Peer(violation));
         }
         if !lane
-            .exchange(scope)
+            .exchange(scope.session)
             .finish(lane.number, copying.part, lane.span.len)
         {
             return None;
@@ -383,8 +387,11 @@ impl PointToPoint {
             return Outcome::Progress;
         }
         let message = &messages[lane.next];
-        match lane.post(scope, message) {
-            Ok(()) => Outcome::Progress,
+        match scope.resolve(message.address, message.bytes) {
+            Ok(span) => {
+                lane.post(scope.session, span);
+                Outcome::Progress
+            }
             Err(violation) => scope.fail(violation, message.function.name()),
         }
     }

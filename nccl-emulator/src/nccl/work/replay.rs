@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use cuda_emulator::sync::Mutex;
 
-use super::{Launch, Lists};
+use super::launch::Launch;
+use super::lists::Lists;
 use crate::faults;
 use crate::nccl::communicator::{Captured, Communicator, Session};
-use crate::nccl::group::{CollectiveTask, MessageTask, OneSidedTask};
+use crate::nccl::task::{CollectiveTask, MessageTask, OneSidedTask};
 use cuda_emulator::exec::{Bell, Last, Recipe, Step, Stream, Work};
 
 /// The operations of one group on one communicator, in a graph.

@@ -4,18 +4,11 @@
 //! peer, and waits, as a kernel on a GPU waits for one that died. Sizes that differ are said once,
 //! and waited for, or under STRICT an error on both ends.
 
-use super::lane::{Head, describe, view};
+use super::lane::{Head, Wrong, describe, view};
 use super::point_to_point::PointToPoint;
-use super::{Outcome, Scope};
+use super::scope::{Outcome, Scope};
 use crate::transport::{Direction, Spoiled};
 use cuda_emulator::violations::{Violation, ViolationKind};
-
-/// What is wrong, and with whom.
-pub(super) enum Wrong {
-    Own(Violation),
-    Peer(Violation),
-    Size { theirs: u64 },
-}
 
 impl PointToPoint {
     /// A peer found something wrong with a message of ours.
@@ -23,7 +16,7 @@ impl PointToPoint {
         for at in 0..self.lanes.len() {
             let lane = &self.lanes[at];
             if matches!(lane.head, Head::Open | Head::Theirs)
-                && let Some(why) = lane.exchange(scope).spoiled(lane.number)
+                && let Some(why) = lane.exchange(scope.session).spoiled(lane.number)
                 && let Some(outcome) = self.spoiled(scope, at, why)
             {
                 return Some(outcome);
@@ -43,7 +36,7 @@ impl PointToPoint {
         lane.head = Head::Stuck;
         let ours = match why {
             Spoiled::SizeMismatch => {
-                let theirs = lane.peer_half(scope).0.len;
+                let theirs = lane.peer_half(scope.session).0.len;
                 return self.mismatch(scope, at, theirs, false);
             }
             Spoiled::BadSource => lane.direction == Direction::Send,
@@ -72,7 +65,7 @@ impl PointToPoint {
     pub(super) fn report(&mut self, scope: &Scope<'_>, at: usize, wrong: Wrong) -> Option<Outcome> {
         self.pay(scope);
         let lane = &mut self.lanes[at];
-        let exchange = lane.exchange(scope);
+        let exchange = lane.exchange(scope.session);
         let peer = lane.peer;
         match wrong {
             // As on a GPU: our kernel dies, the peer's waits.

@@ -1,0 +1,456 @@
+//! One rank's end of a communicator: its handle, and the state that `ncclCommGetAsyncError` reports.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use cuda_emulator::sync::{Mutex, MutexGuard};
+
+use super::background::Background;
+use super::captured_count::Count;
+use super::clique::Clique;
+use super::connections::Connections;
+use super::family::Family;
+use super::session::Session;
+use super::window::Window;
+use crate::code::{self, Code, INVALID_ARGUMENT, Result};
+use crate::faults::Subject;
+use crate::nccl::abort::AbortFlag;
+use crate::nccl::config::Config;
+use crate::nccl::debug::warn;
+use crate::nccl::operators::UserOperators;
+use crate::nccl::work::Lists;
+use cuda_emulator::exec::Last;
+use cuda_emulator::registry::Registry;
+use cuda_emulator::violations::{self, Violation, ViolationKind};
+use nccl_sys::ncclComm_t;
+
+const KIND: u8 = 0x4C;
+static COMMUNICATORS: Registry<Communicator> = Registry::new(KIND);
+
+/// One rank's end of a communicator.
+pub(crate) struct Communicator {
+    /// The number that callers know it by; 0 until it is published.
+    handle: OnceLock<usize>,
+    /// This rank, and how many there are.
+    pub(crate) rank: i32,
+    pub(crate) ranks: i32,
+    /// The ordinal of its device.
+    pub(crate) device: i32,
+    /// The same on all ranks; the order in which one group launches on several communicators.
+    pub(crate) hash: u64,
+    pub(crate) config: Config,
+    pub(crate) abort: Arc<AbortFlag>,
+    /// `ncclResult_t` as `ncclCommGetAsyncError` reports it.
+    state: AtomicU32,
+    pub(super) session: OnceLock<Arc<Session>>,
+    pub(super) clique: OnceLock<Arc<Clique<Self>>>,
+    /// The group that runs, or waits to run, in the background.
+    pending: Mutex<Option<Arc<dyn Background>>>,
+    pub(super) initialized: AtomicBool,
+    pub(super) finalized: AtomicBool,
+    /// `ncclCommDestroy` or `ncclCommAbort` was called on it.
+    destroyed: AtomicBool,
+    revoked: AtomicBool,
+    /// Raised together with `abort`: that of a child whose split has not succeeded.
+    child_abort: Mutex<Option<Arc<AbortFlag>>>,
+    /// Splits and grows so far; children of the same one find each other by it.
+    children: AtomicU64,
+    /// What those that share resources have together.
+    pub(crate) family: Arc<Family>,
+    in_family: AtomicBool,
+    /// Threads that are inside a call that may wait on this communicator's behalf.
+    inside: AtomicU32,
+    /// Threads inside `ncclCommGetAsyncError`.
+    polling: AtomicU32,
+    /// Registered buffers: address, size, how often.
+    registrations: Mutex<Vec<(usize, usize, usize)>>,
+    /// Operators that its user created.
+    operators: Mutex<UserOperators>,
+    pub(super) windows: Mutex<Vec<Arc<Window>>>,
+    /// All ranks have come to their first one-sided operation.
+    pub(super) one_sided: AtomicBool,
+    /// Operations so far, for the log.
+    operations: AtomicU64,
+    /// Lists of finished launches, to be filled again.
+    spare: Mutex<Vec<Lists>>,
+    /// Held while launches are put on streams, so that every launch is ordered after the one
+    /// before.
+    pub(crate) issue: Mutex<Last>,
+    /// Launches in graphs that were not destroyed yet.
+    pub(crate) captured: Count,
+    pub(crate) connections: Mutex<Connections>,
+}
+
+impl Communicator {
+    /// A communicator whose init has not run.
+    pub(crate) fn new(rank: i32, ranks: i32, device: i32, hash: u64, config: Config) -> Self {
+        Self {
+            handle: OnceLock::new(),
+            rank,
+            ranks,
+            device,
+            hash,
+            config,
+            abort: Arc::new(AbortFlag::default()),
+            state: AtomicU32::new(0),
+            session: OnceLock::new(),
+            clique: OnceLock::new(),
+            pending: Mutex::new(None),
+            initialized: AtomicBool::new(false),
+            finalized: AtomicBool::new(false),
+            destroyed: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            child_abort: Mutex::default(),
+            children: AtomicU64::new(0),
+            family: Arc::new(Family::default()),
+            in_family: AtomicBool::new(true),
+            inside: AtomicU32::new(0),
+            polling: AtomicU32::new(0),
+            registrations: Mutex::default(),
+            operators: Mutex::default(),
+            windows: Mutex::default(),
+            one_sided: AtomicBool::new(false),
+            operations: AtomicU64::new(0),
+            spare: Mutex::default(),
+            issue: Mutex::default(),
+            captured: Count::default(),
+            connections: Mutex::default(),
+        }
+    }
+
+    /// Uses this abort flag.
+    pub(crate) fn with_abort(mut self, abort: Arc<AbortFlag>) -> Self {
+        self.abort = abort;
+        self
+    }
+
+    /// Shares the resources of `parent`.
+    pub(super) fn sharing(mut self, parent: &Self) -> Self {
+        self.family = Arc::clone(&parent.family);
+        self.family.members.fetch_add(1, Ordering::AcqRel);
+        self
+    }
+
+    /// It is destroyed.
+    pub(super) fn leave_family(&self) {
+        if self.in_family.swap(false, Ordering::AcqRel) {
+            self.family.members.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Raises its abort flag, and that of the child that it is making.
+    pub(crate) fn raise_abort(&self) {
+        if let Some(child) = &*self.child_abort() {
+            child.raise();
+        }
+        self.abort.raise();
+    }
+
+    /// Lowers what [`Communicator::raise_abort`] has raised.
+    pub(super) fn lower_abort(&self) {
+        if let Some(child) = &*self.child_abort() {
+            child.lower();
+        }
+        self.abort.lower();
+    }
+
+    /// The flag of a child that is being made, or was not made.
+    pub(crate) fn child_abort(&self) -> MutexGuard<'_, Option<Arc<AbortFlag>>> {
+        self.child_abort.lock()
+    }
+
+    /// Counts a split or a grow; its number.
+    pub(crate) fn next_child(&self) -> u64 {
+        self.children.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Splits and grows so far.
+    pub(crate) fn children(&self) -> u64 {
+        self.children.load(Ordering::Acquire)
+    }
+
+    /// Whether it was revoked.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// Marks it as revoked.
+    pub(crate) fn mark_revoked(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    /// Whether it was finalized, or revoked.
+    pub(crate) fn is_finalized(&self) -> bool {
+        self.finalized.load(Ordering::Acquire)
+    }
+
+    /// Gives it a handle.
+    pub(crate) fn publish(self: &Arc<Self>) -> Result<ncclComm_t> {
+        let Some(handle) = COMMUNICATORS.insert(Arc::clone(self)) else {
+            warn!("nccl-emulator: too many communicators");
+            return Err(code::SYSTEM);
+        };
+        self.handle
+            .set(handle.addr())
+            .expect("a communicator is published once");
+        Ok(handle.cast())
+    }
+
+    /// Its handle, for messages and comparisons.
+    pub(crate) fn handle(&self) -> usize {
+        self.handle.get().copied().unwrap_or(0)
+    }
+
+    /// Ends its handle; whoever uses it from now on is told.
+    pub(super) fn retire(&self) {
+        COMMUNICATORS.remove(std::ptr::without_provenance_mut(self.handle()));
+    }
+
+    /// What it shares with the other ranks, once init is through.
+    pub(crate) fn session(&self) -> Option<&Arc<Session>> {
+        self.session.get()
+    }
+
+    /// What the async state says.
+    pub(crate) fn state(&self) -> Result {
+        code::result(self.state.load(Ordering::Acquire))
+    }
+
+    /// Sets the async state.
+    pub(crate) fn set_state(&self, state: Result) {
+        self.state.store(code::number(state), Ordering::Release);
+    }
+
+    /// What goes wrong in the background sticks, unless something did before. False: a group is under way, and it cannot be
+    /// said yet.
+    pub(crate) fn fail(&self, code: Code) -> bool {
+        let state =
+            self.state
+                .compare_exchange(0, code.number(), Ordering::AcqRel, Ordering::Acquire);
+        state.map_or_else(|found| found != code::IN_PROGRESS.number(), |_| true)
+    }
+
+    /// `ncclCommGetAsyncError`: moves a pending group on, if there is one, and says where it
+    /// stands.
+    pub(crate) fn poll(&self) -> Result {
+        self.polling.fetch_add(1, Ordering::AcqRel);
+        if self.state() == Err(code::IN_PROGRESS) {
+            let pending = self.pending().clone();
+            if let Some(pending) = pending {
+                pending.poll();
+            }
+        }
+        let state = self.state();
+        if state.is_ok() {
+            self.pending().take();
+        }
+        self.polling.fetch_sub(1, Ordering::AcqRel);
+        state
+    }
+
+    /// The group in the background.
+    pub(crate) fn pending(&self) -> MutexGuard<'_, Option<Arc<dyn Background>>> {
+        self.pending.lock()
+    }
+
+    /// Whether the communicator may be used for a new call.
+    pub(crate) fn ensure_ready(&self) -> Result {
+        if self.abort.is_raised() {
+            self.cancel_pending();
+            return Ok(());
+        }
+        let state = self.state();
+        if state == Err(code::IN_PROGRESS) {
+            warn!("Attempt to use communicator before the previous operation returned ncclSuccess");
+            return Err(INVALID_ARGUMENT);
+        }
+        state
+    }
+
+    /// Whether init came through.
+    pub(crate) fn is_initialized(&self) -> bool {
+        self.initialized.load(Ordering::Acquire)
+    }
+
+    /// Marks it as being destroyed; groups with it are blocking from now on.
+    pub(crate) fn mark_destroyed(&self) {
+        self.destroyed.store(true, Ordering::Release);
+    }
+
+    /// Whether it is being destroyed.
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.destroyed.load(Ordering::Acquire)
+    }
+
+    /// Marks it as finalized. False if it was before.
+    pub(crate) fn mark_finalized(&self) -> bool {
+        !self.finalized.swap(true, Ordering::AcqRel)
+    }
+
+    /// Threads inside a call that may wait on its behalf.
+    pub(crate) fn threads_inside(&self) -> u32 {
+        self.inside.load(Ordering::Acquire)
+    }
+
+    /// Threads inside `ncclCommGetAsyncError`.
+    pub(crate) fn threads_polling(&self) -> u32 {
+        self.polling.load(Ordering::Acquire)
+    }
+
+    /// Takes the group out of the background: what has not begun never runs, what has is waited
+    /// for.
+    pub(crate) fn cancel_pending(&self) {
+        let pending = self.pending().take();
+        if let Some(pending) = pending {
+            pending.cancel();
+        }
+    }
+
+    /// Marks the calling thread as inside a call on this communicator.
+    pub(crate) fn enter(self: &Arc<Self>) -> Inside {
+        self.inside.fetch_add(1, Ordering::AcqRel);
+        Inside(Arc::clone(self))
+    }
+
+    /// The operators that its user created.
+    pub(crate) fn operators(&self) -> MutexGuard<'_, UserOperators> {
+        self.operators.lock()
+    }
+
+    /// Whether one-sided operations can run without waiting for all ranks first.
+    pub(crate) fn is_one_sided(&self) -> bool {
+        self.config.one_sided_at_init || self.one_sided.load(Ordering::Acquire)
+    }
+
+    /// Counts an operation; the number of those before it.
+    pub(crate) fn operations(&self) -> u64 {
+        self.operations.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Counts a registration of a buffer and returns its handle: never 0, the same for the same
+    /// buffer.
+    pub(crate) fn register(&self, address: usize, size: usize) -> usize {
+        let mut all = self.registrations.lock();
+        let at = all
+            .iter()
+            .position(|&(a, s, _)| (a, s) == (address, size))
+            .unwrap_or_else(|| {
+                all.push((address, size, 0));
+                all.len() - 1
+            });
+        all[at].2 += 1;
+        at + 1
+    }
+
+    /// Takes one registration back. False if there is none.
+    pub(crate) fn deregister(&self, handle: usize) -> bool {
+        let mut all = self.registrations.lock();
+        match handle.checked_sub(1).and_then(|at| all.get_mut(at)) {
+            Some((_, _, count)) if *count > 0 => {
+                *count -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Records an operation on a communicator whose memory is given up.
+    pub(crate) fn check_not_suspended(&self, function: &str) {
+        if self.family.is_suspended() {
+            let text = format!("{self}: {function} while suspended: NCCL's buffers are gone");
+            violations::record(Violation::new(
+                ViolationKind::Misuse,
+                Some(self.device),
+                text,
+            ));
+        }
+    }
+
+    /// Empty lists, with room if a launch has left some.
+    pub(crate) fn spare_lists(&self) -> Lists {
+        self.spare.lock().pop().unwrap_or_default()
+    }
+
+    /// Takes back the lists of a launch.
+    pub(crate) fn give_back(&self, mut lists: Lists) {
+        const KEPT: usize = 64;
+        lists.clear();
+        let mut spare = self.spare.lock();
+        if spare.len() < KEPT {
+            spare.push(lists);
+        }
+    }
+
+    /// A violation about this communicator.
+    pub(crate) fn violation(&self, text: impl fmt::Display) {
+        let text = format!("{self}: {text}");
+        violations::record(Violation::new(
+            ViolationKind::UseAfterDestroy,
+            Some(self.device),
+            text,
+        ));
+    }
+}
+
+impl Communicator {
+    /// Whom faults strike here.
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        Subject {
+            rank: self.rank,
+            name: self.config.name.as_deref(),
+        }
+    }
+}
+
+impl fmt::Display for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "comm {:#x}", self.handle())?;
+        if let Some(name) = &self.config.name {
+            write!(f, " \"{name}\"")?;
+        }
+        write!(f, " rank {} of {}", self.rank, self.ranks)
+    }
+}
+
+/// While it lives, its thread is inside a call on the communicator.
+pub(crate) struct Inside(Arc<Communicator>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The communicator of a handle, if it is one; says nothing otherwise.
+pub(crate) fn peek(handle: ncclComm_t) -> Option<Arc<Communicator>> {
+    COMMUNICATORS.get(handle.cast::<c_void>())
+}
+
+/// `CommCheck`: the communicator of a handle. `function` as NCCL spells it in its messages.
+pub(crate) fn lookup(handle: ncclComm_t, function: &str) -> Result<Arc<Communicator>> {
+    if handle.is_null() {
+        warn!("{function} : comm argument is NULL");
+        return Err(INVALID_ARGUMENT);
+    }
+    if let Some(communicator) = peek(handle) {
+        return Ok(communicator);
+    }
+    report_dead(handle, function);
+    warn!("Error: corrupted comm object detected");
+    Err(INVALID_ARGUMENT)
+}
+
+/// Records the use of a communicator that is gone. True if `handle` was one.
+pub(crate) fn report_dead(handle: ncclComm_t, function: &str) -> bool {
+    let was_ours = handle.addr() as u64 >> 56 == u64::from(KIND);
+    if was_ours {
+        let text = format!(
+            "{function} on comm {:#x}, which was destroyed or aborted: in NCCL a use after free",
+            handle.addr()
+        );
+        violations::record(Violation::new(ViolationKind::UseAfterDestroy, None, text));
+    }
+    was_ours
+}

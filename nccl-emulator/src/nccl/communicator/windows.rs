@@ -1,0 +1,159 @@
+//! Windows: memory that all ranks of a communicator have shown each other.
+//!
+//! Registering one is a collective: every rank says where its part is, and has the others' when it is
+//! over. Only memory of `ncclMemAlloc` can be shown, as NCCL needs memory whose handle can be given to
+//! others. A window's handle is a number of this rank's, as a communicator's is.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuda_emulator::sync::MutexGuard;
+use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_t};
+
+use super::nodes::nodes;
+use super::state::Communicator;
+use super::window::{KIND, WINDOWS, Window, WindowRequest, allocated};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
+use crate::nccl::debug::{info, subsystem, warn};
+use crate::nccl::environment;
+use crate::version;
+use cuda_emulator::memory::{self, Span};
+use cuda_emulator::violations::{self, Violation, ViolationKind};
+
+impl Communicator {
+    /// Whether it can have windows: all ranks are on one node, and windows are not switched off. 2.27 needs two ranks.
+    pub(crate) fn supports_windows(&self) -> bool {
+        let off = |variable| environment::integer(variable) == Some(0);
+        let one_node = self
+            .session()
+            .is_some_and(|session| nodes(session).iter().all(|&node| node == 0));
+        let enough = version::is_at_least(2, 28, 3)
+            || self.session().is_some_and(|session| session.ranks() > 1);
+        one_node && enough && !off("NCCL_WIN_ENABLE") && !off("NCCL_CUMEM_ENABLE")
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Vec<Arc<Window>>> {
+        self.windows.lock()
+    }
+
+    /// The window of collective memory that an address of this rank lies in, and where in it.
+    pub(crate) fn window_at(&self, address: u64) -> Option<(Arc<Window>, u64)> {
+        let windows = self.windows();
+        let inside = |window: &&Arc<Window>| {
+            window.flags & NCCL_WIN_COLL_SYMMETRIC != 0
+                && address.wrapping_sub(window.address) < window.size
+        };
+        let window = windows.iter().find(inside)?;
+        Some((Arc::clone(window), address - window.address))
+    }
+
+    /// The windows end with their communicator.
+    pub(super) fn forget_windows(&self) {
+        self.windows().clear();
+        WINDOWS.remove_if(|window| window.communicator == self.handle());
+    }
+}
+
+/// The window of a handle.
+pub(crate) fn find_window(
+    communicator: &Communicator,
+    handle: ncclWindow_t,
+    function: &str,
+) -> Result<Arc<Window>> {
+    let found = WINDOWS.get(handle.cast::<c_void>());
+    if let Some(window) = found.filter(|window| window.communicator == communicator.handle()) {
+        return Ok(window);
+    }
+    if handle.addr() as u64 >> 56 == u64::from(KIND) {
+        let text = format!(
+            "{communicator}: {function} with window {:#x}, which is not there any more, or another communicator's",
+            handle.addr()
+        );
+        violations::record(Violation::new(
+            ViolationKind::UseAfterDestroy,
+            Some(communicator.device),
+            text,
+        ));
+    }
+    warn!("Device object does not exist in shadow pool.");
+    Err(INTERNAL)
+}
+
+/// Ends a window, on this rank.
+pub(crate) fn deregister_window(communicator: &Communicator, handle: ncclWindow_t) -> Result {
+    let window = find_window(communicator, handle, "ncclCommWindowDeregister")?;
+    WINDOWS.remove(handle.cast::<c_void>());
+    communicator
+        .windows()
+        .retain(|other| !Arc::ptr_eq(other, &window));
+    Ok(())
+}
+
+/// The job of `ncclCommWindowRegister`.
+pub(super) fn register_window(communicator: &Communicator, request: &WindowRequest) -> Result {
+    let session = communicator.session().ok_or(INTERNAL)?;
+    let part = part(communicator, request)?;
+    let number = session.next_window();
+    session.segment.say_window(session.rank, number, &part);
+    let bell = &session.own().bell;
+    let mut parts = Vec::with_capacity(session.ranks());
+    for rank in 0..session.ranks() {
+        parts.push(loop {
+            let seen = bell.value();
+            if let Some(part) = session.segment.window(rank, number) {
+                break part;
+            }
+            if communicator.abort.is_raised() {
+                return Err(INTERNAL);
+            }
+            // Ends by itself because a process that is killed does not ring.
+            bell.wait(seen, Duration::from_millis(100));
+        });
+    }
+    let window = Arc::new(Window {
+        communicator: communicator.handle(),
+        address: request.address,
+        size: request.size,
+        flags: request.flags,
+        parts,
+    });
+    let Some(handle) = WINDOWS.insert(Arc::clone(&window)) else {
+        warn!("nccl-emulator: too many windows");
+        return Err(SYSTEM);
+    };
+    communicator.windows().push(window);
+    info!(
+        subsystem::INIT,
+        "Inserted window {handle:p} into address map"
+    );
+    // SAFETY: the promise made when the slot was made.
+    unsafe { request.out.0.write_unaligned(handle.cast()) };
+    Ok(())
+}
+
+/// This rank's part, if it can be shown to others.
+fn part(communicator: &Communicator, request: &WindowRequest) -> Result<Span> {
+    let refuse = |why: &str| {
+        info!(subsystem::REG, "{communicator}: {why}");
+        warn!("Cuda failure 1 'invalid argument'");
+        UNHANDLED_CUDA
+    };
+    let (device, span) = memory::resolve(request.address, request.size)
+        .map_err(|violation| refuse(&violation.to_string()))?;
+    let (_, start, size) =
+        memory::range(request.address).ok_or_else(|| refuse("the window is no device memory"))?;
+    if allocated().get(&start) != Some(&size) {
+        return Err(refuse(
+            "the window's memory has no handle: it is not of ncclMemAlloc",
+        ));
+    }
+    if device != communicator.device {
+        return Err(refuse("the window's memory is another device's"));
+    }
+    if !(request.address - start).is_multiple_of(NCCL_WIN_REQUIRED_ALIGNMENT as u64) {
+        warn!("Window address must be suitably aligned.");
+        return Err(INVALID_ARGUMENT);
+    }
+    Ok(span)
+}

@@ -1,0 +1,270 @@
+//! A launch: the operations of one group on one communicator, as a job of a stream.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::Instant;
+
+use super::collective::Collective;
+use super::connection::{Seen, Watch};
+use super::lane::Head;
+use super::lists::Lists;
+use super::one_sided::{self, OneSided};
+use super::point_to_point::PointToPoint;
+use super::ring::{ring, ring_at};
+use super::scope::{Outcome, Scope};
+use crate::faults::{self, OperationFault};
+use crate::nccl::communicator::{Communicator, Session};
+use crate::nccl::debug::{self, warn};
+use crate::nccl::task::{self, MessageTask};
+use crate::transport::Direction;
+use cuda_emulator::exec::{Bell, Step, Work};
+
+/// See [`super`].
+pub(crate) struct Launch {
+    communicator: Arc<Communicator>,
+    session: Arc<Session>,
+    lists: Lists,
+    /// The collective that runs, counted from 0.
+    at: usize,
+    /// Its state, once it has begun.
+    collective: Option<Collective>,
+    messages: PointToPoint,
+    one_sided: OneSided,
+    /// Not to begin before.
+    start: Option<Instant>,
+    fault: Option<OperationFault>,
+    /// Faults of the next part were looked up.
+    prepared: bool,
+    stuck: bool,
+    connection: Watch,
+}
+
+impl Launch {
+    /// The operations of one group.
+    pub(crate) fn new(
+        communicator: &Arc<Communicator>,
+        session: &Arc<Session>,
+        mut lists: Lists,
+        start: Option<Instant>,
+    ) -> Box<Self> {
+        let (own, ranks) = (session.rank as u32, session.ranks() as u32);
+        // All ranks sort alike.
+        task::sort(&mut lists.collectives, u64::from(ranks));
+        lists.messages.sort_unstable_by_key(|message| {
+            let (from, to) = match message.direction {
+                Direction::Send => (own, message.peer),
+                Direction::Receive => (message.peer, own),
+            };
+            let distance = if to < from {
+                to + ranks - from
+            } else {
+                to - from
+            };
+            (distance, message.direction, message.order)
+        });
+        let lanes = std::mem::take(&mut lists.lanes);
+        if let Some(start) = start {
+            ring_at(start, session);
+        }
+        Box::new(Self {
+            communicator: Arc::clone(communicator),
+            session: Arc::clone(session),
+            lists,
+            at: 0,
+            collective: None,
+            messages: PointToPoint::new(lanes),
+            one_sided: OneSided::default(),
+            start,
+            fault: None,
+            prepared: false,
+            stuck: false,
+            connection: Watch::default(),
+        })
+    }
+
+    /// Looks up the faults of the part that is about to begin.
+    fn prepare(&mut self) {
+        self.prepared = true;
+        if !faults::any() {
+            return;
+        }
+        let subject = self.communicator.subject();
+        self.fault = match self.lists.collectives.get(self.at) {
+            Some(task) => faults::check_operation(task.function.name(), subject),
+            None => {
+                let calls = self
+                    .lists
+                    .messages
+                    .iter()
+                    .filter(|message: &&MessageTask| message.leads);
+                calls
+                    .filter_map(|message| faults::check_operation(message.function.name(), subject))
+                    .reduce(OperationFault::and)
+            }
+        };
+        if let Some(fault) = &self.fault {
+            if let Some(until) = fault.until() {
+                ring_at(until, &self.session);
+            }
+            let session = Arc::downgrade(&self.session);
+            fault.on_release(move || ring(&session));
+        }
+    }
+
+    /// Whether something on purpose keeps the next part from beginning.
+    fn is_held(&mut self) -> bool {
+        if self.start.is_some_and(|start| Instant::now() < start) {
+            return true;
+        }
+        self.start = None;
+        let Some(fault) = &self.fault else {
+            return false;
+        };
+        if fault.holds() {
+            return true;
+        }
+        if let Some(code) = fault.code() {
+            let _device = debug::on_device(self.communicator.device);
+            warn!(
+                "{}: fails with code {}, as it was told to",
+                self.communicator,
+                code.number()
+            );
+            self.communicator.fail(code);
+            self.stuck = true;
+            return true;
+        }
+        self.fault = None;
+        false
+    }
+
+    fn part(&mut self, budget: usize) -> Outcome {
+        if !self.prepared {
+            self.prepare();
+        }
+        if self.is_held() {
+            return Outcome::Blocked;
+        }
+        let scope = Scope {
+            communicator: &self.communicator,
+            session: &self.session,
+        };
+        let one_sided = &mut self.one_sided;
+        if let Some(outcome) = one_sided.step(&scope, &self.lists.one_sided, budget) {
+            return outcome;
+        }
+        let Some(task) = self.lists.collectives.get(self.at) else {
+            return self.messages.step(&scope, &self.lists.messages, budget);
+        };
+        let collective = self
+            .collective
+            .get_or_insert_with(|| Collective::new(*task));
+        match collective.step(&scope, budget) {
+            Outcome::Done => {
+                self.collective = None;
+                self.at += 1;
+                self.prepared = false;
+                Outcome::Progress
+            }
+            other => other,
+        }
+    }
+
+    /// Looks whether a peer that the launch waits for over the network is gone, if it is time to. True: step again.
+    fn look_at_connections(&mut self) -> bool {
+        let now = Instant::now();
+        if !self.connection.is_due(&self.session, now) {
+            return false;
+        }
+        let awaited = self.awaited();
+        let watch = &mut self.connection;
+        match watch.look(&self.communicator, &self.session, awaited, now) {
+            Seen::Nothing => false,
+            Seen::Suspicion => true,
+            Seen::Gone => {
+                self.stuck = true;
+                false
+            }
+        }
+    }
+
+    /// The peers whose part is missing: of a collective, which goes around a ring, the neighbours.
+    fn awaited(&self) -> Vec<usize> {
+        let (own, ranks) = (self.session.rank, self.session.ranks());
+        if self.collective.is_some() {
+            let mut neighbours = vec![(own + 1) % ranks, (own + ranks - 1) % ranks];
+            neighbours.retain(|&rank| rank != own);
+            return neighbours;
+        }
+        let waiting = self.messages.lanes.iter().filter(|lane| {
+            matches!(lane.head, Head::Open) && lane.compare(&self.session) == Ordering::Greater
+        });
+        waiting.map(|lane| lane.peer).collect()
+    }
+}
+
+impl Work for Launch {
+    fn step(&mut self, budget: usize) -> Step {
+        let seen = self.session.own().bell.value();
+        if self.communicator.abort.is_raised() {
+            return Step::Done;
+        }
+        if self.stuck {
+            return Step::Blocked { seen };
+        }
+        match self.part(budget) {
+            Outcome::Done | Outcome::Failed => Step::Done,
+            Outcome::Progress => Step::Progress,
+            Outcome::Blocked if self.start.is_none() && self.fault.is_none() => {
+                match self.look_at_connections() {
+                    true => Step::Progress,
+                    false => Step::Blocked { seen },
+                }
+            }
+            Outcome::Blocked => Step::Blocked { seen },
+            Outcome::Stuck => {
+                self.stuck = true;
+                Step::Blocked { seen }
+            }
+        }
+    }
+
+    fn bell(&self) -> &Bell {
+        &self.session.own().bell
+    }
+
+    fn describe(&self) -> String {
+        if let Some(task) = self.one_sided.current(&self.lists.one_sided) {
+            return format!("{} on {}", one_sided::describe(task), self.communicator);
+        }
+        let operations = match (
+            self.lists.collectives.get(self.at),
+            self.lists.messages.as_slice(),
+        ) {
+            (Some(task), _) => {
+                format!("{} of {} {}", task.function.name(), task.count, task.unit())
+            }
+            (None, [message]) => format!(
+                "{} of {} bytes, peer {}",
+                message.function.name(),
+                message.bytes,
+                message.peer
+            ),
+            (None, messages) => format!("{} sends and receives", messages.len()),
+        };
+        format!("{operations} on {}", self.communicator)
+    }
+
+    fn spinners(&self) -> &AtomicU32 {
+        &self.session.segment.header().spinners.0
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        let mut lists = std::mem::take(&mut self.lists);
+        lists.lanes = self.messages.take_lanes();
+        self.communicator.give_back(lists);
+    }
+}

@@ -1,0 +1,23 @@
+//! The operations of a launch, in lists.
+
+use super::lane::Lane;
+use crate::nccl::task::{CollectiveTask, MessageTask, OneSidedTask};
+
+/// What a launch is made of. Kept by the communicator between launches, for their room.
+#[derive(Default)]
+pub(crate) struct Lists {
+    pub(crate) collectives: Vec<CollectiveTask>,
+    pub(crate) messages: Vec<MessageTask>,
+    pub(crate) one_sided: Vec<OneSidedTask>,
+    pub(super) lanes: Vec<Lane>,
+}
+
+impl Lists {
+    /// Empties them.
+    pub(crate) fn clear(&mut self) {
+        self.collectives.clear();
+        self.messages.clear();
+        self.one_sided.clear();
+        self.lanes.clear();
+    }
+}
