@@ -93,7 +93,10 @@ pub use installation::{InstallError, Installation, RealLibrary};
 pub use probe::Choice;
 #[cfg(feature = "real-nccl")]
 #[doc(hidden)]
-pub use real::coverage::{CoveredFunction, CoveredKernel, RealCoverage, State, real_coverage};
+pub use real::coverage::real_coverage;
+#[cfg(feature = "real-nccl")]
+#[doc(hidden)]
+pub use real::covered::{CoveredFunction, CoveredKernel, RealCoverage, State};
 
 /// Takes the place of libcuda and libnccl in this process, with the settings of the environment.
 /// May be called any number of times, from any thread.

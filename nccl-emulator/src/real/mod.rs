@@ -21,6 +21,7 @@
 mod cache;
 mod calls;
 pub(crate) mod coverage;
+pub(crate) mod covered;
 mod dwarf;
 mod entries;
 mod error;

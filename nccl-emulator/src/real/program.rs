@@ -7,7 +7,7 @@ use cuda_emulator::kernels::program::{Failed, Launched, Program, Progress, Run};
 use cuda_emulator::memory::{self, Access};
 use cuda_emulator::violations::{self, ViolationKind};
 
-use super::coverage::{CoveredKernel, State};
+use super::covered::{CoveredKernel, State};
 use super::kernels::{
     self, Cause, Failure, Interpreter, Lease, Memory, Mismatch, Running, Trouble, View, Violation,
 };

@@ -19,7 +19,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::Direction;
+use super::direction::Direction;
 use cuda_emulator::memory::Span;
 
 /// What an owner has posted for one peer. Written by the owner only.

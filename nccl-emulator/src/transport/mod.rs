@@ -16,6 +16,7 @@
 //! they do over NCCL's shared memory, until they abort.
 
 mod copy;
+mod direction;
 mod exchange;
 pub(crate) mod prefetch;
 mod rendezvous;
@@ -24,9 +25,10 @@ mod shared_memory;
 mod socket;
 
 pub(crate) use copy::{CHUNK, copy};
+pub(crate) use direction::Direction;
 pub(crate) use exchange::{Claim, Exchange, Posted, Spoiled};
 pub(crate) use rendezvous::{Arrival, Offer};
-pub(crate) use segment::{Direction, RankBlock, RankInfo, SIGNALS, Segment, teardown};
+pub(crate) use segment::{RankBlock, RankInfo, SIGNALS, Segment, teardown};
 pub(crate) use socket::{
     Address, DESCRIPTORS_PER_MESSAGE, Listener, Received, Socket, wait_readable,
 };

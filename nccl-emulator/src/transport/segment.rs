@@ -18,15 +18,6 @@ use cuda_emulator::memory::Span;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu2");
 
-/// Which half of a pair's traffic, as seen by its owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Direction {
-    /// The owner is the source.
-    Send,
-    /// The owner is the destination.
-    Receive,
-}
-
 /// Bits of [`RankBlock::teardown`].
 pub(crate) mod teardown {
     /// The rank is in finalize or destroy, and waits for the others to be.

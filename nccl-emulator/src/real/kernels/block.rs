@@ -264,7 +264,7 @@ impl Block {
         let memory = context.memory.as_ref();
         let bytes = memory::load(memory, comm, layout.comm.size)?;
         let fields = &layout.comm;
-        let optional = |field: Option<super::layout::Field>| field.map_or(0, |f| f.get(&bytes));
+        let optional = |field: Option<super::asked::Field>| field.map_or(0, |f| f.get(&bytes));
         let ranks = fields.ranks.signed(&bytes);
         let rank = fields.rank.signed(&bytes);
         if rank < 0 || rank >= ranks {

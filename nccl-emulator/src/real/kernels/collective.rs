@@ -8,19 +8,11 @@ use super::functions::{Algorithm, Collective as Kind, Function, Protocol};
 use super::memory;
 use super::pat;
 use super::primitives::{Operation, Primitives, Setup, Slicing, div_up};
+use super::task::Task;
 use super::works::{Collective, Share};
 
 /// The largest chunk that the network sends from a registered buffer.
 pub(super) const LARGEST_NET: i64 = 1 << 30;
-
-/// A collective on one channel.
-pub(super) struct Task<'a> {
-    pub(super) block: &'a Block,
-    pub(super) function: Function,
-    pub(super) work: &'a Collective,
-    pub(super) arithmetic: Arithmetic,
-    pub(super) share: Share,
-}
 
 /// Carries out a channel's share of a collective.
 pub(super) async fn run(block: &Block, function: Function, work: &Collective) -> Result<(), Stop> {

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::asked::Field;
 use super::block::{Block, Context, Stop};
-use super::layout::Field;
 use super::memory::{self, View};
 
 /// Events that a channel's ring holds for each of start and end.

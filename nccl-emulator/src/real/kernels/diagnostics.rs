@@ -4,47 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use super::block::{Context, Stop};
+use super::diagnostics_layout::Layout;
 use super::functions::Reason;
-use super::layout::{Asked, Field, Mismatch, Types, fields};
 use super::memory;
-
-fields! {
-    /// `ncclDiagP2pSlot`.
-    Slot {
-        written = "writeValue" word,
-        verified = "verifyValue" word,
-        pattern = "readPattern" word,
-    }
-}
-
-fields! {
-    /// `ncclDiagP2pRemoteOp`: an access to a peer's slot.
-    Access {
-        slots = "remoteSlots" word,
-        source = "srcRank" half,
-        destination = "dstRank" half,
-        index = "srcSlot" half,
-    }
-}
-
-/// Where the fields are; none before 2.32.
-#[derive(Debug, Clone)]
-pub(super) struct Layout {
-    slot: Slot,
-    access: Access,
-}
-
-impl Layout {
-    pub(super) fn new(types: &dyn Types) -> Result<Option<Self>, Mismatch> {
-        if types.size_of("ncclDiagP2pSlot").is_err() {
-            return Ok(None);
-        }
-        Ok(Some(Self {
-            slot: Slot::ask(types, "ncclDiagP2pSlot")?,
-            access: Access::ask(types, "ncclDiagP2pRemoteOp")?,
-        }))
-    }
-}
 
 /// Which of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,6 +145,8 @@ impl Launch {
 
 #[cfg(test)]
 mod tests {
+    use super::super::asked::Field;
+    use super::super::diagnostics_layout::{Access, Slot};
     use super::*;
 
     #[test]

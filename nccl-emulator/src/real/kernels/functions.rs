@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_sys::Version;
 
-use super::layout::Mismatch;
+use super::asked::Mismatch;
 use crate::numbers::datatype::DataType;
 
 /// What a device function does.

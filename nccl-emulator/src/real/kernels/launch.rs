@@ -6,11 +6,12 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use nccl_sys::Version;
 
+use super::asked::{Mismatch, Types};
 use super::block::{Block, Context, Stop, Trouble};
 use super::counters::{self, Event};
 use super::executor::Part;
 use super::functions::{Collective as Kind, Coverage, Function, Functions, Reason, Row};
-use super::layout::{Layout, Mismatch, Types};
+use super::layout::Layout;
 use super::memory::{self, Memory, Violation};
 use super::one_rank::OneRank;
 use super::works::{Broadcast, Collective, P2p};

@@ -1,190 +1,11 @@
 //! Where the fields of NCCL's device structures are in the loaded library.
 //!
 //! The structures are private to NCCL and change between releases, so that their layout is asked of the library's debug
-//! information ([`Types`]), once, and kept as offsets ([`Layout`]). What only some releases have is optional here.
+//! information ([`super::asked`]), once, and kept as offsets ([`Layout`]). What only some releases have is optional here.
 
-use std::fmt;
-
-use super::{diagnostics, symmetric};
-
-/// The types of the loaded library.
-pub(crate) trait Types {
-    /// The size of a structure in bytes.
-    fn size_of(&self, ty: &str) -> Result<usize, Mismatch>;
-    /// A field of a structure: `ring.prev` is a field of a field; names of anonymous structures and unions are left out.
-    fn field(&self, ty: &str, path: &str) -> Result<Field, Mismatch>;
-    /// The value of an enumerator.
-    fn enumerator(&self, name: &str) -> Result<i64, Mismatch>;
-}
-
-/// A field: `size` bytes at `offset`, or of these `bits.1` bits from bit `bits.0` on, counted from the lowest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Field {
-    pub(crate) offset: usize,
-    pub(crate) size: usize,
-    pub(crate) bits: Option<(u32, u32)>,
-}
-
-/// The library does not have what the interpreter needs to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Mismatch {
-    /// There is no such type.
-    NoType { ty: String },
-    /// The type has no such field.
-    NoField { ty: String, path: String },
-    /// There is no such enumerator.
-    NoEnumerator { name: String },
-    /// A field has another size, or its bits do not fit.
-    Shape {
-        ty: String,
-        path: String,
-        field: Field,
-    },
-    /// The table of functions has another number of rows.
-    Rows { expected: usize, found: usize },
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoType { ty } => write!(f, "libnccl has no type {ty}"),
-            Self::NoField { ty, path } => write!(f, "libnccl's {ty} has no field {path}"),
-            Self::NoEnumerator { name } => write!(f, "libnccl has no enumerator {name}"),
-            Self::Shape { ty, path, field } => write!(
-                f,
-                "libnccl's {ty}.{path} has a shape that is not known: {} bytes at {}, bits {:?}",
-                field.size, field.offset, field.bits
-            ),
-            Self::Rows { expected, found } => write!(
-                f,
-                "libnccl's table of device functions has {found} rows, not {expected}"
-            ),
-        }?;
-        write!(
-            f,
-            "; this release's kernels cannot be interpreted: use NCCL 2.27 to 2.32"
-        )
-    }
-}
-
-impl std::error::Error for Mismatch {}
-
-impl Field {
-    /// The field's value in the bytes of its structure, unsigned.
-    pub(crate) fn get(self, bytes: &[u8]) -> u64 {
-        let mut word = [0; 8];
-        let size = self.size.min(8);
-        if let Some(from) = bytes.get(self.offset..self.offset + size) {
-            word[..size].copy_from_slice(from);
-        }
-        let value = u64::from_le_bytes(word);
-        match self.bits {
-            Some((first, count)) => (value >> first) & (u64::MAX >> (64 - count.clamp(1, 64))),
-            None => value,
-        }
-    }
-
-    /// The field's value, a signed number of 4 or 8 bytes.
-    pub(crate) fn signed(self, bytes: &[u8]) -> i64 {
-        let value = self.get(bytes);
-        if self.size == 4 {
-            i64::from(value as u32 as i32)
-        } else {
-            value as i64
-        }
-    }
-
-    /// The element at `index` of a field that is an array of elements of `size` bytes.
-    pub(crate) fn element(self, index: usize, size: usize) -> Self {
-        Self {
-            offset: self.offset + index * size,
-            size,
-            bits: None,
-        }
-    }
-}
-
-/// Asks for fields of one structure.
-pub(super) struct Asked<'a> {
-    pub(super) types: &'a dyn Types,
-    pub(super) ty: &'a str,
-}
-
-impl Asked<'_> {
-    pub(super) fn size(&self) -> Result<usize, Mismatch> {
-        self.types.size_of(self.ty)
-    }
-
-    pub(super) fn field(&self, path: &str) -> Result<Field, Mismatch> {
-        let field = self.types.field(self.ty, path)?;
-        let end = field
-            .bits
-            .map_or(0, |(first, count)| first as usize + count as usize);
-        let inside = field.offset + field.size <= self.size()?;
-        if !inside || field.size == 0 || end > field.size.min(8) * 8 {
-            return Err(self.shape(path, field));
-        }
-        Ok(field)
-    }
-
-    fn shape(&self, path: &str, field: Field) -> Mismatch {
-        Mismatch::Shape {
-            ty: self.ty.to_owned(),
-            path: path.to_owned(),
-            field,
-        }
-    }
-
-    /// A field of whole bytes of a known size.
-    pub(super) fn sized(&self, path: &str, size: usize) -> Result<Field, Mismatch> {
-        let field = self.field(path)?;
-        if field.size != size || field.bits.is_some() {
-            return Err(self.shape(path, field));
-        }
-        Ok(field)
-    }
-
-    fn offset(&self, path: &str, size: usize) -> Result<usize, Mismatch> {
-        Ok(self.sized(path, size)?.offset)
-    }
-
-    /// A field that only some releases have.
-    pub(super) fn optional(&self, path: &str) -> Option<Field> {
-        self.field(path).ok()
-    }
-}
-
-macro_rules! fields {
-    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident = $path:literal $kind:tt),* $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone)]
-        pub(crate) struct $name {
-            #[allow(dead_code, reason = "some structures are only pointed to")]
-            pub(crate) size: usize,
-            $($(#[$field_meta])* pub(crate) $field: fields!(@type $kind),)*
-        }
-
-        impl $name {
-            pub(super) fn ask(types: &dyn Types, ty: &str) -> Result<Self, Mismatch> {
-                let asked = Asked { types, ty };
-                Ok(Self {
-                    size: asked.size()?,
-                    $($field: fields!(@ask asked $path $kind),)*
-                })
-            }
-        }
-    };
-    (@type word) => { Field };
-    (@type half) => { Field };
-    (@type number) => { Field };
-    (@type optional) => { Option<Field> };
-    (@ask $asked:ident $path:literal word) => { $asked.sized($path, 8)? };
-    (@ask $asked:ident $path:literal half) => { $asked.sized($path, 4)? };
-    (@ask $asked:ident $path:literal number) => { $asked.field($path)? };
-    (@ask $asked:ident $path:literal optional) => { $asked.optional($path) };
-}
-
-pub(super) use fields;
+use super::asked::{Asked, Field, Mismatch, Types, fields};
+use super::diagnostics_layout;
+use super::symmetric::layout as symmetric;
 
 fields! {
     /// `ncclDevKernelArgs`: the first bytes of a launch's parameters.
@@ -386,7 +207,7 @@ pub(crate) struct Layout {
     pub(crate) profiler: Option<usize>,
     pub(crate) progress: Option<Progress>,
     /// Of kernels of NCCL's diagnostics.
-    pub(super) diagnostics: Option<diagnostics::Layout>,
+    pub(super) diagnostics: Option<diagnostics_layout::Layout>,
     /// Of kernels over symmetric memory.
     pub(super) symmetric: Option<symmetric::Layout>,
 }
@@ -426,7 +247,7 @@ impl Layout {
                 Ok(_) => Some(Progress::ask(types, "ncclProgressCountersBlock")?),
                 Err(_) => None,
             },
-            diagnostics: diagnostics::Layout::new(types)?,
+            diagnostics: diagnostics_layout::Layout::new(types)?,
             symmetric: symmetric::Layout::new(types)?,
         };
         layout.check(types, comm)?;

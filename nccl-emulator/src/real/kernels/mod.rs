@@ -13,7 +13,7 @@
 //!     connection        one end of a connection
 //!     symmetric         kernels over symmetric memory: windows that every rank maps
 //!     diagnostics       kernels that try the links of GPUs
-//!     layout, works, functions      what the library's structures and tables mean
+//!     asked, layout, works, functions      what the library's structures and tables mean
 //! ```
 //!
 //! A kernel never blocks and has no thread: it is a set of futures that the stream polls. A wait that is not over gives up
@@ -21,12 +21,14 @@
 //! that the emulated devices lack.
 
 mod arithmetic;
+mod asked;
 mod block;
 mod broadcasts;
 mod collective;
 mod connection;
 mod counters;
 mod diagnostics;
+mod diagnostics_layout;
 mod executor;
 mod functions;
 mod launch;
@@ -39,8 +41,10 @@ mod point_to_point;
 mod primitives;
 mod simple;
 mod symmetric;
+mod task;
 mod works;
 
+pub(crate) use asked::{Field, Mismatch, Types};
 pub(crate) use block::Trouble;
 pub(crate) use counters::CLOCK;
 pub(crate) use diagnostics::Kernel as DiagnosticKernel;
@@ -48,7 +52,6 @@ pub(crate) use functions::Coverage;
 #[cfg(test)]
 pub(crate) use functions::Reason;
 pub(crate) use launch::{Failure, Interpreter, Progress, Running, plain};
-pub(crate) use layout::{Field, Mismatch, Types};
 pub(crate) use memory::{Cause, Lease, Memory, View, Violation};
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ mod schedule;
 use std::sync::Arc;
 
 use super::block::{STEPS, Stop};
-use super::collective::Task;
 use super::connection::{End, Registration};
 use super::functions::Collective as Kind;
 use super::memory::{self, View};
+use super::task::Task;
 use schedule::{Gather, Plan, Scatter, Step};
 
 /// Threads of a warp groups at most: 512 threads in warps of 32.

@@ -1,8 +1,9 @@
 //! The works of a batch, decoded: what a launch asks of a channel.
 
+use super::asked::Field;
 use super::block::{Stop, Trouble};
 use super::functions::Protocol;
-use super::layout::{Field, Layout};
+use super::layout::Layout;
 
 /// A collective, or a channel's part of one (`ncclDevWorkColl`).
 #[derive(Debug, Clone)]

@@ -1,17 +1,12 @@
 //! The arguments of a launch, decoded.
 
-use std::sync::Arc;
-
-use super::super::block::{Context, Stop, Wait};
-use super::super::functions::{Collective, Reason};
-use super::super::layout::Field;
-use super::super::memory::{self, Memory, View, Violation};
+use super::super::asked::Field;
+use super::super::functions::Reason;
 use super::address::{Buffer, Team};
 use super::layout::{self, Layout};
-use super::names::{Algorithm, Kernel};
-use super::parts::{Range, Work};
+use super::names::Kernel;
 use super::profile::Profile;
-use super::{direct, low_latency};
+use super::works::{Range, Work};
 
 /// Threads of a block, whatever it is launched with: what the algorithms over lines count in.
 pub(super) const THREADS: usize = 512;
@@ -55,20 +50,12 @@ pub(in super::super) struct Launch {
     pub(super) kernel: Kernel,
     pub(super) team: Team,
     pub(super) shared: Shared,
-    abort_flag: u64,
+    pub(super) abort_flag: u64,
     pub(super) works: Vec<Work>,
     /// Where each channel's part ends; empty if every block has a part of the only work (2.27).
     pub(super) ranges: Vec<Range>,
     pub(super) blocks: usize,
-    profile: Option<Profile>,
-}
-
-/// One block of a launch.
-pub(super) struct Block {
-    pub(super) context: Arc<Context>,
-    pub(super) launch: Arc<Launch>,
-    pub(super) index: usize,
-    pub(super) abort: Option<View>,
+    pub(super) profile: Option<Profile>,
 }
 
 fn needs(parameters: &[u8], needed: usize) -> Result<(), Reason> {
@@ -185,81 +172,6 @@ impl Launch {
                     blocks,
                     profile: None,
                 })
-            }
-        }
-    }
-
-    /// Carries out one block.
-    pub(in super::super) async fn run(
-        self: Arc<Self>,
-        context: Arc<Context>,
-        index: usize,
-    ) -> Result<(), Stop> {
-        let abort = match self.abort_flag {
-            0 => None,
-            address => Some(memory::view(context.memory.as_ref(), address, 4)?),
-        };
-        let block = Block {
-            context,
-            launch: self,
-            index,
-            abort,
-        };
-        if let Some(profile) = block.profile() {
-            profile.started(&block)?;
-        }
-        match block.launch.kernel.algorithm {
-            Algorithm::LowLatency => low_latency::run(&block).await?,
-            _ => direct::run(&block).await?,
-        }
-        if let Some(profile) = block.profile() {
-            profile.completed(&block)?;
-        }
-        Ok(())
-    }
-}
-
-impl Block {
-    /// Waits until `ready`, or until the communicator is aborted.
-    pub(super) async fn wait(
-        &self,
-        wait: Wait,
-        ready: impl Fn() -> Result<bool, Violation> + Send + Sync,
-    ) -> Result<(), Stop> {
-        let abort = self.abort.as_ref();
-        self.context.wait(self.index, wait, abort, ready).await
-    }
-
-    pub(super) fn memory(&self) -> &dyn Memory {
-        self.context.memory.as_ref()
-    }
-
-    pub(super) fn profile(&self) -> Option<&Profile> {
-        self.launch.profile.as_ref()
-    }
-
-    /// Bytes of an element as the kernel counts them: of an all-gather 1.
-    pub(super) fn element(&self) -> usize {
-        match (self.launch.kernel.collective, self.launch.kernel.ty) {
-            (Collective::AllGather, _) | (_, None) => 1,
-            (_, Some(ty)) => ty.size() as usize,
-        }
-    }
-
-    /// The input and the output of a work.
-    pub(super) fn buffers(&self, work: &Work) -> Result<(Buffer, Buffer), Stop> {
-        let team = self.launch.team;
-        match &self.context.layout.symmetric {
-            Some(Layout::Windows { window, .. }) => {
-                let open = |at, offset| Buffer::open(self.memory(), window, at, offset);
-                Ok((
-                    open(work.input_window, work.input)?,
-                    open(work.output_window, work.output)?,
-                ))
-            }
-            _ => {
-                let map = |address| Buffer::new(address, work.stride, team.rank);
-                Ok((map(work.input), map(work.output)))
             }
         }
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::block::{Stop, Wait};
 use super::super::memory::View;
-use super::arguments::Block;
+use super::block::Block;
 
 pub(super) struct Barrier<'a> {
     block: &'a Block,

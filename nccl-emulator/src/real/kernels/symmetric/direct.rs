@@ -7,8 +7,8 @@ use super::super::functions::Collective;
 use super::super::memory::View;
 use super::accumulate::Sum;
 use super::address::Buffer;
-use super::arguments::Block;
 use super::barrier::Barrier;
+use super::block::Block;
 use super::names::Algorithm;
 use super::parts::{Part, Piece, stretch, tiles};
 use super::profile::Phase;
@@ -18,7 +18,7 @@ pub(super) async fn run(block: &Block) -> Result<(), Stop> {
     barrier.arrive()?;
     barrier.wait().await?;
     if let Some(profile) = block.profile() {
-        profile.reached(block, Phase::Ready)?;
+        profile.reached(block.memory(), block.index, Phase::Ready)?;
     }
     for part in block.launch.parts(block.index, block.element())? {
         match block.launch.kernel.collective {
@@ -28,7 +28,7 @@ pub(super) async fn run(block: &Block) -> Result<(), Stop> {
         }
     }
     if let Some(profile) = block.profile() {
-        profile.reached(block, Phase::Moved)?;
+        profile.reached(block.memory(), block.index, Phase::Moved)?;
     }
     barrier.arrive()?;
     barrier.wait().await?;

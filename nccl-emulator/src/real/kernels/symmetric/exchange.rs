@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::block::{Stop, Wait};
 use super::super::memory::{View, Violation};
-use super::arguments::Block;
+use super::block::Block;
 use super::parts::PACK;
 
 /// Bytes of a line.

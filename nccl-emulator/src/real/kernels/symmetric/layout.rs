@@ -1,6 +1,6 @@
 //! Where the fields of the arguments of kernels over symmetric memory are.
 
-use super::super::layout::{Asked, Field, Mismatch, Types, fields};
+use super::super::asked::{Asked, Field, Mismatch, Types, fields};
 
 fields! {
     /// `ncclSymkDevWorkArgs`: the communicator, and how many channels the list behind it has room for.

@@ -3,7 +3,7 @@
 use super::super::block::Stop;
 use super::super::functions::Collective;
 use super::super::memory;
-use super::arguments::Block;
+use super::block::Block;
 use super::direct::sum;
 use super::exchange::Exchange;
 use super::parts::{PACK, PACKS};
@@ -60,11 +60,11 @@ pub(super) async fn run(block: &Block) -> Result<(), Stop> {
         }
         exchange.advance()?;
         if let Some(profile) = block.profile().filter(|_| at == 0) {
-            profile.reached(block, Phase::Ready)?;
+            profile.reached(block.memory(), block.index, Phase::Ready)?;
         }
     }
     if let Some(profile) = block.profile() {
-        profile.reached(block, Phase::Moved)?;
+        profile.reached(block.memory(), block.index, Phase::Moved)?;
     }
     exchange.close()
 }

@@ -7,7 +7,8 @@
 //! names         a kernel's name: collective, algorithm, operator and type; which are interpreted
 //! layout        where the fields of the arguments are
 //! arguments     the arguments of a launch, decoded
-//! parts         which part of which work a block has
+//! works, parts  the works, and which part of which one a block has
+//! block, run    one block, and what it does
 //! address       buffers and their mappings by rank
 //! barrier       the barrier of one block with the same block of its peers
 //! exchange      lines with flags, for small sizes (LL)
@@ -25,16 +26,18 @@ mod accumulate;
 mod address;
 mod arguments;
 mod barrier;
+mod block;
 mod direct;
 mod exchange;
-mod layout;
+pub(super) mod layout;
 mod low_latency;
 mod names;
 mod parts;
 mod profile;
+mod run;
+mod works;
 
 pub(super) use arguments::Launch;
-pub(super) use layout::Layout;
 pub(crate) use names::Kernel;
 
 #[cfg(test)]

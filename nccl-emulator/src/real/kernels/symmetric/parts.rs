@@ -2,7 +2,7 @@
 
 use super::super::block::{Stop, Trouble};
 use super::arguments::{Launch, THREADS};
-use super::layout;
+use super::works::{Range, Work};
 
 /// Bytes of the cells in which works are parted among channels.
 const CELL: u64 = 1024;
@@ -10,33 +10,6 @@ const CELL: u64 = 1024;
 pub(super) const PACK: usize = 8;
 /// Threads of a warp.
 const WARP: u64 = 32;
-
-/// One collective of a launch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Work {
-    /// Of the operator: the bits of a factor.
-    pub(super) argument: u64,
-    /// Elements that each rank sends, or receives of each.
-    pub(super) elements: u64,
-    /// 0 if the address is in no window.
-    pub(super) input_window: u64,
-    pub(super) output_window: u64,
-    /// Offsets in the windows, or addresses.
-    pub(super) input: u64,
-    pub(super) output: u64,
-    /// The channels that share the work tile by tile.
-    pub(super) first_channel: u64,
-    pub(super) channels: u64,
-    /// How far the buffers of neighbouring ranks are from each other, in units of 4 GiB (2.27).
-    pub(super) stride: u64,
-}
-
-/// Where a channel's part of the works ends: in which, and after how many 65536ths of it but one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Range {
-    pub(super) work: usize,
-    pub(super) fraction: u64,
-}
 
 /// A block's part of a work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,37 +21,6 @@ pub(super) struct Part {
     /// The block's position among those that share the part.
     pub(super) block: u64,
     pub(super) blocks: u64,
-}
-
-impl Work {
-    pub(super) fn decode(fields: &layout::Work, bytes: &[u8]) -> Self {
-        Self {
-            argument: fields.argument.get(bytes),
-            elements: fields.elements.get(bytes),
-            input_window: fields.input_window.get(bytes),
-            output_window: fields.output_window.get(bytes),
-            input: fields.input_offset.get(bytes),
-            output: fields.output_offset.get(bytes),
-            first_channel: fields.first_channel.get(bytes),
-            channels: fields.channels.get(bytes),
-            stride: 0,
-        }
-    }
-
-    /// The only work of a launch of 2.27.
-    pub(super) fn old(fields: &layout::OldArguments, bytes: &[u8]) -> Self {
-        Self {
-            argument: fields.argument.get(bytes),
-            elements: fields.elements.get(bytes),
-            input_window: 0,
-            output_window: 0,
-            input: fields.input.get(bytes),
-            output: fields.output.get(bytes),
-            first_channel: 0,
-            channels: 0,
-            stride: fields.stride.get(bytes),
-        }
-    }
 }
 
 impl Launch {

@@ -6,11 +6,10 @@
 
 use std::sync::atomic::Ordering;
 
+use super::super::asked::Field;
 use super::super::block::Stop;
 use super::super::counters::{EVENTS, now};
-use super::super::layout::Field;
-use super::super::memory;
-use super::arguments::Block;
+use super::super::memory::{self, Memory};
 use super::layout::Phases;
 
 /// The bit of the mode that asks for phases, `ncclDevProfilerModeKernelPhase`.
@@ -66,28 +65,34 @@ impl Profile {
         }
     }
 
-    fn number(&self, block: &Block) -> u64 {
-        self.numbers.get(block.index).copied().unwrap_or(0)
+    fn number(&self, block: usize) -> u64 {
+        self.numbers.get(block).copied().unwrap_or(0)
     }
 
     /// Stores a time, and then the number.
-    fn event(&self, block: &Block, base: u64, time: u64) -> Result<(), Stop> {
+    fn event(&self, memory: &dyn Memory, block: usize, base: u64, time: u64) -> Result<(), Stop> {
         let number = self.number(block);
-        let at = base + EVENT * (block.index as u64 * EVENTS + number % EVENTS);
-        let view = memory::view(block.memory(), at, EVENT as usize)?;
+        let at = base + EVENT * (block as u64 * EVENTS + number % EVENTS);
+        let view = memory::view(memory, at, EVENT as usize)?;
         view.word(8)?.store(time, Ordering::Relaxed);
         view.word(0)?.store(number, Ordering::Release);
         Ok(())
     }
 
-    fn store_phase(&self, block: &Block, phase: Phase, time: u64) -> Result<(), Stop> {
+    fn store_phase(
+        &self,
+        memory: &dyn Memory,
+        block: usize,
+        phase: Phase,
+        time: u64,
+    ) -> Result<(), Stop> {
         let Some((base, fields)) = &self.phases else {
             return Ok(());
         };
         let number = self.number(block);
         let entry = fields.size as u64 / EVENTS;
-        let at = base + block.index as u64 * fields.size as u64 + number % EVENTS * entry;
-        let view = memory::view(block.memory(), at, entry as usize)?;
+        let at = base + block as u64 * fields.size as u64 + number % EVENTS * entry;
+        let view = memory::view(memory, at, entry as usize)?;
         let word = fields.times.offset + 8 * phase as usize;
         view.word(word)?.store(time, Ordering::Relaxed);
         if phase == Phase::End {
@@ -97,20 +102,25 @@ impl Profile {
         Ok(())
     }
 
-    pub(super) fn started(&self, block: &Block) -> Result<(), Stop> {
+    pub(super) fn started(&self, memory: &dyn Memory, block: usize) -> Result<(), Stop> {
         let time = now();
-        self.store_phase(block, Phase::Begin, time)?;
-        self.event(block, self.started, time)
+        self.store_phase(memory, block, Phase::Begin, time)?;
+        self.event(memory, block, self.started, time)
     }
 
     /// Stores the time of a phase between start and end.
-    pub(super) fn reached(&self, block: &Block, phase: Phase) -> Result<(), Stop> {
-        self.store_phase(block, phase, now())
+    pub(super) fn reached(
+        &self,
+        memory: &dyn Memory,
+        block: usize,
+        phase: Phase,
+    ) -> Result<(), Stop> {
+        self.store_phase(memory, block, phase, now())
     }
 
-    pub(super) fn completed(&self, block: &Block) -> Result<(), Stop> {
+    pub(super) fn completed(&self, memory: &dyn Memory, block: usize) -> Result<(), Stop> {
         let time = now();
-        self.store_phase(block, Phase::End, time)?;
-        self.event(block, self.completed, time)
+        self.store_phase(memory, block, Phase::End, time)?;
+        self.event(memory, block, self.completed, time)
     }
 }

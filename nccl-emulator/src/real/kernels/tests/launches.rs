@@ -1,9 +1,9 @@
 //! Launches: what is refused, how kernels end early, and what they tell the host.
 
+use super::super::asked::Field;
 use super::super::block::Trouble;
 use super::super::functions::{Algorithm, Collective, DeviceOperator, Function, Protocol, Reason};
 use super::super::launch::Progress;
-use super::super::layout::Field;
 use super::super::memory::{Cause, Memory, Violation};
 use super::types::Release;
 use super::world::{Batch, Call, GENERIC, Settings, World, put};

@@ -1,6 +1,6 @@
 //! The layouts of NCCL 2.32.3, 2.30.7 and 2.27.7, as their debug information has them.
 
-use super::super::layout::{Field, Mismatch, Types};
+use super::super::asked::{Field, Mismatch, Types};
 
 /// A release whose layouts tests use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -401,7 +401,7 @@ impl World {
             let other = ring[(index + position) % ranks];
             arena.write_u32(order + 4 * position as u64, other as u32);
         }
-        let put = |field: super::super::layout::Field, value: i64| {
+        let put = |field: super::super::asked::Field, value: i64| {
             arena.write_u32(at + field.offset as u64, value as u32);
         };
         put(fields.ring_prev, ring[(index + ranks - 1) % ranks] as i64);
@@ -666,7 +666,7 @@ pub(super) struct Batch {
 }
 
 /// Stores a field's value in the bytes of its structure.
-pub(super) fn put(bytes: &mut [u8], at: usize, field: super::super::layout::Field, value: u64) {
+pub(super) fn put(bytes: &mut [u8], at: usize, field: super::super::asked::Field, value: u64) {
     let range = at + field.offset..at + field.offset + field.size;
     let mut word = [0; 8];
     word[..field.size].copy_from_slice(&bytes[range.clone()]);

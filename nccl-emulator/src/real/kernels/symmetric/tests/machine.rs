@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuda_emulator::sync::Mutex;
 use nccl_sys::Version;
 
+use super::super::super::asked::Types;
 use super::super::super::launch::{Failure, Interpreter, Progress, Refused, Running};
-use super::super::super::layout::Types;
 use super::super::super::memory::{Cause, Lease, Memory, View, Violation};
 use super::super::super::tests::types::Release;
 
