@@ -5,6 +5,7 @@
 //! group          what a thread queues, and what happens at ncclGroupEnd
 //! communicator   handles, init, connect on first use, finalize, destroy, abort
 //! bootstrap      how ranks find each other
+//! task           one operation, as data: what a group queues and a launch works off
 //! work           what a launch does on its stream, on top of `transport`
 //! debug          NCCL_DEBUG and the last error
 //! ```

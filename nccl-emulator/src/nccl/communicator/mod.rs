@@ -8,9 +8,12 @@
 //!                 └─ abort, from any state, any thread ▶ gone
 //! ```
 //!
-//! A handle is a number, never an address ([`Registry`](cuda_emulator::registry::Registry)); one that is gone is recognised and its
-//! use recorded as a violation. Jobs on streams hold the communicator itself, so nothing is
+//! A handle is a number, never an address ([`Registry`](cuda_emulator::registry::Registry)); one that is gone is
+//! recognised and its use recorded as a violation. Jobs on streams hold the communicator itself, so nothing is
 //! unmapped under them.
+//!
+//! [`Communicator`] is in `state`. What it has is in the files beneath it: `session`, `route`, `family`, `connections`,
+//! `clique`, `window`, `captured_count`, `background`. What is done with it is in all the others.
 
 mod announce;
 mod background;

@@ -32,9 +32,9 @@ impl Watch {
         *self.next.insert(now + self.pause)
     }
 
-    /// Whether it is time to look at the peers, if any of them is reached over the network.
-    pub(super) fn is_due(&self, session: &Session, now: Instant) -> bool {
-        session.has_network_peers() && self.next.is_none_or(|next| now >= next)
+    /// Whether it is time to look at the peers.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next.is_none_or(|next| now >= next)
     }
 
     /// Looks whether one of the `peers` that the launch waits for is reached over the network, and gone.
