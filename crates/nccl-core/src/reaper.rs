@@ -288,14 +288,16 @@ impl Drop for Working {
 /// What is said at the end of the process, with its exit status.
 static GOODBYE: OnceLock<fn(i32)> = OnceLock::new();
 
-/// Has `goodbye` called when the process exits, once nothing of its communicators runs any more. The first one stays.
+/// Has `goodbye` called when the process exits, once nothing of its communicators runs any more: if anything
+/// [has that looked after](register_exit). The first one stays.
+#[doc(hidden)]
 pub fn at_exit_say(goodbye: fn(i32)) {
     let _ = GOODBYE.set(goodbye);
-    register_exit();
 }
 
 /// Has [`at_exit`] run when the process exits.
-pub(crate) fn register_exit() {
+#[doc(hidden)]
+pub fn register_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // A refusal only means that a process which ends right after a drop does not wait for it.

@@ -20,7 +20,10 @@ use nccl_core::recorder::{self, Clock, Home, Snapshot};
 /// Before the first line is opened.
 pub(crate) fn introduce() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| set_host(&Program));
+    ONCE.call_once(|| {
+        set_host(&Program);
+        reaper::at_exit_say(say_goodbye);
+    });
 }
 
 /// Before `main`, because a program may begin with [`Communicator::init_all`](crate::Communicator::init_all), which is below
@@ -124,7 +127,7 @@ impl OfLine for Arc<Line> {
 
     fn watch(&self) -> Arc<Watch> {
         let watcher = self.watcher(|line| {
-            reaper::at_exit_say(say_goodbye);
+            reaper::register_exit();
             Watch::start(line)
         });
         let watcher: Arc<dyn Any + Send + Sync> = watcher as _;

@@ -47,6 +47,8 @@ struct Guard {
     rest: Rest,
     /// Those for which there was no thread yet.
     to_pull: Vec<Arc<Switch>>,
+    /// Whether the log was told that there is none.
+    has_told: bool,
 }
 
 impl Guard {
@@ -55,6 +57,7 @@ impl Guard {
             calls: 0,
             rest: Rest::new(&BELL, TICK, QUIET),
             to_pull: Vec::new(),
+            has_told: false,
         }
     }
 
@@ -88,11 +91,14 @@ impl Guard {
         }
         let pulled = Arc::clone(&switch);
         let spawned = threads::spawn("nccl-abort", move || pulled.pull());
-        if let Err(error) = spawned {
-            if self.to_pull.is_empty() {
-                crate::events::no_thread("to end a call; it is tried again", &error);
+        match spawned {
+            Ok(_) => self.has_told = false,
+            Err(error) => {
+                if !std::mem::replace(&mut self.has_told, true) {
+                    crate::events::no_thread("to end a call; it is tried again", &error);
+                }
+                self.to_pull.push(switch);
             }
-            self.to_pull.push(switch);
         }
     }
 }
@@ -106,5 +112,39 @@ impl Duty for Guard {
     fn is_over(&self) -> bool {
         let switches = SWITCHES.try_lock();
         switches.is_some_and(|switches| switches.iter().all(|switch| switch.strong_count() == 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use nccl_sys as sys;
+
+    use super::*;
+    use crate::abort::AbortSignal;
+    use crate::communicator::Phase;
+    use crate::library::Library;
+
+    #[test]
+    fn a_call_is_ended_whenever_the_monitor_has_slept_or_ended_before_it() {
+        // SAFETY: nothing is called through an empty table.
+        let library = unsafe { Library::from_api(sys::Api::empty(), sys::Version::HEADER) }
+            .expect("a table of functions");
+        // At once, when it sleeps, and when it has ended, unless other tests need it.
+        for pause in [0, 1500, 2500].map(Duration::from_millis) {
+            std::thread::sleep(pause);
+            let switch = Switch::new(&library, &AbortSignal::new(), &Arc::new(Phase::new()));
+            let switch = Arc::new(switch);
+            watch(&switch);
+            ensure().expect("a thread");
+            let call = switch.enter(Duration::ZERO);
+            let begun = Instant::now();
+            while !switch.is_ended() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{pause:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(call.leave().is_some());
+        }
     }
 }

@@ -262,7 +262,9 @@ impl Prepared {
         // What happens to the others meanwhile ends this, too.
         inner.come_under_protection();
         // Before NCCL is asked, so that no operation is issued that nobody watches over.
-        let watched = watchdog::ensure().and_then(|()| inside::watch(&inner));
+        let watched = watchdog::ensure()
+            .and_then(|()| inside::watch(&inner))
+            .and_then(|()| inner.is_guarded());
         let joined = match watched {
             Ok(()) => inner.join_nccl(id, begin, &configs, deadline, is_void),
             Err(error) => Err((Left::Nothing, error)),
@@ -287,6 +289,9 @@ impl Prepared {
     /// The communicator around a pointer that is ready.
     pub(super) fn adopt(self, raw: RawComm, blocks: bool) -> Arc<Inner> {
         let inner = self.into_inner(None, blocks);
+        if let Err(error) = inner.is_guarded() {
+            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that guards calls that block", comm = &*inner.name, %error, "nobody ends calls that block");
+        }
         inner.come_under_protection();
         if !inner.phase.made(&inner, raw) {
             // All communicators of the process are being aborted.
@@ -375,6 +380,15 @@ impl Prepared {
 }
 
 impl Inner {
+    /// Sees to it that somebody ends its calls that block. Once it is among those that are guarded: the monitor ends when there is
+    /// none, and the ranks may have taken their time to come here.
+    fn is_guarded(&self) -> Result<()> {
+        match self.switch {
+            Some(_) => guard::ensure(),
+            None => Ok(()),
+        }
+    }
+
     /// A failure comes with what it leaves behind.
     fn join_nccl(
         &self,

@@ -279,7 +279,7 @@ impl Switch {
         })
     }
 
-    fn is_ended(&self) -> bool {
+    pub(super) fn is_ended(&self) -> bool {
         matches!(self.inside.load(Ordering::SeqCst), EXPIRED | INTERRUPTED)
     }
 }

@@ -11,6 +11,7 @@
 //! there are no communicators any more.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ use crate::sync::Mutex;
 
 /// How long it stays when there are no communicators any more.
 const IDLE: Duration = Duration::from_secs(1);
+/// When a duty is looked at again whose look has panicked.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// What is looked at.
 pub(crate) trait Duty: Send {
@@ -167,7 +170,9 @@ fn run() {
                 None => bell.has_rung(),
             };
             if is_due {
-                *due = match duty.look() {
+                // A look tells the log of what it finds, and the program's subscriber may panic: the others are looked at all the same.
+                let next = catch_unwind(AssertUnwindSafe(|| duty.look()));
+                *due = match next.unwrap_or(Next::After(AFTER_PANIC)) {
                     Next::After(pause) => Some(Instant::now() + pause),
                     Next::Asleep => None,
                 };
@@ -186,6 +191,13 @@ fn run() {
             }
         } else {
             idle_since = None;
+        }
+        // Whoever rang while another duty looked may have woken what waits inside of that look.
+        if duties
+            .iter()
+            .any(|(bell, _, due)| due.is_none() && bell.has_rung())
+        {
+            continue;
         }
         let due = duties.iter().filter_map(|(_, _, due)| *due);
         let due = due.chain(idle_since.map(|since| since + IDLE)).min();
