@@ -22,7 +22,7 @@ pub fn json(finding: &Finding) -> Value {
     })
 }
 
-/// From [`json`]; `None` for anything else.
+/// From [`json()`]; `None` for anything else.
 #[must_use]
 pub fn from_json(value: &Value) -> Option<Finding> {
     let text = |key: &str| value.get(key)?.as_str().map(str::to_owned);
