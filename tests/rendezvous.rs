@@ -265,14 +265,19 @@ fn a_coordinator_without_descriptors_waits_for_some_without_spinning() {
     ];
     let zero = start(&[], 0, 2, "meet cheaply", &more);
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !path.exists() {
-        assert!(Instant::now() < deadline, "rank 0 listens");
+    // The file is there before rank 0 listens.
+    let first = loop {
+        match std::os::unix::net::UnixStream::connect(&path) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(Instant::now() < deadline, "rank 0 listens: {error}"),
+        }
         std::thread::sleep(Duration::from_millis(5));
-    }
+    };
     // More than it has descriptors for; the rest waits in the kernel.
-    let silent: Vec<_> = (0..40)
-        .map(|_| std::os::unix::net::UnixStream::connect(&path).unwrap())
-        .collect();
+    let mut silent = vec![first];
+    silent.resize_with(40, || {
+        std::os::unix::net::UnixStream::connect(&path).unwrap()
+    });
     std::thread::sleep(Duration::from_secs(2));
     drop(silent);
     let one = start(&[], 1, 2, "meet", &more[..1]);

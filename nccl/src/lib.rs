@@ -52,7 +52,7 @@
 //! # Features
 //! - `world` (default): [`World`] and everything that connects the ranks beside NCCL: one fault for all of them, checks before a
 //!   start, [`launch`], [`debug_log`], timelines. Without it, NCCL's token goes to the ranks by other means
-//!   ([`Communicator::builder`]), and each of them stands for itself: a third of the code, and no sockets.
+//!   ([`Communicator::builder`]), and each of them stands for itself: half of the code, and no sockets.
 //! - `half` (default): `half::f16` and `half::bf16` as elements.
 //! - `moe` (default): [`ExpertParallel`].
 //! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.

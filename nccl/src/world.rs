@@ -10,7 +10,7 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::forked;
-use crate::peers::{About, Check, Company, Terms};
+use crate::peers::{About, AsWorld, Check, Terms};
 use crate::preflight::{Checks, Report, Settings};
 use crate::recorder::Timeline;
 use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
@@ -697,7 +697,7 @@ impl World {
 }
 
 #[doc(hidden)]
-impl Company for World {
+impl AsWorld for World {
     fn terms(&self) -> Terms<'_> {
         Terms {
             peers: Session::of(self.line()),

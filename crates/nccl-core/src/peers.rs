@@ -8,7 +8,6 @@
 //! - [`Unmade`]: a communicator that its ranks are about to make;
 //! - [`AbortHandle`]: what a supervisor may do to the communicator here.
 
-use std::any::Any;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -26,7 +25,7 @@ use crate::library::Library;
 use crate::supervision::recorder::{Home, Turn};
 
 /// The ranks of a world, as one of them reaches them.
-pub trait Peers: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
+pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// The job's name and epoch.
     fn job(&self) -> (&str, u64);
 
@@ -272,8 +271,8 @@ pub struct Terms<'w> {
     pub check: &'w dyn Check,
 }
 
-/// What communicators are made from: a world.
-pub trait Company {
+/// A world, as communicators are made from it. `nccl::World` is one, and nothing else.
+pub trait AsWorld {
     /// What it gives to them.
     fn terms(&self) -> Terms<'_>;
 }

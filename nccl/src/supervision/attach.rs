@@ -29,7 +29,8 @@ pub(crate) fn introduce() {
 /// Before `main`, because a program may begin with [`Communicator::init_all`](crate::Communicator::init_all), which is below
 /// this crate and calls nothing of it.
 #[used]
-// SAFETY: a list of functions that are called with nothing that matters, before other threads are there.
+// SAFETY: the section is a list of C functions that the loader calls, with arguments that this one does not take. It sets a
+// `OnceCell`, which needs nothing of the runtime that is not there before `main`, and may be done beside other threads.
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn before_main() {

@@ -12,7 +12,7 @@ pub struct HostCall {
     pub argument: *mut c_void,
 }
 
-// SAFETY: whoever gave the function to a stream promised that the driver may call it on any thread.
+// SAFETY: by the contract of `cuLaunchHostFunc` and `cuGraphAddHostNode` the driver may call the function on any thread.
 unsafe impl Send for HostCall {}
 // SAFETY: as above; two numbers that are only read.
 unsafe impl Sync for HostCall {}
@@ -30,7 +30,7 @@ impl HostCall {
     /// Calls the function; it may not call the driver meanwhile.
     pub(super) fn make(self) {
         let before = IN_HOST_FUNCTION.replace(true);
-        // SAFETY: whoever gave the call away promised that function and argument are good until it was made.
+        // SAFETY: by the same contract function and argument are valid until the call has been made.
         unsafe { (self.function)(self.argument) };
         IN_HOST_FUNCTION.set(before);
     }

@@ -130,35 +130,29 @@ impl Stream {
             Kind::Legacy => {
                 let guard = self.context().order();
                 for other in self.context().blocking_streams() {
-                    let pending = other.submitted();
-                    if pending > other.completed()
-                        && pending > other.legacy_waits_for.load(Ordering::Relaxed)
-                    {
-                        other.legacy_waits_for.store(pending, Ordering::Relaxed);
-                        self.append(Job::Wait {
-                            stream: other,
-                            sequence: pending,
-                        });
-                    }
+                    self.order_behind(&other, &other.legacy_waits_for);
                 }
                 Some(guard)
             }
             Kind::Blocking | Kind::PerThread => {
                 let guard = self.context().order();
                 if let Some(legacy) = self.context().legacy_if_used() {
-                    let pending = legacy.submitted();
-                    if pending > legacy.completed()
-                        && pending > self.waits_for_legacy.load(Ordering::Relaxed)
-                    {
-                        self.waits_for_legacy.store(pending, Ordering::Relaxed);
-                        self.append(Job::Wait {
-                            stream: legacy,
-                            sequence: pending,
-                        });
-                    }
+                    self.order_behind(&legacy, &self.waits_for_legacy);
                 }
                 Some(guard)
             }
+        }
+    }
+
+    /// Waits for what has been put on another stream, unless it does so already, up to the number that `waits_for` has.
+    fn order_behind(self: &Arc<Self>, other: &Arc<Self>, waits_for: &AtomicU64) {
+        let pending = other.submitted();
+        if pending > other.completed() && pending > waits_for.load(Ordering::Relaxed) {
+            waits_for.store(pending, Ordering::Relaxed);
+            self.append(Job::Wait {
+                stream: Arc::clone(other),
+                sequence: pending,
+            });
         }
     }
 }

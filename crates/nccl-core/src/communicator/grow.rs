@@ -40,7 +40,7 @@ use crate::error::{Error, Result};
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::local;
-use crate::peers::{Company, Peers};
+use crate::peers::{AsWorld, Peers};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 #[cfg(doc)]
@@ -139,7 +139,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn grow(&self, world: &impl Company, name: &str) -> Result<Grown> {
+    pub fn grow(&self, world: &impl AsWorld, name: &str) -> Result<Grown> {
         let terms = world.terms();
         let world = Arc::clone(&terms.peers);
         let builder = CommunicatorBuilder::of_grow(name, terms, self);

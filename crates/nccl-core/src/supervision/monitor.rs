@@ -1,9 +1,9 @@
 //! One thread that looks whether somebody is late, and calls neither NCCL nor CUDA.
 //!
 //! Three duties: calls that block in a blocking communicator (`communicator/guard.rs`), threads that do not come back from a call
-//! (`inside.rs`), and a watchdog that is stuck itself (`watchdog/threads.rs`). Nothing of what they look for can happen to this
-//! thread: whatever may block gets a thread of its own, and of a lock that somebody may hold for longer it is content to learn
-//! that it is taken.
+//! (`inside.rs`), and a watchdog that is stuck itself (`watchdog/threads.rs`). No call of theirs can keep this thread: whatever may
+//! block gets a thread of its own, and of a lock that somebody may hold for longer it is content to learn that it is taken. What
+//! it finds it tells the log; a subscriber of the program's that blocks there holds up all three.
 //!
 //! A duty whose looks find nothing sleeps, and whoever has something for it rings its [`Bell`]. On the way of a call that is one
 //! word that is read, without a fence: a duty that has said that it sleeps looks once more a moment later, and what was
