@@ -78,6 +78,8 @@ mod phase;
 mod place;
 mod process;
 mod process_state;
+#[doc(hidden)]
+pub mod proto;
 mod reactor;
 mod reader;
 mod recordings;

@@ -5,6 +5,8 @@ use std::process::ExitStatus;
 
 use std::os::unix::process::ExitStatusExt;
 
+use serde::{Deserialize, Serialize};
+
 /// A signal, by its number on this machine.
 ///
 /// ```
@@ -14,7 +16,7 @@ use std::os::unix::process::ExitStatusExt;
 /// assert_eq!(Signal::named("usr1"), Some(Signal::USR1));
 /// assert_eq!(Signal::new(64).to_string(), "signal 64");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Signal(i32);
 
 macro_rules! signals {
@@ -149,7 +151,7 @@ impl fmt::Display for Signal {
 /// assert_eq!(exit.to_string(), "killed by SIGSEGV (core dumped)");
 /// assert_eq!((exit.code(), exit.is_success()), (139, false));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Exit {
     /// It returned this exit code.
@@ -270,7 +272,7 @@ impl fmt::Display for Exit {
 /// }
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OomKill {
     #[doc(hidden)]
     pub group: String,

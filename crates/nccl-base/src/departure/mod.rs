@@ -21,6 +21,8 @@ mod tests;
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use exit::{Exit, OomKill, Signal};
 #[doc(hidden)]
 pub use unfinished::{Ended, Reason, Unfinished};
@@ -30,7 +32,7 @@ pub use wire::{
 };
 
 /// How a rank left.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Departure {
     /// With a goodbye.
@@ -42,7 +44,7 @@ pub enum Departure {
 }
 
 /// Why a rank fails, as it says itself.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Failure {
     /// The whole chain of its program's error, or the message of a panic.
@@ -52,7 +54,7 @@ pub enum Failure {
 }
 
 /// How a rank came to be out of reach without a goodbye.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Lost {
     pub how: How,
@@ -61,7 +63,7 @@ pub struct Lost {
 }
 
 /// What a rank called last, as it said with its last heartbeat.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct LastCall {
     pub call: String,
@@ -71,13 +73,15 @@ pub struct LastCall {
 
 /// The account of a loss. The better one is the smaller: where several ranks found out by themselves, the smallest is
 /// told to all.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum How {
     /// Its process ended, says the one that started it.
     Ended(Box<ProcessEnd>),
     /// Its kernel closed its connection.
     Closed,
+    /// Its process of this number ended, says the kernel.
+    Exited { pid: u64 },
     /// Its process of this number ended, while a child holds its connection open.
     Orphaned { pid: u64 },
     /// Its host refuses connections to the address at which it listened.
@@ -103,7 +107,7 @@ pub enum How {
 }
 
 /// A host that does not answer.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Silence {
     pub sign: Sign,
@@ -114,7 +118,7 @@ pub struct Silence {
 }
 
 /// By what a host was found silent.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Sign {
     /// The connection broke, or could not be made; what this side's system says.
@@ -129,7 +133,7 @@ pub enum Sign {
 }
 
 /// A rank that was heard lately, although its host acknowledges nothing.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct HeardOnly {
     /// How long ago.
@@ -138,7 +142,7 @@ pub struct HeardOnly {
 }
 
 /// How the process of a rank ended, as the one that started it tells.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessEnd {
     pub told: Told,
@@ -147,7 +151,7 @@ pub struct ProcessEnd {
 }
 
 /// What the one that started a process has seen of its end.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Told {
     /// By `launch`.
@@ -372,6 +376,9 @@ impl fmt::Display for How {
         match self {
             Self::Ended(end) => write!(f, "its process ended: {end}"),
             Self::Closed => f.write_str("its connection closed without goodbye: it died"),
+            Self::Exited { pid } => {
+                write!(f, "its process (pid {pid}) ended without goodbye: it died")
+            }
             Self::Orphaned { pid } => write!(
                 f,
                 "its process (pid {pid}) ended without goodbye: it died, and a child of it keeps its connection open"

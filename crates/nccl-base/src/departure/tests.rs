@@ -67,6 +67,10 @@ fn all() -> Vec<(Departure, &'static str)> {
             "its connection closed without goodbye: it died",
         ),
         (
+            lost(How::Exited { pid: 4711 }),
+            "its process (pid 4711) ended without goodbye: it died",
+        ),
+        (
             lost(How::Orphaned { pid: 4711 }),
             "its process (pid 4711) ended without goodbye: it died, and a child of it keeps its connection open",
         ),

@@ -68,6 +68,10 @@ pub fn put_lost(to: &mut Vec<u8>, lost: &Lost) {
             put_number(to, 2);
             put_number(to, *pid);
         }
+        How::Exited { pid } => {
+            put_number(to, 13);
+            put_number(to, *pid);
+        }
         How::NobodyListens => put_number(to, 3),
         How::Replaced { by } => {
             put_number(to, 4);
@@ -116,6 +120,9 @@ pub fn lost(fields: &mut Fields<'_>) -> Result<Lost, Broken> {
         10 => How::Unknown,
         11 => How::Said(fields.said()?),
         12 => How::Silent(Box::new(silence(fields)?)),
+        13 => How::Exited {
+            pid: fields.number()?,
+        },
         _ => return Err(Broken("a loss of an unknown kind")),
     };
     let last_call = option(fields, |fields| {

@@ -1,0 +1,219 @@
+//! A failover: one member asks the others for their votes, and coordinates when a majority has given them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::coordinator::{Coordinator, Next};
+use super::core::{Core, Event};
+use super::id::{MemberId, Term, Time};
+use super::message::{Exclusion, Message, Report, Solicit};
+use super::mistake::Mistake;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    term: Term,
+    /// When it became one.
+    since: Time,
+    /// When it asked for this term's votes first.
+    asked: Time,
+    votes: BTreeMap<MemberId, Report>,
+    /// Since when the votes are enough.
+    enough: Option<Time>,
+    next_try: Time,
+    mute: bool,
+    /// It coordinates a majority, and has to lead in a later term than somebody has promised a vote for.
+    leads: bool,
+    claims: bool,
+}
+
+/// What a candidate has come to.
+pub(super) enum Outcome {
+    Leads(Box<Coordinator>),
+    Stops(Next),
+    /// Others may try.
+    Waits,
+}
+
+impl Candidate {
+    /// `mute`: the coordinator answers nothing, although its process may live.
+    pub(super) fn start(core: &mut Core, mute: bool, leads: bool) -> Self {
+        let mut this = Self {
+            term: core.term,
+            since: core.now,
+            asked: core.now,
+            votes: BTreeMap::new(),
+            enough: None,
+            next_try: core.now,
+            mute,
+            leads,
+            claims: false,
+        };
+        this.raise(core);
+        this
+    }
+
+    /// Asks in a term that is later than all that are known.
+    fn raise(&mut self, core: &mut Core) {
+        let round = match core.mistakes.makes(Mistake::RoundReused) {
+            true => 1,
+            false => core.term.round + 1,
+        };
+        let leader = core.id();
+        core.term = Term { round, leader };
+        (self.term, self.asked, self.enough) = (core.term, core.now, None);
+        self.votes.clear();
+        self.solicit(core);
+    }
+
+    pub(super) fn term(&self) -> Term {
+        self.term
+    }
+
+    fn awaited(&self, core: &Core) -> Vec<MemberId> {
+        let others = core.others().into_iter();
+        others
+            .filter(|id| !self.votes.contains_key(id) && !core.is_out(*id))
+            .collect()
+    }
+
+    /// Asks those that have not voted.
+    fn solicit(&mut self, core: &mut Core) {
+        self.next_try = core.now.after(core.timing.beat);
+        let ended = core.ends();
+        for id in self.awaited(core) {
+            // What was sent before is repeated by the session.
+            if core.links.is_ready(id) || !core.links.is_there(id) {
+                let (term, ended) = (self.term, ended.clone());
+                let (mute, leads) = (self.mute, self.leads);
+                core.reach(
+                    id,
+                    Message::Solicit(Solicit {
+                        term,
+                        ended,
+                        mute,
+                        leads,
+                    }),
+                );
+            }
+        }
+    }
+
+    pub(super) fn vote(&mut self, core: &mut Core, from: MemberId, term: Term, report: Report) {
+        if term == self.term && core.membership.votes(from) && core.log.gone(from).is_none() {
+            for ended in &report.ended {
+                core.learn_end(ended);
+            }
+            self.votes.insert(from, report);
+        }
+    }
+
+    /// There is a later term. Whether this candidate lets that one's go first.
+    pub(super) fn overtaken(&mut self, core: &mut Core, term: Term) -> bool {
+        core.term = core.term.max(term);
+        let defers = !self.leads
+            && core.is_before(term.leader, core.id())
+            && !core.is_out(term.leader)
+            && !core.links.is_hopeless(term.leader);
+        if !defers {
+            self.raise(core);
+        }
+        defers
+    }
+
+    pub(super) fn next_timeout(&self, core: &Core) -> Time {
+        let enough = self.enough.map(|at| at.after(core.timing.grace));
+        let give_up = self.since.after(core.timing.give_up);
+        enough
+            .into_iter()
+            .chain([self.next_try, give_up])
+            .filter(|at| *at > core.now)
+            .min()
+            .unwrap_or(self.next_try)
+    }
+
+    pub(super) fn settle(&mut self, core: &mut Core) -> Option<Outcome> {
+        let mute = match core.mistakes.makes(Mistake::MuteVotes) {
+            true => self
+                .awaited(core)
+                .iter()
+                .filter(|id| core.links.is_ready(**id))
+                .count(),
+            false => 0,
+        };
+        let me = core.id();
+        let living = self.votes.keys().filter(|id| !core.has_ended(**id)).count();
+        let votes = 1 + living + mute;
+        let has = |id: MemberId| id == me || self.votes.contains_key(&id);
+        if core.is_majority(votes, self.term, has) {
+            let since = *self.enough.get_or_insert(core.now);
+            let awaited = self.awaited(core);
+            let mut hope = awaited.iter().filter(|id| !core.links.is_hopeless(**id));
+            if self.leads || hope.next().is_none() || core.now.since(since) >= core.timing.grace {
+                return Some(self.lead(core));
+            }
+            return None;
+        }
+        self.enough = None;
+        if core.is_half(votes)
+            && core.now.since(self.since) >= core.timing.resume
+            && !std::mem::replace(&mut self.claims, true)
+        {
+            core.events
+                .push_back(Event::Claim(core.membership.generation));
+        }
+        if self.next_try <= core.now {
+            self.solicit(core);
+        }
+        if core.gives_up() {
+            let why = no_majority(core, &self.votes.keys().copied().collect());
+            let term = self.term;
+            for id in self.votes.keys() {
+                let why = why.clone();
+                core.send(*id, Message::CutOff { term, why });
+            }
+            return Some(Outcome::Stops(Next::Out(why)));
+        }
+        (core.now.since(self.since) >= core.timing.elect).then_some(Outcome::Waits)
+    }
+
+    fn lead(&mut self, core: &mut Core) -> Outcome {
+        let reports = std::mem::take(&mut self.votes);
+        let own = (core.synced, core.log.end());
+        let best = reports
+            .values()
+            .max_by_key(|report| (report.synced, report.log.end()));
+        let best = best.filter(|best| {
+            (best.synced, best.log.end()) > own && !core.mistakes.makes(Mistake::ShorterLogKept)
+        });
+        if let Some(best) = best {
+            let begins = best.log.continues_from(&core.log);
+            let start = core.log.end();
+            if !begins {
+                // It has heard what a later coordinator's members have not.
+                let why = Exclusion::PassedOver(best.synced.leader);
+                return Outcome::Stops(Next::Out(why));
+            }
+            let known = usize::try_from(start.saturating_sub(best.log.first)).unwrap_or(usize::MAX);
+            for entry in best.log.entries.iter().skip(known).cloned() {
+                core.deliver(entry);
+            }
+        }
+        if core.log.gone(core.id()).is_some() {
+            let leader = core.synced.leader;
+            return Outcome::Stops(Next::Out(Exclusion::PassedOver(leader)));
+        }
+        Outcome::Leads(Box::new(Coordinator::recovered(core, self.asked, reports)))
+    }
+}
+
+/// What a member says that reaches these voters and itself, and no majority.
+pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusion {
+    let others = core.others().into_iter();
+    Exclusion::NoMajority {
+        reached: 1 + reached.len() as u32,
+        of: core.electorate() as u32,
+        unreached: others
+            .filter(|id| !reached.contains(id) && !core.is_out(*id))
+            .collect(),
+    }
+}

@@ -1,0 +1,963 @@
+//! Leading a term of a generation: orders what all members hear, notices who is out of reach, and makes the next generation.
+//!
+//! Whatever it orders waits for one of two things:
+//!
+//! - a majority has answered a beat within the last [`Timing::lease`]: enough for what is known for certain;
+//! - a majority has answered a beat that was sent after the doubt arose: for a member that is merely out of reach, because this
+//!   side may be the one that is cut off.
+//!
+//! The next generation is one decision of the members of this one: proposed once, accepted by each of them once, active when a
+//! majority has accepted. A later coordinator that finds an accepted proposal proposes the same again.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::core::{Core, Event};
+use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+use super::log::{Entry, Said};
+use super::message::{Beat, Ended, Exclusion, Frame, Message, Proof, Pulse, Report, Solicit, Wish};
+use super::mistake::Mistake;
+#[cfg(doc)]
+use super::timing::Timing;
+use crate::departure::{Departure, How, Lost, Sign};
+
+/// What the coordinator is to do instead.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// The next generation is active.
+    Enter(SharedMembership),
+    /// This member takes part no more.
+    Out(Exclusion),
+    /// Another member coordinates in this term.
+    Follow(Term),
+    /// This member has to lead in a later term than that one, for which a vote was promised.
+    Stand(Term),
+    /// This process has left.
+    Left,
+}
+
+#[derive(Debug)]
+struct Follower {
+    heard: Time,
+    /// How many turns had passed then.
+    turn: u64,
+    /// The last beat that it has answered.
+    answered: u64,
+    /// Whether it follows; until then its vote may still come.
+    admitted: bool,
+    suspected: bool,
+    /// When its session was lost.
+    lost: Option<Time>,
+    /// What it wants, until when, and since when.
+    wish: Option<(Wish, Time)>,
+    /// It was told that the others go on without it.
+    told: bool,
+}
+
+impl Follower {
+    fn new(heard: Time, turn: u64, admitted: bool) -> Self {
+        Self {
+            heard,
+            turn,
+            answered: 0,
+            admitted,
+            suspected: false,
+            lost: None,
+            wish: None,
+            told: false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SentBeat {
+    number: u64,
+    at: Time,
+    answers: usize,
+}
+
+/// What waits to be told to all.
+#[derive(Debug)]
+struct Order {
+    entry: Entry,
+    since: Time,
+    /// The beat that a majority has to answer; none where the lease is enough.
+    needs: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Proposal {
+    membership: SharedMembership,
+    since: Time,
+    accepted: BTreeSet<MemberId>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Coordinator {
+    term: Term,
+    led: Time,
+    followers: BTreeMap<MemberId, Follower>,
+    /// Who is gone without proof, and how many turns had passed when each was heard last.
+    unproven: BTreeMap<MemberId, u64>,
+    beat: u64,
+    /// The beats that were due, without those that were sent between two of them.
+    turns: u64,
+    next_beat: Time,
+    beats: VecDeque<SentBeat>,
+    /// The last beat that a majority has answered, and when it was sent.
+    confirmed: (u64, Time),
+    /// So many beats follow at once, so that members get their lease.
+    burst: u32,
+    orders: VecDeque<Order>,
+    wishes: usize,
+    proposal: Option<Proposal>,
+    /// What an earlier coordinator may have made active.
+    adopted: Option<SharedMembership>,
+    claims: bool,
+    leaving: Option<Time>,
+}
+
+/// So many beats are remembered.
+const REMEMBERED: usize = 8;
+
+/// How long a coordinator that leaves waits until the others have heard, in nanoseconds.
+const FAREWELL: u64 = 1_000_000_000;
+
+impl Coordinator {
+    /// Of a generation that has just become active.
+    pub(super) fn of_generation(core: &mut Core) -> Self {
+        let now = core.now;
+        let mut this = Self::new(core, now);
+        for id in core.others() {
+            this.followers.insert(id, Follower::new(now, 0, true));
+            core.links.keep(id, true);
+        }
+        for ended in core.ends() {
+            this.end_is_known(core, &ended);
+        }
+        this.start(core);
+        this
+    }
+
+    /// Of a later term: with the votes of these members, which were asked at `since`.
+    pub(super) fn recovered(
+        core: &mut Core,
+        since: Time,
+        reports: BTreeMap<MemberId, Report>,
+    ) -> Self {
+        let now = core.now;
+        let mut this = Self::new(core, since);
+        for id in core.others() {
+            if core.log.gone(id).is_some() {
+                this.unproven.insert(id, 0);
+                continue;
+            }
+            this.followers.insert(id, Follower::new(now, 0, false));
+        }
+        core.synced = core.term;
+        core.count_ends_before(since);
+        let mut accepted = core.accepted.clone();
+        let mut unheard = BTreeSet::new();
+        unheard.extend(core.unheard.iter().cloned());
+        for report in reports.values() {
+            if let Some(other) = &report.accepted
+                && accepted.as_ref().is_none_or(|(term, _)| *term < other.0)
+            {
+                accepted = Some(other.clone());
+            }
+            unheard.extend(report.unheard.iter().cloned());
+        }
+        this.adopted = accepted.map(|(_, membership)| membership);
+        for ended in core.ends() {
+            this.end_is_known(core, &ended);
+        }
+        for (id, report) in &reports {
+            this.admit(core, *id, report);
+        }
+        this.invite(core);
+        if core.mistakes.makes(Mistake::UnheardForgotten) {
+            unheard.clear();
+        }
+        for said in unheard {
+            this.say(core, said);
+        }
+        this.start(core);
+        this
+    }
+
+    fn new(core: &Core, confirmed: Time) -> Self {
+        Self {
+            term: core.term,
+            led: core.now,
+            followers: BTreeMap::new(),
+            unproven: BTreeMap::new(),
+            beat: 0,
+            turns: 0,
+            next_beat: core.now,
+            beats: VecDeque::new(),
+            confirmed: (0, confirmed),
+            burst: 3,
+            orders: VecDeque::new(),
+            wishes: 0,
+            proposal: None,
+            adopted: None,
+            claims: false,
+            leaving: None,
+        }
+    }
+
+    fn start(&mut self, core: &mut Core) {
+        core.lease.renew(self.confirmed.1);
+        core.count_ends_before(self.confirmed.1);
+        core.lost = None;
+        core.events.push_back(Event::Coordinator(core.id()));
+        self.send_beat(core);
+    }
+
+    /// Whether a majority has answered within the lease.
+    pub(super) fn is_current(&self, core: &Core) -> bool {
+        core.now <= self.confirmed.1.after(core.timing.lease)
+    }
+
+    // --- beats ---
+
+    fn send_beat(&mut self, core: &mut Core) {
+        self.beat += 1;
+        let late = core.now.since(self.next_beat) > core.timing.beat;
+        self.next_beat = core.now.after(core.timing.beat);
+        self.beats.push_back(SentBeat {
+            number: self.beat,
+            at: core.now,
+            answers: 0,
+        });
+        if self.beats.len() > REMEMBERED {
+            self.beats.pop_front();
+        }
+        let (generation, term) = (core.generation(), self.term);
+        for (&id, follower) in &mut self.followers {
+            if !follower.admitted {
+                continue;
+            }
+            let beat = Beat {
+                generation,
+                term,
+                number: self.beat,
+                answered: follower.answered,
+                confirmed: self.confirmed.0,
+            };
+            core.links.send_now(id, Frame::Beat(beat));
+            let silent = core.now.since(follower.heard);
+            if silent >= core.timing.suspect
+                && !late
+                && !std::mem::replace(&mut follower.suspected, true)
+            {
+                core.events.push_back(Event::Suspected(id, silent));
+            }
+        }
+        self.confirm(core);
+    }
+
+    /// Finds the last beat that a majority has answered.
+    fn confirm(&mut self, core: &mut Core) {
+        let mute = match core.mistakes.makes(Mistake::MuteVotes) {
+            true => self
+                .followers
+                .keys()
+                .filter(|id| core.links.is_ready(**id))
+                .count(),
+            false => 0,
+        };
+        let me = core.id();
+        let answered = |number: u64| {
+            let followers = &self.followers;
+            move |id: MemberId| {
+                id == me
+                    || followers
+                        .get(&id)
+                        .is_some_and(|follower| follower.answered >= number)
+            }
+        };
+        let confirmed = self.beats.iter().rev().find(|beat| {
+            let votes = 1 + beat.answers.max(mute);
+            core.is_majority(votes, self.term, answered(beat.number))
+        });
+        if let Some(beat) = confirmed
+            && beat.number > self.confirmed.0
+        {
+            self.confirmed = (beat.number, beat.at.max(self.confirmed.1));
+            core.lease.renew(self.confirmed.1);
+            core.count_ends_before(self.confirmed.1);
+            if self.burst > 0 {
+                self.burst -= 1;
+                self.send_beat(core);
+            }
+        }
+    }
+
+    pub(super) fn pulse(&mut self, core: &mut Core, from: MemberId, pulse: Pulse) -> Option<Next> {
+        if pulse.term != self.term || pulse.generation != core.generation() {
+            return None;
+        }
+        if pulse.progress {
+            core.progress = Some(core.now);
+        }
+        self.hear(core, from);
+        let follower = self.followers.get_mut(&from)?;
+        for beat in &mut self.beats {
+            if beat.number <= pulse.number && beat.number > follower.answered {
+                beat.answers += 1;
+            }
+        }
+        follower.answered = follower.answered.max(pulse.number);
+        self.confirm(core);
+        self.settle(core)
+    }
+
+    fn hear(&mut self, core: &mut Core, from: MemberId) {
+        if let Some(follower) = self.followers.get_mut(&from) {
+            (follower.heard, follower.turn) = (core.now, self.turns);
+            if std::mem::take(&mut follower.suspected) {
+                core.events.push_back(Event::Heard(from));
+            }
+        }
+    }
+
+    /// Whether a member has not answered for so long that its lease has run out.
+    fn is_silent(&self, core: &Core, id: MemberId) -> bool {
+        if core.mistakes.makes(Mistake::LeftOutEarly) {
+            return true;
+        }
+        let follower = self.followers.get(&id).map(|follower| follower.turn);
+        let heard = follower.or_else(|| self.unproven.get(&id).copied());
+        heard.is_none_or(|turn| self.turns - turn > core.timing.silent_beats)
+    }
+
+    /// Asks those that do not follow yet. One that cannot be reached is doubted when its session is lost.
+    fn invite(&mut self, core: &mut Core) {
+        let ended = core.ends();
+        let all = self.followers.iter();
+        let absent = all.filter(|(id, follower)| !follower.admitted && !core.is_out(**id));
+        let absent: Vec<_> = absent.map(|(id, _)| *id).collect();
+        for id in absent {
+            if core.links.is_ready(id) || !core.links.is_there(id) {
+                let (term, ended) = (self.term, ended.clone());
+                let (mute, leads) = (false, true);
+                core.reach(
+                    id,
+                    Message::Solicit(Solicit {
+                        term,
+                        ended,
+                        mute,
+                        leads,
+                    }),
+                );
+                core.links.keep(id, true);
+            }
+        }
+    }
+
+    // --- what comes ---
+
+    pub(super) fn message(
+        &mut self,
+        core: &mut Core,
+        from: MemberId,
+        message: Message,
+    ) -> Option<Next> {
+        self.hear(core, from);
+        if self.leaving.is_some() {
+            return self.settle(core);
+        }
+        match message {
+            Message::Vote { report, .. } => {
+                if report.promised > self.term && core.log.gone(from).is_none() {
+                    return Some(self.stand(core, report.promised));
+                }
+                self.admit(core, from, &report);
+            }
+            Message::Say(said) => self.say(core, said),
+            Message::Tell { from, to, bytes } if to == core.id() => {
+                core.events.push_back(Event::Told(from, bytes));
+            }
+            Message::Tell { from, to, bytes } => core.send(to, Message::Tell { from, to, bytes }),
+            Message::Testify(mut ended) => {
+                ended.counts |= self.is_current(core);
+                self.end_is_known(core, &ended);
+            }
+            Message::GoOn(wish) => {
+                if let Some(follower) = self.followers.get_mut(&from) {
+                    // Those of the others are on their way, too, when a coordinator is new.
+                    let until = core.now.after(wish.patience.max(core.timing.suspect));
+                    if follower.wish.replace((wish, until)).is_none() {
+                        self.wishes += 1;
+                    }
+                }
+            }
+            Message::StayHere(number) => {
+                if let Some(follower) = self.followers.get_mut(&from)
+                    && follower
+                        .wish
+                        .take_if(|(wish, _)| wish.number == number)
+                        .is_some()
+                {
+                    self.wishes -= 1;
+                }
+            }
+            Message::Leave(departure) => self.goodbye(core, from, departure),
+            Message::Released => {
+                let after = Duration::from_nanos(core.now.since(self.led));
+                self.goodbye(core, from, Departure::lost(How::LeftBehind { after }));
+            }
+            Message::Join { peer, slot: None } => {
+                core.links.keep(from, true);
+                core.joiners.insert(from, peer);
+                core.events.push_back(Event::Joiners(core.joiners.len()));
+            }
+            Message::Observe(peer) => self.observe(core, from, peer),
+            Message::Accepted { term, generation } => {
+                if let Some(proposal) = &mut self.proposal
+                    && term == self.term
+                    && proposal.membership.generation == generation
+                    && core.membership.votes(from)
+                {
+                    proposal.accepted.insert(from);
+                }
+            }
+            Message::Follows { term, leads } if term > self.term => {
+                return Some(match leads {
+                    true => Next::Follow(term),
+                    false => self.stand(core, term),
+                });
+            }
+            Message::Behind => {
+                let membership = Arc::clone(&core.membership);
+                core.send(from, Message::Ahead(membership));
+                let (term, start) = (self.term, 0);
+                match core
+                    .log
+                    .since(0)
+                    .filter(|_| self.followers.contains_key(&from))
+                {
+                    Some(entries) => core.send(
+                        from,
+                        Message::Lead {
+                            term,
+                            start,
+                            entries,
+                        },
+                    ),
+                    None => core.send(from, Message::TurnAway(Exclusion::PassedOver(core.id()))),
+                }
+            }
+            Message::Operator(word)
+                if word.generation == core.generation() && core.operator.is_none() =>
+            {
+                // It counts before it is told: without it, nothing can be told.
+                let word = Arc::new(word);
+                core.operator = Some(Arc::clone(&word));
+                self.order(core, Entry::Operator(word), None);
+            }
+            _ => {}
+        }
+        self.settle(core)
+    }
+
+    /// A vote was promised for a later term. A coordinator that has a majority leads it in one that is later still.
+    pub(super) fn stand(&self, core: &Core, term: Term) -> Next {
+        match self.is_current(core) {
+            true => Next::Stand(term),
+            false => Next::Follow(term),
+        }
+    }
+
+    fn goodbye(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
+        let entry = Entry::Gone {
+            member: from,
+            departure,
+            proven: true,
+        };
+        self.order(core, entry, None);
+    }
+
+    fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
+        core.links.keep(from, true);
+        core.observers.insert(from, peer);
+        let (term, membership) = (self.term, Arc::clone(&core.membership));
+        core.send(from, Message::Leads { term, membership });
+    }
+
+    pub(super) fn say(&mut self, core: &mut Core, said: Arc<Said>) {
+        let is_waiting =
+            |order: &Order| matches!(&order.entry, Entry::Said(other) if *other == said);
+        if !core.log.has(&said) && !self.orders.iter().any(is_waiting) {
+            self.order(core, Entry::Said(said), None);
+        }
+    }
+
+    /// The end of a process is known for certain.
+    pub(super) fn end_is_known(&mut self, core: &mut Core, ended: &Ended) {
+        core.learn_end(ended);
+        let id = ended.member;
+        // It is no vote any more, whatever it has answered.
+        if let Some(follower) = self.followers.get_mut(&id) {
+            let answered = std::mem::take(&mut follower.answered);
+            for beat in self.beats.iter_mut().filter(|beat| beat.number <= answered) {
+                beat.answers -= 1;
+            }
+        }
+        if id == core.id() || !core.membership.votes(id) || core.log.gone(id).is_some() {
+            return;
+        }
+        // A doubt about it is settled.
+        self.orders
+            .retain(|order| !(order.needs.is_some() && gone(&order.entry) == Some(id)));
+        let departure = match &ended.proof {
+            Proof::Parent(end) => Departure::Lost((**end).clone().into()),
+            Proof::Kernel => {
+                let pid = core.membership.peer(id).map_or(0, |peer| peer.pid.into());
+                Departure::lost(How::Exited { pid })
+            }
+            Proof::Goodbye(departure) => departure.clone(),
+        };
+        let proven = true;
+        self.order(
+            core,
+            Entry::Gone {
+                member: id,
+                departure,
+                proven,
+            },
+            None,
+        );
+    }
+
+    /// The program of this member leaves.
+    pub(super) fn leave(&mut self, core: &mut Core, departure: Departure) -> Option<Next> {
+        let me = core.id();
+        self.goodbye(core, me, departure);
+        self.settle(core)
+    }
+
+    /// A session is lost.
+    pub(super) fn lost(&mut self, core: &mut Core, id: MemberId) -> Option<Next> {
+        core.joiners.remove(&id);
+        core.observers.remove(&id);
+        if let Some(follower) = self.followers.get_mut(&id) {
+            // What was on its way to and fro is lost with it.
+            (follower.lost, follower.admitted) = (Some(core.now), false);
+            self.wishes -= usize::from(follower.wish.take().is_some());
+            if core.mistakes.makes(Mistake::ClosedIsDead) {
+                let (member, proof, counts) = (id, Proof::Kernel, true);
+                self.end_is_known(
+                    core,
+                    &Ended {
+                        member,
+                        proof,
+                        counts,
+                    },
+                );
+            } else {
+                self.doubt(core);
+            }
+        }
+        self.settle(core)
+    }
+
+    /// Asks for a majority without the members that are out of reach, unless NCCL reaches them.
+    fn doubt(&mut self, core: &mut Core) {
+        if core.progresses() {
+            return;
+        }
+        let waits = |id: MemberId| {
+            self.orders
+                .iter()
+                .any(|order| gone(&order.entry) == Some(id))
+        };
+        let lost = self
+            .followers
+            .iter()
+            .filter(|(id, follower)| follower.lost.is_some() && !core.is_out(**id) && !waits(**id));
+        let lost: Vec<_> = lost
+            .map(|(id, follower)| (*id, core.now.since(follower.heard)))
+            .collect();
+        if lost.is_empty() {
+            return;
+        }
+        let needs = Some(self.beat + 1);
+        for (member, unheard) in lost {
+            let unheard = Duration::from_nanos(unheard);
+            let sign = Sign::Unheard {
+                unheard,
+                unacknowledged: unheard,
+            };
+            let departure = Departure::Lost(Lost::from(sign));
+            let proven = false;
+            self.order(
+                core,
+                Entry::Gone {
+                    member,
+                    departure,
+                    proven,
+                },
+                needs,
+            );
+        }
+        self.send_beat(core);
+    }
+
+    /// Whether what this vote reports goes on in the log here; then the voter follows.
+    fn admit(&mut self, core: &mut Core, from: MemberId, report: &Report) {
+        for ended in &report.ended {
+            if core.learn_end(ended) {
+                self.end_is_known(core, ended);
+            }
+        }
+        let is_gone = core.log.gone(from).is_some() || !core.membership.votes(from);
+        let continues =
+            core.log.continues(&report.log) || core.mistakes.makes(Mistake::DivergentFollows);
+        let start = report.log.end().min(core.log.end());
+        let entries = core.log.since(start).filter(|_| continues && !is_gone);
+        let Some(entries) = entries else {
+            core.send(from, Message::TurnAway(Exclusion::PassedOver(core.id())));
+            return;
+        };
+        let now = core.now;
+        let follower = self
+            .followers
+            .entry(from)
+            .or_insert_with(|| Follower::new(now, self.turns, false));
+        (follower.heard, follower.turn) = (now, self.turns);
+        (follower.lost, follower.admitted) = (None, true);
+        // What was doubted is there again.
+        self.orders
+            .retain(|order| !(order.needs.is_some() && gone(&order.entry) == Some(from)));
+        let term = self.term;
+        let lead = Message::Lead {
+            term,
+            start,
+            entries,
+        };
+        core.reach(from, lead);
+        core.links.keep(from, true);
+        for said in &report.unheard {
+            self.say(core, Arc::clone(said));
+        }
+        if let Some(proposal) = &self.proposal {
+            let membership = Arc::clone(&proposal.membership);
+            core.send(from, Message::Propose { term, membership });
+        }
+    }
+
+    // --- what all hear ---
+
+    fn order(&mut self, core: &Core, entry: Entry, needs: Option<u64>) {
+        let since = core.now;
+        self.orders.push_back(Order {
+            entry,
+            since,
+            needs,
+        });
+    }
+
+    /// Tells all what may be told. Nothing while a successor is proposed: its members are to have heard the same.
+    fn tell(&mut self, core: &mut Core) {
+        if self.proposal.is_some() || self.adopted.is_some() {
+            return;
+        }
+        let mut waiting = VecDeque::new();
+        while let Some(order) = self.orders.pop_front() {
+            let is_ready = match order.needs {
+                None => self.is_current(core),
+                Some(number) => self.confirmed.0 >= number,
+            };
+            if !is_ready && !core.mistakes.makes(Mistake::WakesAndSpeaks) {
+                waiting.push_back(order);
+                continue;
+            }
+            if gone(&order.entry).is_some_and(|id| core.log.gone(id).is_some()) {
+                continue;
+            }
+            self.append(core, order.entry);
+        }
+        self.orders = waiting;
+    }
+
+    fn append(&mut self, core: &mut Core, entry: Entry) {
+        let entry = Arc::new(entry);
+        let at = core.log.end();
+        core.deliver(Arc::clone(&entry));
+        let (generation, term) = (core.generation(), self.term);
+        let admitted = self
+            .followers
+            .iter()
+            .filter(|(_, follower)| follower.admitted);
+        for &id in admitted.map(|(id, _)| id).chain(core.observers.keys()) {
+            let entry = Arc::clone(&entry);
+            let append = Message::Append { term, at, entry };
+            core.links.send(id, generation, append);
+        }
+        if let Entry::Gone { member, proven, .. } = &*entry {
+            if *member == core.id() {
+                self.leaving = Some(core.now);
+            }
+            if let Some(follower) = self.followers.remove(member) {
+                core.links.keep(*member, false);
+                self.wishes -= usize::from(follower.wish.is_some());
+                if !proven {
+                    self.unproven.insert(*member, follower.turn);
+                }
+            }
+        }
+    }
+
+    /// Does what has become possible.
+    pub(super) fn settle(&mut self, core: &mut Core) -> Option<Next> {
+        self.confirm(core);
+        self.tell(core);
+        if let Some(since) = self.leaving {
+            let all = self.followers.keys().all(|id| core.links.is_flushed(*id));
+            return (all || core.now.since(since) >= FAREWELL).then_some(Next::Left);
+        }
+        self.consider(core).or_else(|| self.give_up(core))
+    }
+
+    /// Whether no majority has answered for too long.
+    fn give_up(&mut self, core: &mut Core) -> Option<Next> {
+        let orders = self.orders.front().map(|order| order.since);
+        let proposal = self.proposal.as_ref().map(|proposal| proposal.since);
+        let since = orders.into_iter().chain(proposal).min()?;
+        if core.now.since(since) < core.timing.confirm || core.progresses() {
+            return None;
+        }
+        let me = core.id();
+        let answers = |id: &MemberId| {
+            let follower = &self.followers[id];
+            follower.admitted && core.now.since(follower.heard) < core.timing.suspect
+        };
+        let reached: BTreeSet<_> = self.followers.keys().copied().filter(answers).collect();
+        if core.is_half(1 + reached.len()) && !std::mem::replace(&mut self.claims, true) {
+            core.events
+                .push_back(Event::Claim(core.membership.generation));
+            return None;
+        }
+        if core.now.since(since) < 2 * core.timing.confirm {
+            return None;
+        }
+        let all = core.others();
+        let unreached = all
+            .into_iter()
+            .filter(|id| !reached.contains(id) && !core.has_ended(*id));
+        let why = Exclusion::NoMajority {
+            reached: 1 + reached.len() as u32,
+            of: core.electorate() as u32,
+            unreached: unreached.filter(|id| *id != me).collect(),
+        };
+        let (generation, term) = (core.generation(), self.term);
+        for id in self.followers.keys().chain(core.observers.keys()) {
+            let why = why.clone();
+            let cut_off = Message::CutOff { term, why };
+            core.links.send(*id, generation, cut_off);
+        }
+        Some(Next::Out(why))
+    }
+
+    // --- the next generation ---
+
+    /// The program of this member wants to go on, or not any more.
+    pub(super) fn own_wish(&mut self, core: &mut Core) -> Option<Next> {
+        self.settle(core)
+    }
+
+    fn consider(&mut self, core: &mut Core) -> Option<Next> {
+        if let Some(proposal) = &self.proposal {
+            let accepted = &proposal.accepted;
+            let is_accepted = core
+                .is_majority(accepted.len(), self.term, |id| accepted.contains(&id))
+                || core.mistakes.makes(Mistake::ActiveAlone);
+            return is_accepted.then(|| self.activate(core)).flatten();
+        }
+        if let Some(membership) = self.adopted.take() {
+            return self.propose(core, membership);
+        }
+        let own = core
+            .wish
+            .map(|(wish, since)| (wish, since.after(wish.patience)));
+        if self.wishes == 0 && own.is_none() {
+            return None;
+        }
+        let all = core.membership.members.len();
+        let deadline = self
+            .followers
+            .values()
+            .filter_map(|follower| follower.wish.map(|(_, until)| until));
+        let is_complete = self.wishes + usize::from(own.is_some()) + core.log.departed() >= all;
+        if !is_complete {
+            let deadline = deadline.chain(own.map(|(_, until)| until)).min()?;
+            if core.now < deadline {
+                return None;
+            }
+        }
+        let me = core.id();
+        let wishing = self
+            .followers
+            .iter()
+            .filter(|(_, follower)| follower.wish.is_some());
+        let mut wishing: BTreeSet<_> = wishing.map(|(id, _)| *id).collect();
+        wishing.extend(own.map(|_| me));
+        let before = Arc::clone(&core.membership);
+        let members = before.members.iter().map(|peer| peer.id);
+        let missing: Vec<_> = members
+            .clone()
+            .filter(|id| !wishing.contains(id) && !core.is_out(*id))
+            .collect();
+        if !missing.is_empty() {
+            let wishes = self.followers.values().filter_map(|follower| follower.wish);
+            let mut wishes = wishes.chain(own);
+            if !wishes.all(|(wish, _)| wish.leaves_behind) {
+                self.refuse_wishes(core, &missing);
+                return None;
+            }
+            if missing.contains(&me) {
+                // The others go on without this member: it is none that could lead them.
+                let after = Duration::from_nanos(core.now.since(self.led));
+                self.goodbye(core, me, Departure::lost(How::LeftBehind { after }));
+                self.tell(core);
+                return None;
+            }
+            for id in &missing {
+                if let Some(follower) = self.followers.get_mut(id)
+                    && !std::mem::replace(&mut follower.told, true)
+                {
+                    core.send(*id, Message::LeaveBehind);
+                }
+            }
+        }
+        let unproven =
+            members.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
+        if !unproven
+            .chain(missing.iter().copied())
+            .all(|id| self.is_silent(core, id))
+        {
+            return None;
+        }
+        let kept = before
+            .members
+            .iter()
+            .filter(|peer| wishing.contains(&peer.id) && !core.is_out(peer.id));
+        let mut kept: Vec<_> = kept.cloned().collect();
+        let ready = core
+            .joiners
+            .iter()
+            .filter(|(id, _)| core.links.is_ready(**id));
+        for (_, joiner) in ready {
+            kept.push(joiner.clone());
+        }
+        let generation = Generation {
+            number: core.generation() + 1,
+            proposer: me,
+        };
+        let witnesses = before
+            .witnesses
+            .iter()
+            .filter(|peer| !core.has_ended(peer.id));
+        let membership = Membership::new(generation, kept, witnesses.cloned().collect());
+        self.propose(core, Arc::new(membership))
+    }
+
+    fn refuse_wishes(&mut self, core: &mut Core, missing: &[MemberId]) {
+        for (id, follower) in &mut self.followers {
+            if let Some((wish, _)) = follower.wish.take() {
+                let (wish, missing) = (wish.number, missing.to_vec());
+                core.send(*id, Message::NoSuccessor { wish, missing });
+            }
+        }
+        self.wishes = 0;
+        if core.wish.take().is_some() {
+            core.events.push_back(Event::NoSuccessor(missing.to_vec()));
+        }
+    }
+
+    fn propose(&mut self, core: &mut Core, membership: SharedMembership) -> Option<Next> {
+        let me = core.id();
+        core.accept(self.term, &membership);
+        let others = core
+            .membership
+            .voters()
+            .chain(&membership.members)
+            .map(|peer| peer.id);
+        let others: BTreeSet<_> = others.filter(|id| *id != me).collect();
+        for id in others {
+            let (term, membership) = (self.term, Arc::clone(&membership));
+            core.send(id, Message::Propose { term, membership });
+        }
+        self.proposal = Some(Proposal {
+            membership,
+            since: core.now,
+            accepted: BTreeSet::from([me]),
+        });
+        self.consider(core)
+    }
+
+    fn activate(&mut self, core: &mut Core) -> Option<Next> {
+        let membership = self.proposal.take()?.membership;
+        let me = core.id();
+        for id in membership
+            .voters()
+            .map(|peer| peer.id)
+            .filter(|id| *id != me)
+        {
+            core.reach_in(&membership, id, Message::Activate(Arc::clone(&membership)));
+        }
+        for id in core
+            .others()
+            .into_iter()
+            .filter(|id| !membership.votes(*id))
+        {
+            core.send(id, Message::Ahead(Arc::clone(&membership)));
+        }
+        Some(Next::Enter(membership))
+    }
+
+    // --- time ---
+
+    pub(super) fn next_timeout(&self, core: &Core) -> Time {
+        let own = core.wish.map(|(wish, since)| since.after(wish.patience));
+        let wishes = match self.wishes {
+            0 => None,
+            _ => self
+                .followers
+                .values()
+                .filter_map(|follower| follower.wish.map(|(_, until)| until))
+                .min(),
+        };
+        let due = own
+            .into_iter()
+            .chain(wishes)
+            .filter(|until| *until > core.now);
+        due.chain([self.next_beat]).min().unwrap_or(self.next_beat)
+    }
+
+    pub(super) fn timeout(&mut self, core: &mut Core) -> Option<Next> {
+        if self.next_beat <= core.now {
+            self.turns += 1;
+            if self.leaving.is_some() {
+                self.next_beat = core.now.after(core.timing.beat);
+                return self.settle(core);
+            }
+            self.send_beat(core);
+            self.doubt(core);
+            self.invite(core);
+        }
+        self.settle(core)
+    }
+}
+
+/// Who is gone by an entry.
+fn gone(entry: &Entry) -> Option<MemberId> {
+    match entry {
+        Entry::Gone { member, .. } => Some(*member),
+        Entry::Said(_) | Entry::Operator(_) => None,
+    }
+}

@@ -1,0 +1,447 @@
+//! What a member is in every role: its generation, its log, its vote, what it knows of ends, and what its program wants.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use super::id::{Generation, MemberId, Peer, SharedMembership, Term, Time};
+use super::link::Links;
+use super::log::{Entry, Log, Said};
+use super::message::{Beat, Ended, Exclusion, Message, OperatorWord, Proof, Report, Wish};
+use super::mistake::{Mistake, Mistakes};
+use super::timing::Timing;
+use crate::departure::Departure;
+
+/// What a machine tells its program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// This generation is active, and this process is part of it.
+    Active(SharedMembership),
+    /// The next entry of the generation's log.
+    Entry(Arc<Entry>),
+    /// What a member says to this one alone.
+    Told(MemberId, Vec<u8>),
+    /// The member that coordinates from now on.
+    Coordinator(MemberId),
+    /// A member is not heard, for so many nanoseconds. Nothing ends by that.
+    Suspected(MemberId, u64),
+    /// A suspected member is heard again.
+    Heard(MemberId),
+    /// The connection to a member was lost for so many nanoseconds, and the session goes on.
+    Resumed(MemberId, u64),
+    /// The wish to go on came to nothing: these members did not come.
+    NoSuccessor(Vec<MemberId>),
+    /// This process takes part no more.
+    Excluded(Exclusion),
+    /// This process has left, and the others know.
+    Left,
+    /// The job's `Discovery` is to be asked whether this side may decide for this generation.
+    Claim(Generation),
+    /// A process waits to be taken into the next generation.
+    Joiners(usize),
+}
+
+/// The end of a process, as this one knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) proof: Proof,
+    pub(super) counts: bool,
+    at: Time,
+}
+
+/// Until when this member knows that no generation exists without it.
+///
+/// The coordinator confirms beat `k` when a majority has answered it, so at the moment at which it sent `k` no other member led.
+/// Beat `k` itself says which of this member's answers had arrived by then. The lease therefore starts when that answer was sent,
+/// and this member learns of it from a later beat.
+#[derive(Debug, Default)]
+pub(super) struct Lease {
+    start: Time,
+    term: Option<Term>,
+    /// Number and time of the answers that were sent.
+    answers: VecDeque<(u64, Time)>,
+    /// Beat, and when the answer was sent that had arrived before it.
+    marks: VecDeque<(u64, Time)>,
+}
+
+/// So many beats are remembered.
+const REMEMBERED: usize = 8;
+
+impl Lease {
+    fn hear(&mut self, beat: &Beat) {
+        if self.term != Some(beat.term) {
+            let start = self.start;
+            *self = Self {
+                start,
+                term: Some(beat.term),
+                ..Self::default()
+            };
+        }
+        let answered = self
+            .answers
+            .iter()
+            .find(|(number, _)| *number == beat.answered);
+        if let Some(&(_, at)) = answered {
+            self.marks.push_back((beat.number, at));
+        }
+        let confirmed = self
+            .marks
+            .iter()
+            .rev()
+            .find(|(number, _)| *number <= beat.confirmed);
+        if let Some(&(_, at)) = confirmed {
+            self.start = self.start.max(at);
+        }
+        if self.marks.len() > REMEMBERED {
+            self.marks.pop_front();
+        }
+    }
+
+    /// A coordinator grants itself one.
+    pub(super) fn renew(&mut self, start: Time) {
+        self.start = self.start.max(start);
+    }
+
+    fn answer(&mut self, number: u64, now: Time) {
+        self.answers.push_back((number, now));
+        if self.answers.len() > REMEMBERED {
+            self.answers.pop_front();
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) me: Peer,
+    pub(super) timing: Timing,
+    pub(super) mistakes: Mistakes,
+    pub(super) now: Time,
+    pub(super) links: Links,
+    pub(super) events: VecDeque<Event>,
+    pub(super) membership: SharedMembership,
+    /// The highest term that this member follows or has promised its vote to.
+    pub(super) term: Term,
+    /// The term in which its log was the coordinator's.
+    pub(super) synced: Term,
+    pub(super) log: Log,
+    pub(super) accepted: Option<(Term, SharedMembership)>,
+    pub(super) ended: BTreeMap<MemberId, Known>,
+    /// How many voters `ended` takes off.
+    discounted: usize,
+    pub(super) lease: Lease,
+    /// This side won the claim, in that term.
+    pub(super) claimed: Option<Term>,
+    pub(super) operator: Option<Arc<OperatorWord>>,
+    said: u64,
+    pub(super) unheard: VecDeque<Arc<Said>>,
+    pub(super) wish: Option<(Wish, Time)>,
+    wishes: u64,
+    /// Processes that wait to be taken into the next generation, and those that watch.
+    pub(super) joiners: BTreeMap<MemberId, Peer>,
+    pub(super) observers: BTreeMap<MemberId, Peer>,
+    /// The program leaves, and that is not acknowledged yet.
+    pub(super) leaving: Option<Departure>,
+    /// Since when there is no coordinator.
+    pub(super) lost: Option<Time>,
+    /// When NCCL has made progress last.
+    pub(super) progress: Option<Time>,
+}
+
+impl Core {
+    pub(super) fn new(
+        me: Peer,
+        membership: SharedMembership,
+        timing: Timing,
+        mistakes: Mistakes,
+    ) -> Self {
+        let term = membership.generation.first_term();
+        Self {
+            links: Links::new(me.id, timing, mistakes),
+            me,
+            timing,
+            mistakes,
+            now: Time::default(),
+            events: VecDeque::new(),
+            log: Log::new(membership.members.len()),
+            membership,
+            term,
+            synced: term,
+            accepted: None,
+            ended: BTreeMap::new(),
+            discounted: 0,
+            lease: Lease::default(),
+            claimed: None,
+            operator: None,
+            said: 0,
+            unheard: VecDeque::new(),
+            wish: None,
+            wishes: 0,
+            joiners: BTreeMap::new(),
+            observers: BTreeMap::new(),
+            leaving: None,
+            lost: None,
+            progress: None,
+        }
+    }
+
+    pub(super) fn id(&self) -> MemberId {
+        self.me.id
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.membership.generation.number
+    }
+
+    pub(super) fn send(&mut self, to: MemberId, message: Message) {
+        let generation = self.generation();
+        self.links.send(to, generation, message);
+    }
+
+    /// Sends to a voter, over a session that is opened for it where there is none.
+    pub(super) fn reach(&mut self, to: MemberId, message: Message) {
+        let membership = Arc::clone(&self.membership);
+        self.reach_in(&membership, to, message);
+    }
+
+    /// The same for a member of another generation.
+    pub(super) fn reach_in(
+        &mut self,
+        membership: &SharedMembership,
+        to: MemberId,
+        message: Message,
+    ) {
+        if let Some(peer) = membership.peer(to) {
+            self.links.open(self.now, to, &peer.at);
+        }
+        self.send(to, message);
+    }
+
+    /// The voters but this one.
+    pub(super) fn others(&self) -> Vec<MemberId> {
+        let voters = self.membership.voters().map(|peer| peer.id);
+        voters.filter(|id| *id != self.id()).collect()
+    }
+
+    /// Begins a generation that is active. `lease`: since when it is certain that none exists without this member.
+    pub(super) fn enter(&mut self, membership: SharedMembership, lease: Time) {
+        self.term = membership.generation.first_term();
+        self.synced = self.term;
+        self.log = Log::new(membership.members.len());
+        self.accepted = None;
+        self.ended.retain(|id, _| membership.votes(*id));
+        for known in self.ended.values_mut() {
+            known.counts = false;
+        }
+        self.discounted = 0;
+        self.lease = Lease {
+            start: lease,
+            ..Lease::default()
+        };
+        self.claimed = None;
+        self.operator = None;
+        self.lost = None;
+        self.unheard.clear();
+        self.wish = None;
+        self.joiners.retain(|id, _| !membership.votes(*id));
+        self.membership = Arc::clone(&membership);
+        self.events.push_back(Event::Active(membership));
+        self.count_ends_before(lease);
+    }
+
+    /// How many votes a majority is taken of.
+    pub(super) fn electorate(&self) -> usize {
+        self.membership.electorate().saturating_sub(self.discounted)
+    }
+
+    /// Whether so many votes decide, for a leader in `term`.
+    pub(super) fn is_majority(
+        &self,
+        votes: usize,
+        term: Term,
+        has: impl Fn(MemberId) -> bool,
+    ) -> bool {
+        let of = self.electorate();
+        if 2 * votes > of || (2 * votes == of && self.claimed == Some(term)) {
+            return true;
+        }
+        self.operator.as_ref().is_some_and(|word| {
+            let ended = |id: &MemberId| self.ended.contains_key(id);
+            word.generation == self.generation()
+                && word
+                    .members
+                    .iter()
+                    .filter(|id| !ended(id))
+                    .all(|id| has(*id))
+        })
+    }
+
+    /// Whether exactly half of the votes are there, so that a claim decides.
+    pub(super) fn is_half(&self, votes: usize) -> bool {
+        2 * votes == self.electorate()
+    }
+
+    pub(super) fn has_ended(&self, id: MemberId) -> bool {
+        self.ended.contains_key(&id)
+    }
+
+    /// Whether nothing is expected from a voter any more.
+    pub(super) fn is_out(&self, id: MemberId) -> bool {
+        self.has_ended(id) || self.log.gone(id).is_some()
+    }
+
+    /// Whether the lease runs.
+    pub(super) fn is_current(&self) -> bool {
+        self.now <= self.lease.start.after(self.timing.lease)
+    }
+
+    /// Records an end. Whether that is new.
+    pub(super) fn learn_end(&mut self, ended: &Ended) -> bool {
+        let id = ended.member;
+        if id == self.id() || !self.membership.votes(id) {
+            return false;
+        }
+        let counts = ended.counts || self.mistakes.makes(Mistake::LeaseIgnored);
+        let at = self.now;
+        let mut is_new = false;
+        let known = self.ended.entry(id).or_insert_with(|| {
+            is_new = true;
+            let (proof, counts) = (ended.proof.clone(), false);
+            Known { proof, counts, at }
+        });
+        // What the parent says tells more.
+        if ended.proof < known.proof {
+            known.proof = ended.proof.clone();
+        }
+        if counts && !std::mem::replace(&mut known.counts, true) {
+            self.discounted += 1;
+        }
+        is_new
+    }
+
+    /// The ends that were known at `start` count, because no generation existed without this member then.
+    pub(super) fn count_ends_before(&mut self, start: Time) {
+        for known in self.ended.values_mut() {
+            if known.at <= start && !std::mem::replace(&mut known.counts, true) {
+                self.discounted += 1;
+            }
+        }
+    }
+
+    /// All ends, for others.
+    pub(super) fn ends(&self) -> Vec<Ended> {
+        let all = self.ended.iter();
+        all.map(|(&member, known)| Ended {
+            member,
+            proof: known.proof.clone(),
+            counts: known.counts,
+        })
+        .collect()
+    }
+
+    /// A beat of the coordinator that this member follows.
+    pub(super) fn hear(&mut self, beat: &Beat) {
+        self.lease.hear(beat);
+        self.lease.answer(beat.number, self.now);
+        self.count_ends_before(self.lease.start);
+    }
+
+    /// Adds an entry to the log, and tells the program.
+    pub(super) fn deliver(&mut self, entry: Arc<Entry>) {
+        match &*entry {
+            Entry::Gone {
+                member,
+                departure,
+                proven: true,
+            } => {
+                let ended = Ended {
+                    member: *member,
+                    proof: Proof::Goodbye(departure.clone()),
+                    counts: true,
+                };
+                self.learn_end(&ended);
+            }
+            Entry::Gone { .. } if self.mistakes.makes(Mistake::UnreachableDiscounted) => {
+                self.discounted += 1
+            }
+            Entry::Said(said) if said.from == self.id() => {
+                self.unheard.retain(|own| own.number > said.number);
+            }
+            Entry::Operator(word) => self.operator = Some(Arc::clone(word)),
+            Entry::Gone { .. } | Entry::Said(_) => {}
+        }
+        self.log.push(Arc::clone(&entry));
+        self.events.push_back(Event::Entry(entry));
+    }
+
+    /// What the program says to all.
+    pub(super) fn say(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Said> {
+        self.said += 1;
+        let said = Arc::new(Said {
+            from: self.id(),
+            number: self.said,
+            topic,
+            bytes,
+        });
+        self.unheard.push_back(Arc::clone(&said));
+        said
+    }
+
+    /// The program wants to go on.
+    pub(super) fn wish(&mut self, patience: u64, leaves_behind: bool) -> Wish {
+        self.wishes += 1;
+        let wish = Wish {
+            number: self.wishes,
+            patience,
+            leaves_behind,
+        };
+        self.wish = Some((wish, self.now));
+        wish
+    }
+
+    pub(super) fn report(&self) -> Report {
+        let accepted = self.accepted.clone();
+        Report {
+            synced: self.synced,
+            promised: self.term,
+            log: self.log.part(),
+            unheard: self.unheard.iter().cloned().collect(),
+            ended: self.ends(),
+            accepted: accepted.filter(|_| !self.mistakes.makes(Mistake::DecisionForgotten)),
+        }
+    }
+
+    /// Binds this member to a proposal. Whether it is bound.
+    pub(super) fn accept(&mut self, term: Term, proposal: &SharedMembership) -> bool {
+        if term < self.term || proposal.generation.number != self.generation() + 1 {
+            return false;
+        }
+        self.term = term;
+        self.accepted = Some((term, Arc::clone(proposal)));
+        true
+    }
+
+    /// Whether `one` comes before `other` where both want to coordinate.
+    pub(super) fn is_before(&self, one: MemberId, other: MemberId) -> bool {
+        let place = |id| self.membership.rank_of(id).unwrap_or(usize::MAX);
+        place(one) < place(other)
+    }
+
+    /// Whether the coordinator owes this member something.
+    pub(super) fn asks(&self) -> bool {
+        !self.unheard.is_empty() || self.wish.is_some() || self.leaving.is_some()
+    }
+
+    /// Whether there has been no coordinator for so long that there will be none.
+    pub(super) fn gives_up(&self) -> bool {
+        let lost = self
+            .lost
+            .is_some_and(|since| self.now.since(since) >= self.timing.give_up);
+        lost && !self.progresses()
+    }
+
+    /// Whether NCCL has made progress lately, so that nothing that is unreachable has to end.
+    pub(super) fn progresses(&self) -> bool {
+        self.progress
+            .is_some_and(|at| self.now.since(at) < self.timing.progress)
+    }
+}

@@ -1,0 +1,167 @@
+//! Who takes part: members, generations, terms.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A point on the clock of one process, in nanoseconds from an origin of its own. Two processes' times are never compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// A time that never comes.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// This time and so many nanoseconds.
+    #[must_use]
+    pub fn after(self, nanos: u64) -> Self {
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// The nanoseconds since `earlier`, 0 if that is later.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// One life of one process in a job. A slot that is used again has another incarnation, so that a frame of a process that ended
+/// is never taken for one of its successor.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct MemberId {
+    /// The place in the job, stable for the life of the process.
+    pub slot: u32,
+    /// Drawn at random by the process.
+    pub incarnation: u64,
+}
+
+impl fmt::Debug for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{:x}", self.slot, self.incarnation)
+    }
+}
+
+/// The name of one membership. Numbers grow by one; the proposer tells two proposals of one number apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Generation {
+    /// Starts at the number that the job is given.
+    pub number: u64,
+    /// The member that proposed it, which coordinates it at first.
+    pub proposer: MemberId,
+}
+
+/// A leadership within a generation. A later term has a higher round, or the same and a higher leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Term {
+    /// 0 is that of the generation's proposer.
+    pub round: u32,
+    /// The coordinator.
+    pub leader: MemberId,
+}
+
+impl Generation {
+    /// The term of the proposer.
+    #[must_use]
+    pub fn first_term(&self) -> Term {
+        Term {
+            round: 0,
+            leader: self.proposer,
+        }
+    }
+}
+
+/// What all members know of one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Peer {
+    /// Who it is.
+    pub id: MemberId,
+    /// The name of its host, for sentences.
+    pub host: String,
+    /// Its process number, in its own namespace.
+    pub pid: u32,
+    /// A checksum of the kernel and the namespace in which `pid` means something; 0 where that is not known.
+    pub kernel: u64,
+    /// Where it listens.
+    pub at: String,
+}
+
+/// The members of one generation, in the order of their ranks, and the witnesses that vote with them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Parts")]
+pub struct Membership {
+    /// Its name.
+    pub generation: Generation,
+    /// By rank.
+    pub members: Vec<Peer>,
+    /// Observers that vote and have no rank.
+    pub witnesses: Vec<Peer>,
+    /// Ranks by identity, sorted.
+    #[serde(skip_serializing)]
+    index: Vec<(MemberId, u32)>,
+}
+
+#[derive(Deserialize)]
+struct Parts {
+    generation: Generation,
+    members: Vec<Peer>,
+    witnesses: Vec<Peer>,
+}
+
+impl From<Parts> for Membership {
+    fn from(parts: Parts) -> Self {
+        Self::new(parts.generation, parts.members, parts.witnesses)
+    }
+}
+
+impl Membership {
+    /// Members in the order of their ranks.
+    #[must_use]
+    pub fn new(generation: Generation, members: Vec<Peer>, witnesses: Vec<Peer>) -> Self {
+        let ranks = members.iter().zip(0..);
+        let mut index: Vec<_> = ranks.map(|(peer, rank)| (peer.id, rank)).collect();
+        index.sort_unstable();
+        Self {
+            generation,
+            members,
+            witnesses,
+            index,
+        }
+    }
+
+    /// The dense rank of a member.
+    #[must_use]
+    pub fn rank_of(&self, id: MemberId) -> Option<usize> {
+        let at = self.index.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(self.index[at].1 as usize)
+    }
+
+    /// A member or a witness.
+    #[must_use]
+    pub fn peer(&self, id: MemberId) -> Option<&Peer> {
+        match self.rank_of(id) {
+            Some(rank) => self.members.get(rank),
+            None => self.witnesses.iter().find(|peer| peer.id == id),
+        }
+    }
+
+    /// Whether its word counts.
+    #[must_use]
+    pub fn votes(&self, id: MemberId) -> bool {
+        self.peer(id).is_some()
+    }
+
+    /// All whose word counts.
+    pub fn voters(&self) -> impl Iterator<Item = &Peer> {
+        self.members.iter().chain(&self.witnesses)
+    }
+
+    /// How many vote.
+    #[must_use]
+    pub fn electorate(&self) -> usize {
+        self.members.len() + self.witnesses.len()
+    }
+}
+
+/// Shared by all messages and machines that name it.
+pub type SharedMembership = Arc<Membership>;

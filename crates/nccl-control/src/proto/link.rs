@@ -1,0 +1,601 @@
+//! Sessions: ordered messages between two processes that outlive the connections which carry them.
+//!
+//! ```text
+//! Dialing ──connected──▶ Greeting ──welcome──▶ Ready ──connection ends──▶ Down ──connected──▶ Greeting …
+//!    └──────────── not ready within `resume` ────────────────────────────────┴──▶ Lost
+//! ```
+//!
+//! The side that connected first connects again; the other side waits for it. A session is lost when it is not ready within
+//! [`Timing::resume`], or when the other side does not know it any more. Messages are numbered; those that the other side has not
+//! acknowledged are sent again on the next connection, and one that arrives twice is handled once.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use super::id::{MemberId, Time};
+use super::message::{Beat, Frame, Message, Pulse};
+use super::mistake::{Mistake, Mistakes};
+use super::timing::Timing;
+
+/// A connection, numbered by the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Connection(pub u64);
+
+/// What the driver has to do for the sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// Connect to that address, and answer with [`Links::connected`] or [`Links::dial_failed`].
+    Dial {
+        /// As whom the machine knows it.
+        peer: MemberId,
+        /// Where it listens.
+        at: String,
+    },
+    /// Send a frame.
+    Transmit(Connection, Frame),
+    /// Close a connection.
+    HangUp(Connection),
+}
+
+/// What has become of a session.
+#[derive(Debug)]
+pub(super) enum LinkEvent {
+    /// It is ready for the first time.
+    Up,
+    /// It goes on after so many nanoseconds.
+    Resumed(MemberId, u64),
+    /// It is lost; whether the other process lives is not known.
+    Lost(MemberId),
+    /// A message.
+    Received {
+        /// Who sent it.
+        from: MemberId,
+        /// The sender's generation.
+        generation: u64,
+        /// What it says.
+        message: Message,
+    },
+    /// From a coordinator.
+    Beat(MemberId, Beat),
+    /// To a coordinator.
+    Pulse(MemberId, Pulse),
+}
+
+#[derive(Debug)]
+struct Link {
+    at: String,
+    session: u64,
+    /// Whether this side connects.
+    dials: bool,
+    dialing: bool,
+    next_dial: Time,
+    /// How often it could not be reached since the session was ready last.
+    failures: u32,
+    connection: Option<Connection>,
+    connected: Time,
+    ready: bool,
+    /// Whether it has ever been.
+    established: bool,
+    down: Time,
+    /// The number of the last message that the other side has.
+    acknowledged: u64,
+    /// Generation and message, numbered from `acknowledged + 1`.
+    pending: VecDeque<(u64, Message)>,
+    received: u64,
+    /// How many of these the other side does not know of.
+    owed: u32,
+    /// Whether a session without anything to send is to be kept.
+    kept: bool,
+}
+
+/// All sessions of one process.
+#[derive(Debug)]
+pub(super) struct Links {
+    me: MemberId,
+    timing: Timing,
+    mistakes: Mistakes,
+    links: BTreeMap<MemberId, Link>,
+    connections: HashMap<Connection, MemberId>,
+    /// Those that are not ready.
+    down: BTreeSet<MemberId>,
+    sessions: u64,
+    wires: VecDeque<Wire>,
+    events: VecDeque<LinkEvent>,
+}
+
+/// After so many messages an acknowledgement goes by itself.
+const OWED: u32 = 16;
+
+/// The incarnation in the place of one that is not known yet.
+const UNKNOWN: u64 = 0;
+
+impl Links {
+    /// None yet.
+    #[must_use]
+    pub(super) fn new(me: MemberId, timing: Timing, mistakes: Mistakes) -> Self {
+        Self {
+            me,
+            timing,
+            mistakes,
+            links: BTreeMap::new(),
+            connections: HashMap::new(),
+            down: BTreeSet::new(),
+            sessions: 0,
+            wires: VecDeque::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// The next thing for the driver to do.
+    pub(super) fn poll(&mut self) -> Option<Wire> {
+        self.wires.pop_front()
+    }
+
+    /// The next thing that has happened.
+    pub(super) fn next_event(&mut self) -> Option<LinkEvent> {
+        self.events.pop_front()
+    }
+
+    /// A name for the process at an address, as long as nothing else is known of it.
+    #[must_use]
+    pub(super) fn stranger(number: u32) -> MemberId {
+        MemberId {
+            slot: u32::MAX - number,
+            incarnation: UNKNOWN,
+        }
+    }
+
+    /// Connects to a process, unless there is a session.
+    pub(super) fn open(&mut self, now: Time, peer: MemberId, at: &str) {
+        if self.links.contains_key(&peer) {
+            return;
+        }
+        self.sessions += 1;
+        let link = Link {
+            at: at.to_owned(),
+            session: self.sessions,
+            dials: true,
+            dialing: true,
+            next_dial: now,
+            failures: 0,
+            connection: None,
+            connected: now,
+            ready: false,
+            established: false,
+            down: now,
+            acknowledged: 0,
+            pending: VecDeque::new(),
+            received: 0,
+            owed: 0,
+            kept: false,
+        };
+        self.links.insert(peer, link);
+        self.down.insert(peer);
+        let at = at.to_owned();
+        self.wires.push_back(Wire::Dial { peer, at });
+    }
+
+    /// Whether a session is kept while there is nothing to send.
+    pub(super) fn keep(&mut self, peer: MemberId, kept: bool) {
+        if let Some(link) = self.links.get_mut(&peer) {
+            link.kept = kept;
+        }
+    }
+
+    /// Whether a session is ready.
+    #[must_use]
+    pub(super) fn is_ready(&self, peer: MemberId) -> bool {
+        self.links.get(&peer).is_some_and(|link| link.ready)
+    }
+
+    /// Whether there is a session, ready or not.
+    #[must_use]
+    pub(super) fn is_there(&self, peer: MemberId) -> bool {
+        self.links.contains_key(&peer)
+    }
+
+    /// Whether a process could not be reached at the last attempt, or its session was lost.
+    #[must_use]
+    pub(super) fn is_hopeless(&self, peer: MemberId) -> bool {
+        self.links
+            .get(&peer)
+            .is_none_or(|link| !link.ready && link.failures > 0)
+    }
+
+    /// Whether everything that was sent to a process has arrived.
+    #[must_use]
+    pub(super) fn is_flushed(&self, peer: MemberId) -> bool {
+        self.links
+            .get(&peer)
+            .is_none_or(|link| link.pending.is_empty())
+    }
+
+    /// Sends a message over the session with `peer`, if there is one.
+    pub(super) fn send(&mut self, peer: MemberId, generation: u64, message: Message) {
+        let Some(link) = self.links.get_mut(&peer) else {
+            return;
+        };
+        link.pending.push_back((generation, message.clone()));
+        if let Some(connection) = link.connection.filter(|_| link.ready) {
+            let sequence = link.acknowledged + link.pending.len() as u64;
+            link.owed = 0;
+            let acknowledged = link.received;
+            let frame = Frame::Data {
+                sequence,
+                acknowledged,
+                generation,
+                message,
+            };
+            self.wires.push_back(Wire::Transmit(connection, frame));
+        }
+    }
+
+    /// Sends what is not repeated, if the session is ready.
+    pub(super) fn send_now(&mut self, peer: MemberId, frame: Frame) {
+        let Some(link) = self.links.get_mut(&peer) else {
+            return;
+        };
+        if let Some(connection) = link.connection.filter(|_| link.ready) {
+            if std::mem::take(&mut link.owed) > 0 {
+                let acknowledge = Frame::Acknowledge(link.received);
+                self.wires
+                    .push_back(Wire::Transmit(connection, acknowledge));
+            }
+            self.wires.push_back(Wire::Transmit(connection, frame));
+        }
+    }
+
+    /// Ends a session without a word.
+    pub(super) fn close(&mut self, peer: MemberId) {
+        if let Some(link) = self.links.remove(&peer) {
+            self.down.remove(&peer);
+            self.drop_connection(link.connection);
+        }
+    }
+
+    /// Sends to all that are there.
+    pub(super) fn send_all(&mut self, generation: u64, message: &Message) {
+        let ready = self.links.iter().filter(|(_, link)| link.ready);
+        let ready: Vec<_> = ready.map(|(id, _)| *id).collect();
+        for id in ready {
+            self.send(id, generation, message.clone());
+        }
+    }
+
+    /// Ends all of them.
+    pub(super) fn close_all(&mut self) {
+        while let Some((peer, _)) = self.links.first_key_value() {
+            let peer = *peer;
+            self.close(peer);
+        }
+    }
+
+    fn drop_connection(&mut self, connection: Option<Connection>) {
+        if let Some(connection) = connection {
+            self.connections.remove(&connection);
+            self.wires.push_back(Wire::HangUp(connection));
+        }
+    }
+
+    /// The driver has connected.
+    pub(super) fn connected(&mut self, now: Time, peer: MemberId, connection: Connection) {
+        let Some(link) = self
+            .links
+            .get_mut(&peer)
+            .filter(|link| link.dials && link.connection.is_none())
+        else {
+            self.wires.push_back(Wire::HangUp(connection));
+            return;
+        };
+        link.dialing = false;
+        link.connection = Some(connection);
+        link.connected = now;
+        let hello = Frame::Hello {
+            from: self.me,
+            to: peer,
+            session: link.session,
+            received: link.received,
+        };
+        self.connections.insert(connection, peer);
+        self.wires.push_back(Wire::Transmit(connection, hello));
+    }
+
+    /// The driver could not connect.
+    pub(super) fn dial_failed(&mut self, now: Time, peer: MemberId) {
+        if let Some(link) = self.links.get_mut(&peer) {
+            link.dialing = false;
+            link.failures += 1;
+            link.next_dial = now.after(self.timing.redial);
+        }
+    }
+
+    /// A connection has ended.
+    pub(super) fn closed(&mut self, now: Time, connection: Connection) {
+        let Some(peer) = self.connections.remove(&connection) else {
+            return;
+        };
+        let Some(link) = self.links.get_mut(&peer) else {
+            return;
+        };
+        if link.connection != Some(connection) {
+            return;
+        }
+        link.connection = None;
+        if link.ready {
+            link.down = now;
+            link.next_dial = now;
+        } else {
+            // Until now the kernel of a process that says nothing was there.
+            if now.since(link.connected) >= self.timing.resume {
+                link.down = now;
+            }
+            link.failures += 1;
+            link.next_dial = now.after(self.timing.redial);
+        }
+        link.ready = false;
+        if !link.kept && link.pending.is_empty() {
+            self.links.remove(&peer);
+            self.down.remove(&peer);
+            return;
+        }
+        self.down.insert(peer);
+        if self.mistakes.makes(Mistake::ClosedIsDead) {
+            self.lose(peer);
+        }
+    }
+
+    /// A frame has come.
+    pub(super) fn received(&mut self, now: Time, connection: Connection, frame: Frame) {
+        if let Frame::Hello {
+            from,
+            to,
+            session,
+            received,
+        } = frame
+        {
+            return self.greeted(now, connection, from, to, session, received);
+        }
+        let Some(&peer) = self.connections.get(&connection) else {
+            return;
+        };
+        let Some(link) = self
+            .links
+            .get_mut(&peer)
+            .filter(|link| link.connection == Some(connection))
+        else {
+            return;
+        };
+        match frame {
+            Frame::Welcome { from, received } if !link.ready => {
+                if peer.incarnation == UNKNOWN {
+                    self.rename(peer, from);
+                }
+                self.welcomed(now, from, received);
+            }
+            Frame::Unknown if !link.ready => self.lose(peer),
+            Frame::Data {
+                sequence,
+                acknowledged,
+                generation,
+                message,
+            } if link.ready => {
+                acknowledge(link, acknowledged);
+                let is_next = sequence == link.received + 1;
+                if !is_next
+                    && !(sequence <= link.received && self.mistakes.makes(Mistake::HandledTwice))
+                {
+                    // One that came before; or one is missing, which no order of events of a connection explains.
+                    if sequence > link.received {
+                        self.drop_connection(Some(connection));
+                        self.connections.insert(connection, peer);
+                        self.closed(now, connection);
+                    }
+                    return;
+                }
+                if is_next {
+                    link.received = sequence;
+                }
+                link.owed += 1;
+                if link.owed >= OWED {
+                    link.owed = 0;
+                    let acknowledge = Frame::Acknowledge(link.received);
+                    self.wires
+                        .push_back(Wire::Transmit(connection, acknowledge));
+                }
+                let from = peer;
+                self.events.push_back(LinkEvent::Received {
+                    from,
+                    generation,
+                    message,
+                });
+            }
+            Frame::Acknowledge(number) if link.ready => acknowledge(link, number),
+            Frame::Beat(beat) if link.ready => self.events.push_back(LinkEvent::Beat(peer, beat)),
+            Frame::Pulse(pulse) if link.ready => {
+                self.events.push_back(LinkEvent::Pulse(peer, pulse))
+            }
+            _ => {}
+        }
+    }
+
+    /// The other side connects.
+    fn greeted(
+        &mut self,
+        now: Time,
+        connection: Connection,
+        from: MemberId,
+        to: MemberId,
+        session: u64,
+        received: u64,
+    ) {
+        let is_for_me = to == self.me
+            || to.incarnation == UNKNOWN
+            || (to.slot == self.me.slot && self.mistakes.makes(Mistake::StaleIncarnation));
+        if !is_for_me {
+            self.wires.push_back(Wire::HangUp(connection));
+            return;
+        }
+        // Both connect at the same moment: the lower one's connection is used. Its welcome may have come before this.
+        let fresh = |link: &Link| !link.ready || now.since(link.connected) < self.timing.resume;
+        let crosses = |link: &Link| {
+            link.dials
+                && link.connection.is_some()
+                && fresh(link)
+                && self.me < from
+                && received == 0
+        };
+        if self.links.get(&from).is_some_and(crosses) {
+            self.wires.push_back(Wire::HangUp(connection));
+            return;
+        }
+        let goes_on = |link: &Link| !link.dials && link.session == session && link.established;
+        if !self.links.get(&from).is_some_and(goes_on) {
+            if received > 0 {
+                // What this side has forgotten.
+                self.wires
+                    .push_back(Wire::Transmit(connection, Frame::Unknown));
+                self.wires.push_back(Wire::HangUp(connection));
+                return;
+            }
+            // The other side has given the last session up; what was queued for the first goes over this one.
+            if self.links.get(&from).is_some_and(|link| link.established) {
+                self.lose(from);
+            }
+        }
+        let before = self
+            .links
+            .get_mut(&from)
+            .and_then(|link| link.connection.take());
+        self.drop_connection(before);
+        let link = self.links.entry(from).or_insert_with(|| Link {
+            at: String::new(),
+            session,
+            dials: false,
+            dialing: false,
+            next_dial: Time::NEVER,
+            failures: 0,
+            connection: None,
+            connected: now,
+            ready: false,
+            established: false,
+            down: now,
+            acknowledged: 0,
+            pending: VecDeque::new(),
+            received: 0,
+            owed: 0,
+            kept: false,
+        });
+        (link.dials, link.dialing, link.session) = (false, false, session);
+        link.connection = Some(connection);
+        self.connections.insert(connection, from);
+        let welcome = Frame::Welcome {
+            from: self.me,
+            received: link.received,
+        };
+        self.wires.push_back(Wire::Transmit(connection, welcome));
+        self.welcomed(now, from, received);
+    }
+
+    /// Both sides know what has arrived.
+    fn welcomed(&mut self, now: Time, peer: MemberId, received: u64) {
+        let Some(link) = self.links.get_mut(&peer) else {
+            return;
+        };
+        if received < link.acknowledged || received > link.acknowledged + link.pending.len() as u64
+        {
+            return self.lose(peer);
+        }
+        acknowledge(link, received);
+        link.ready = true;
+        link.failures = 0;
+        self.down.remove(&peer);
+        if self.mistakes.makes(Mistake::NotRepeated) && link.established {
+            link.acknowledged += link.pending.len() as u64;
+            link.pending.clear();
+        }
+        let Some(connection) = link.connection else {
+            return;
+        };
+        for (sequence, (generation, message)) in (link.acknowledged + 1..).zip(&link.pending) {
+            let (generation, message) = (*generation, message.clone());
+            let acknowledged = link.received;
+            let frame = Frame::Data {
+                sequence,
+                acknowledged,
+                generation,
+                message,
+            };
+            self.wires.push_back(Wire::Transmit(connection, frame));
+        }
+        let event = match std::mem::replace(&mut link.established, true) {
+            false => LinkEvent::Up,
+            true => LinkEvent::Resumed(peer, now.since(link.down)),
+        };
+        self.events.push_back(event);
+    }
+
+    fn lose(&mut self, peer: MemberId) {
+        self.close(peer);
+        self.events.push_back(LinkEvent::Lost(peer));
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    #[must_use]
+    pub(super) fn next_timeout(&self) -> Time {
+        let due = |peer: &MemberId| {
+            let link = &self.links[peer];
+            let lost = link.down.after(self.timing.resume);
+            match (link.connection, link.dials && !link.dialing) {
+                // It is mute: that is no loss.
+                (Some(_), _) => Time::NEVER,
+                (None, true) => lost.min(link.next_dial),
+                (None, false) => lost,
+            }
+        };
+        self.down.iter().map(due).min().unwrap_or(Time::NEVER)
+    }
+
+    /// Connects again, and gives up.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        if self.down.is_empty() || self.next_timeout() > now {
+            return;
+        }
+        let down: Vec<_> = self.down.iter().copied().collect();
+        for peer in down {
+            let Some(link) = self.links.get_mut(&peer) else {
+                continue;
+            };
+            if link.connection.is_some() {
+                continue;
+            }
+            if link.down.after(self.timing.resume) <= now {
+                self.lose(peer);
+            } else if link.dials && !link.dialing && link.next_dial <= now {
+                link.dialing = true;
+                let at = link.at.clone();
+                self.wires.push_back(Wire::Dial { peer, at });
+            }
+        }
+    }
+
+    /// The process at an address has said who it is.
+    fn rename(&mut self, stranger: MemberId, id: MemberId) {
+        if self.links.contains_key(&id) {
+            return self.close(stranger);
+        }
+        if let Some(link) = self.links.remove(&stranger) {
+            if let Some(connection) = link.connection {
+                self.connections.insert(connection, id);
+            }
+            if self.down.remove(&stranger) {
+                self.down.insert(id);
+            }
+            self.links.insert(id, link);
+        }
+    }
+}
+
+fn acknowledge(link: &mut Link, number: u64) {
+    while link.acknowledged < number && link.pending.pop_front().is_some() {
+        link.acknowledged += 1;
+    }
+}

@@ -1,0 +1,1117 @@
+//! The machine of one process of a job.
+//!
+//! ```text
+//! Joining ──active──▶ Following ──coordinator lost──▶ Waiting ──its turn──▶ Candidate ──a majority──▶ Leading
+//!    Forming ──all are there──▶ Leading   ▲                │ ▲                  │                        │
+//!                                         └──lead──────────┘ └────a later term──┴────────────────────────┘
+//! any ──no majority, left behind, passed over──▶ Out          any ──leave──▶ Left
+//! ```
+//!
+//! A coordinator is lost when its end is proven, its session is lost, it has left, or it leaves a request unanswered for
+//! [`Timing::mute`]. The first in line asks for votes at once, each further one [`Timing::stagger`] later.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::candidate::{Candidate, Outcome, no_majority};
+use super::coordinator::{Coordinator, Next};
+use super::core::{Core, Event};
+use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+use super::link::{Connection, LinkEvent, Links, Wire};
+use super::log::Entry;
+use super::message::{Beat, Ended, Exclusion, Frame, Message, OperatorWord, Proof, Pulse, Solicit};
+use super::mistake::{Mistake, Mistakes};
+use super::timing::Timing;
+use crate::departure::{Departure, How};
+
+/// What happens to a machine.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The driver has connected to a process as it was asked to.
+    Connected(MemberId, Connection),
+    /// It could not.
+    DialFailed(MemberId),
+    /// A frame has come, over a connection of either side.
+    Frame(Connection, Frame),
+    /// A connection has ended.
+    Closed(Connection),
+    /// A process has ended, says its parent or the kernel.
+    Ended(MemberId, Proof),
+    /// An operation of NCCL with the other members has made progress.
+    Progress,
+    /// The program's.
+    Command(Command),
+}
+
+/// What the program wants.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// All members hear this, in one order.
+    Say {
+        /// What it is about.
+        topic: String,
+        /// The words.
+        bytes: Vec<u8>,
+    },
+    /// One member hears this.
+    Tell {
+        /// Which.
+        to: MemberId,
+        /// The words.
+        bytes: Vec<u8>,
+    },
+    /// To go on to the next generation.
+    GoOn {
+        /// For so many nanoseconds at most.
+        patience: u64,
+        /// Without the members that do not come in time, if all want it so.
+        leaves_behind: bool,
+    },
+    /// Not to go on any more.
+    StayHere,
+    /// To leave, or to fail.
+    Leave(Departure),
+    /// The operator's word.
+    Operator(OperatorWord),
+    /// The claim was won.
+    Claimed,
+}
+
+/// What the driver has to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// For the sessions.
+    Wire(Wire),
+    /// For the program.
+    Event(Event),
+}
+
+/// How a process comes into a job.
+#[derive(Clone, Debug)]
+pub enum Seat {
+    /// It coordinates the first generation, which has this number and so many members.
+    First {
+        /// The generation.
+        number: u64,
+        /// How many members it has.
+        size: u32,
+        /// Observers that vote.
+        witnesses: Vec<Peer>,
+    },
+    /// It is a member of the first generation, whose coordinator listens there.
+    Rank {
+        /// The generation.
+        number: u64,
+        /// The coordinator's address.
+        at: String,
+    },
+    /// It asks to come into the next generation, at one of these addresses.
+    Joiner {
+        /// Where to look for the coordinator.
+        at: Vec<String>,
+    },
+}
+
+#[derive(Debug)]
+enum Role {
+    Joining(Joining),
+    Forming {
+        size: u32,
+        witnesses: Vec<Peer>,
+        joined: BTreeMap<u32, Peer>,
+    },
+    /// When the coordinator was heard last, and asked whether it still is one.
+    Following {
+        heard: Time,
+        asked: Time,
+    },
+    Waiting(Waiting),
+    Candidate(Candidate),
+    Leading(Box<Coordinator>),
+    Out,
+    Left,
+}
+
+#[derive(Debug)]
+struct Joining {
+    at: Vec<String>,
+    slot: Option<u32>,
+    tries: u32,
+    /// The process that was asked.
+    asked: MemberId,
+}
+
+/// Without a coordinator.
+#[derive(Debug)]
+struct Waiting {
+    turn: Time,
+    /// Whether the coordinator left requests unanswered.
+    mute: bool,
+    /// Until when the vote that was given binds.
+    bound: Time,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Member {
+    core: Core,
+    role: Role,
+}
+
+impl Member {
+    /// `me` as the others are to know it.
+    #[must_use]
+    pub fn new(me: Peer, seat: Seat, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
+        let number = match &seat {
+            Seat::First { number, .. } | Seat::Rank { number, .. } => *number,
+            Seat::Joiner { .. } => 0,
+        };
+        let proposer = me.id;
+        let nobody = Membership::new(Generation { number, proposer }, Vec::new(), Vec::new());
+        let slot = me.id.slot;
+        let mut core = Core::new(me, Arc::new(nobody), timing, mistakes);
+        core.now = now;
+        let joining = |at, slot| {
+            Role::Joining(Joining {
+                at,
+                slot,
+                tries: 0,
+                asked: Links::stranger(0),
+            })
+        };
+        let role = match seat {
+            Seat::First {
+                size, witnesses, ..
+            } => {
+                let joined = BTreeMap::from([(slot, core.me.clone())]);
+                Role::Forming {
+                    size,
+                    witnesses,
+                    joined,
+                }
+            }
+            Seat::Rank { at, .. } => joining(vec![at], Some(slot)),
+            Seat::Joiner { at } => joining(at, None),
+        };
+        let mut this = Self { core, role };
+        match &mut this.role {
+            Role::Joining(joining) => joining.ask(&mut this.core),
+            _ => this.form(),
+        }
+        this
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self) -> Option<Output> {
+        let event = self.core.events.pop_front().map(Output::Event);
+        event.or_else(|| self.core.links.poll().map(Output::Wire))
+    }
+
+    /// The membership of the generation that this process is in.
+    #[must_use]
+    pub fn membership(&self) -> &SharedMembership {
+        &self.core.membership
+    }
+
+    /// Who coordinates, as far as this process knows.
+    #[must_use]
+    pub fn coordinator(&self) -> MemberId {
+        self.core.term.leader
+    }
+
+    /// Whether this process coordinates.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        matches!(self.role, Role::Leading(_))
+    }
+
+    /// Whether it is neither looking for a coordinator nor waiting for an answer.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        match &self.role {
+            Role::Out | Role::Left => true,
+            Role::Following { .. } | Role::Leading(_) => !self.core.asks(),
+            Role::Joining(_) | Role::Forming { .. } | Role::Waiting(_) | Role::Candidate(_) => {
+                false
+            }
+        }
+    }
+
+    /// How many entries it has heard in this generation.
+    #[must_use]
+    pub fn heard(&self) -> u64 {
+        self.core.log.end()
+    }
+
+    /// Whether it is not yet a member.
+    #[must_use]
+    pub fn is_joining(&self) -> bool {
+        matches!(self.role, Role::Joining(_) | Role::Forming { .. })
+    }
+
+    /// Whether it takes part.
+    #[must_use]
+    pub fn is_in(&self) -> bool {
+        !matches!(self.role, Role::Out | Role::Left)
+    }
+
+    /// Everything that one input leads to.
+    pub fn handle(&mut self, now: Time, input: Input) {
+        self.core.now = now;
+        match input {
+            Input::Connected(peer, connection) => self.core.links.connected(now, peer, connection),
+            Input::DialFailed(peer) => {
+                self.core.links.dial_failed(now, peer);
+                self.settle();
+            }
+            Input::Frame(connection, frame) => self.core.links.received(now, connection, frame),
+            Input::Closed(connection) => self.core.links.closed(now, connection),
+            Input::Ended(member, proof) => self.ended(member, proof),
+            Input::Progress => self.core.progress = Some(now),
+            Input::Command(command) => self.command(command),
+        }
+        self.drain();
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) at the latest.
+    #[must_use]
+    pub fn next_timeout(&self) -> Time {
+        let core = &self.core;
+        let role = match &self.role {
+            Role::Joining(_) | Role::Forming { .. } | Role::Out => Time::NEVER,
+            Role::Left => return Time::NEVER,
+            Role::Following { heard, asked } => (*heard.max(asked)).after(core.timing.mute),
+            Role::Waiting(waiting) => waiting.turn,
+            Role::Candidate(candidate) => candidate.next_timeout(core),
+            Role::Leading(coordinator) => coordinator.next_timeout(core),
+        };
+        role.min(core.links.next_timeout())
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.core.now = now;
+        self.core.links.handle_timeout(now);
+        self.drain();
+        match &mut self.role {
+            Role::Following { heard, asked } => {
+                let is_mute = now >= (*heard.max(asked)).after(self.core.timing.mute);
+                if is_mute && self.core.asks() {
+                    self.bereaved(true);
+                } else if is_mute {
+                    // It may have come to follow another.
+                    *asked = now;
+                    self.follow_leader(self.core.synced);
+                }
+            }
+            Role::Waiting(waiting) if now >= waiting.turn => {
+                let mute = waiting.mute;
+                if self.core.gives_up() {
+                    let why = no_majority(&self.core, &BTreeSet::new());
+                    self.out(why);
+                } else {
+                    self.role = Role::Candidate(Candidate::start(&mut self.core, mute, false));
+                    self.settle();
+                }
+            }
+            Role::Leading(coordinator) => {
+                let next = coordinator.timeout(&mut self.core);
+                self.go(next);
+            }
+            Role::Candidate(_) => self.settle(),
+            _ => {}
+        }
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.core.links.next_event() {
+            match event {
+                LinkEvent::Up => self.settle(),
+                LinkEvent::Resumed(peer, outage) => {
+                    self.core.events.push_back(Event::Resumed(peer, outage));
+                    self.settle();
+                }
+                LinkEvent::Lost(peer) => self.lost(peer),
+                LinkEvent::Received {
+                    from,
+                    generation,
+                    message,
+                } => self.message(from, generation, message),
+                LinkEvent::Beat(from, beat) => self.beat(from, &beat),
+                LinkEvent::Pulse(from, pulse) => {
+                    if let Role::Leading(coordinator) = &mut self.role {
+                        let next = coordinator.pulse(&mut self.core, from, pulse);
+                        self.go(next);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what has become possible in this role.
+    fn settle(&mut self) {
+        match &mut self.role {
+            Role::Candidate(candidate) => match candidate.settle(&mut self.core) {
+                Some(Outcome::Leads(mut coordinator)) => {
+                    let next = match self.core.leaving.clone() {
+                        Some(departure) => coordinator.leave(&mut self.core, departure),
+                        None => coordinator.settle(&mut self.core),
+                    };
+                    self.role = Role::Leading(coordinator);
+                    self.go(next);
+                }
+                Some(Outcome::Stops(next)) => self.go(Some(next)),
+                Some(Outcome::Waits) => self.wait_for_others(),
+                None => {}
+            },
+            Role::Leading(coordinator) => {
+                let next = coordinator.settle(&mut self.core);
+                self.go(next);
+            }
+            _ => {}
+        }
+    }
+
+    fn go(&mut self, next: Option<Next>) {
+        match next {
+            None => {}
+            Some(Next::Enter(membership)) => {
+                let now = self.core.now;
+                self.enter(membership, now);
+            }
+            Some(Next::Out(why)) => self.out(why),
+            Some(Next::Follow(term)) => self.follow(term),
+            Some(Next::Stand(term)) => {
+                self.core.term = self.core.term.max(term);
+                self.role = Role::Candidate(Candidate::start(&mut self.core, false, true));
+                self.settle();
+            }
+            Some(Next::Left) => {
+                self.role = Role::Left;
+                self.core.links.close_all();
+                self.core.events.push_back(Event::Left);
+            }
+        }
+    }
+
+    fn out(&mut self, why: Exclusion) {
+        if self.is_in() {
+            self.role = Role::Out;
+            let departure = Departure::lost(How::PassedOver);
+            let generation = self.core.generation();
+            self.core
+                .links
+                .send_all(generation, &Message::Leave(departure));
+            self.core.links.close_all();
+            self.core.events.push_back(Event::Excluded(why));
+        }
+    }
+
+    /// A generation is active, since `lease` at the earliest.
+    fn enter(&mut self, membership: SharedMembership, lease: Time) {
+        if !membership.votes(self.core.id()) {
+            return self.out(Exclusion::LeftBehind(membership.generation));
+        }
+        self.core.enter(membership, lease);
+        let proposer = self.core.membership.generation.proposer;
+        if proposer == self.core.id() {
+            let mut coordinator = Coordinator::of_generation(&mut self.core);
+            let next = match self.core.leaving.clone() {
+                Some(departure) => coordinator.leave(&mut self.core, departure),
+                None => coordinator.settle(&mut self.core),
+            };
+            self.role = Role::Leading(Box::new(coordinator));
+            return self.go(next);
+        }
+        self.core.events.push_back(Event::Coordinator(proposer));
+        self.core.links.keep(proposer, true);
+        for ended in self.core.ends() {
+            self.core.send(proposer, Message::Testify(ended));
+        }
+        if let Some(departure) = self.core.leaving.clone() {
+            self.core.send(proposer, Message::Leave(departure));
+        }
+        self.role = Role::Following {
+            heard: self.core.now,
+            asked: self.core.now,
+        };
+        if self.core.has_ended(proposer) {
+            self.bereaved(false);
+        } else if !self.core.links.is_there(proposer) {
+            // Another member has finished what the proposer began.
+            self.follow(self.core.term);
+        }
+    }
+
+    /// Another member coordinates in a later term: this one asks to follow it.
+    fn follow(&mut self, term: Term) {
+        if term.leader == self.core.id() {
+            return;
+        }
+        self.core.term = self.core.term.max(term);
+        self.wait_for_others();
+        let report = Box::new(self.core.report());
+        self.core.reach(term.leader, Message::Vote { term, report });
+    }
+
+    /// There is no coordinator any more.
+    fn bereaved(&mut self, mute: bool) {
+        let leader = self.core.synced.leader;
+        self.core.links.keep(leader, false);
+        self.wait(mute);
+        if let Role::Waiting(waiting) = &self.role
+            && waiting.turn <= self.core.now
+        {
+            self.role = Role::Candidate(Candidate::start(&mut self.core, mute, false));
+            self.settle();
+        } else if let Some(known) = self.core.ended.get(&leader) {
+            // The first in line may be on a host where that is not known.
+            let ended = Ended {
+                member: leader,
+                proof: known.proof.clone(),
+                counts: known.counts,
+            };
+            if let Some(first) = self.line().first().copied() {
+                self.core.reach(first, Message::Testify(ended));
+            }
+        }
+    }
+
+    /// Waits for its turn.
+    fn wait(&mut self, mute: bool) {
+        let me = self.core.id();
+        let place = self.line().iter().position(|id| *id == me).unwrap_or(0);
+        let turn = self.core.now.after(place as u64 * self.core.timing.stagger);
+        let bound = Time::default();
+        self.core.lost.get_or_insert(self.core.now);
+        self.role = Role::Waiting(Waiting { turn, mute, bound });
+    }
+
+    /// The same, and longer than a vote binds.
+    fn wait_for_others(&mut self) {
+        self.wait(false);
+        let hold = self.core.timing.hold;
+        if let Role::Waiting(waiting) = &mut self.role {
+            waiting.turn = waiting.turn.after(hold);
+        }
+    }
+
+    /// The members that may take over, in their order. Beside a coordinator whose host is out of reach, the members of that host
+    /// are last for the others.
+    fn line(&self) -> Vec<MemberId> {
+        let core = &self.core;
+        let lost = core.synced.leader;
+        let kernel = core.membership.peer(lost).map_or(0, |peer| peer.kernel);
+        let is_beside = |peer: &Peer| {
+            kernel != 0
+                && peer.kernel == kernel
+                && core.me.kernel != kernel
+                && !core.has_ended(lost)
+        };
+        let members = core.membership.members.iter();
+        let mut line: Vec<_> = members
+            .filter(|peer| peer.id != lost && !core.is_out(peer.id))
+            .collect();
+        line.sort_by_key(|peer| is_beside(peer));
+        line.into_iter().map(|peer| peer.id).collect()
+    }
+
+    fn ended(&mut self, member: MemberId, proof: Proof) {
+        let counts = match &self.role {
+            Role::Leading(coordinator) => coordinator.is_current(&self.core),
+            _ => self.core.is_current(),
+        };
+        self.know_end(Ended {
+            member,
+            proof,
+            counts,
+        });
+    }
+
+    fn know_end(&mut self, ended: Ended) {
+        let member = ended.member;
+        if let Role::Leading(coordinator) = &mut self.role {
+            coordinator.end_is_known(&mut self.core, &ended);
+            return self.settle();
+        }
+        let is_new = self.core.learn_end(&ended);
+        match &self.role {
+            Role::Following { .. } if self.core.synced.leader == member => self.bereaved(false),
+            Role::Following { .. } if is_new => {
+                let leader = self.core.synced.leader;
+                self.core.send(leader, Message::Testify(ended));
+            }
+            Role::Waiting(_) if is_new && !self.is_bound() => self.wait(false),
+            Role::Waiting(_) => {}
+            _ => self.settle(),
+        }
+    }
+
+    /// Whether the vote that was given still binds.
+    fn is_bound(&self) -> bool {
+        let Role::Waiting(waiting) = &self.role else {
+            return false;
+        };
+        self.core.now < waiting.bound && !self.core.has_ended(self.core.term.leader)
+    }
+
+    fn lost(&mut self, peer: MemberId) {
+        match &mut self.role {
+            Role::Leading(coordinator) => {
+                let next = coordinator.lost(&mut self.core, peer);
+                self.go(next);
+            }
+            Role::Following { .. } if peer == self.core.synced.leader => {
+                if self.core.mistakes.makes(Mistake::ClosedIsDead) {
+                    let (member, proof, counts) = (peer, Proof::Kernel, true);
+                    self.core.learn_end(&Ended {
+                        member,
+                        proof,
+                        counts,
+                    });
+                }
+                self.bereaved(false);
+            }
+            Role::Joining(joining) => joining.ask(&mut self.core),
+            _ => self.settle(),
+        }
+    }
+
+    fn beat(&mut self, from: MemberId, beat: &Beat) {
+        let own = self.core.generation();
+        if beat.generation != own || !self.is_in() {
+            if beat.generation < own && self.is_in() {
+                self.send_ahead(from);
+            }
+            return;
+        }
+        if beat.term != self.core.term || self.core.synced != beat.term {
+            if beat.term < self.core.term {
+                let (term, leads) = (self.core.term, self.core.synced == self.core.term);
+                self.core.send(from, Message::Follows { term, leads });
+            }
+            return;
+        }
+        if let Role::Following { heard, .. } = &mut self.role {
+            *heard = self.core.now;
+            self.core.hear(beat);
+            let pulse = Pulse {
+                generation: own,
+                term: beat.term,
+                number: beat.number,
+                progress: self.core.progresses(),
+            };
+            self.core.links.send_now(from, Frame::Pulse(pulse));
+        }
+    }
+
+    fn send_ahead(&mut self, to: MemberId) {
+        let membership = Arc::clone(&self.core.membership);
+        self.core.send(to, Message::Ahead(membership));
+    }
+
+    fn message(&mut self, from: MemberId, generation: u64, message: Message) {
+        match message {
+            Message::Activate(membership) => return self.activated(membership),
+            Message::Ahead(membership) => return self.ahead(membership),
+            Message::Redirect(peer) => {
+                if let Role::Joining(joining) = &mut self.role {
+                    joining.redirect(&mut self.core, &peer);
+                }
+                return;
+            }
+            Message::Join { peer, slot } => return self.join(from, peer, slot),
+            Message::Propose { term, membership } if matches!(self.role, Role::Joining(_)) => {
+                let generation = membership.generation;
+                return self.core.send(from, Message::Accepted { term, generation });
+            }
+            _ => {}
+        }
+        if !self.is_in() {
+            // As good as a goodbye: this process will not vote.
+            if matches!(message, Message::Solicit(_) | Message::Append { .. }) {
+                let departure = Departure::lost(How::PassedOver);
+                self.core.send(from, Message::Leave(departure));
+            }
+            return;
+        }
+        let own = self.core.generation();
+        // One that takes part no more does not come to a later generation either.
+        if generation < own && !matches!(message, Message::Leave(_)) {
+            return self.send_ahead(from);
+        }
+        if generation > own {
+            if !matches!(self.role, Role::Joining(_)) {
+                self.core.send(from, Message::Behind);
+            }
+            return;
+        }
+        match message {
+            Message::Solicit(solicit) => self.solicited(from, solicit),
+            Message::Testify(ended) if !matches!(self.role, Role::Leading(_)) => {
+                self.know_end(ended)
+            }
+            Message::Behind if !matches!(self.role, Role::Leading(_)) => self.send_ahead(from),
+            message => self.message_in_role(from, message),
+        }
+    }
+
+    fn message_in_role(&mut self, from: MemberId, message: Message) {
+        match (&mut self.role, message) {
+            (
+                Role::Leading(_),
+                Message::Lead {
+                    term,
+                    start,
+                    entries,
+                },
+            ) if term > self.core.term => {
+                self.led(from, term, start, entries);
+            }
+            (Role::Leading(coordinator), message) => {
+                let next = coordinator.message(&mut self.core, from, message);
+                self.go(next);
+            }
+            (Role::Candidate(candidate), Message::Vote { term, report }) => {
+                candidate.vote(&mut self.core, from, term, *report);
+                self.settle();
+            }
+            (
+                Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
+                Message::Leave(departure),
+            ) => {
+                let proof = Proof::Goodbye(departure);
+                let (member, counts) = (from, true);
+                self.know_end(Ended {
+                    member,
+                    proof,
+                    counts,
+                });
+            }
+            (Role::Candidate(candidate), Message::Follows { term, leads }) => {
+                if leads && !self.core.is_out(term.leader) {
+                    // That one coordinates: it decides whether this member follows.
+                    self.follow_leader(term);
+                } else if term > candidate.term() && candidate.overtaken(&mut self.core, term) {
+                    self.wait_for_others();
+                }
+            }
+            (
+                _,
+                Message::Lead {
+                    term,
+                    start,
+                    entries,
+                },
+            ) => self.led(from, term, start, entries),
+            (Role::Following { heard, .. }, Message::Append { term, at, entry }) => {
+                if term == self.core.synced {
+                    *heard = self.core.now;
+                    self.appended(at, entry);
+                }
+            }
+            (Role::Following { .. }, Message::CutOff { term, why }) if term == self.core.synced => {
+                self.out(why)
+            }
+            (Role::Waiting(_), Message::CutOff { term, why }) if term == self.core.term => {
+                self.out(why)
+            }
+            (Role::Following { .. }, Message::Propose { term, membership }) => {
+                if self.core.accept(term, &membership) {
+                    let generation = membership.generation;
+                    self.core.send(from, Message::Accepted { term, generation });
+                }
+            }
+            (Role::Following { .. }, Message::NoSuccessor { wish, missing }) => {
+                if self
+                    .core
+                    .wish
+                    .take_if(|(own, _)| own.number == wish)
+                    .is_some()
+                {
+                    self.core.events.push_back(Event::NoSuccessor(missing));
+                }
+            }
+            (Role::Following { .. }, Message::LeaveBehind) => {
+                // A wish that is on its way is as good as one that has come.
+                if self.core.wish.is_none() {
+                    self.core.send(from, Message::Released);
+                    let generation = Generation {
+                        number: self.core.generation() + 1,
+                        proposer: from,
+                    };
+                    self.out(Exclusion::LeftBehind(generation));
+                }
+            }
+            (
+                Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
+                Message::TurnAway(why),
+            ) => {
+                self.out(why);
+            }
+            (Role::Following { .. }, Message::Follows { term, leads: true }) => {
+                if term > self.core.synced {
+                    self.follow(term);
+                }
+            }
+            (Role::Waiting(_), Message::Follows { term, leads: true })
+                if !self.core.is_out(term.leader) =>
+            {
+                self.follow_leader(term);
+            }
+            (Role::Following { .. } | Role::Waiting(_), Message::Vote { .. }) => {
+                let leads = matches!(self.role, Role::Following { .. });
+                let term = self.core.term;
+                self.core.send(from, Message::Follows { term, leads });
+            }
+            (Role::Following { .. }, Message::Tell { from, bytes, .. }) => {
+                self.core.events.push_back(Event::Told(from, bytes));
+            }
+            (Role::Following { .. }, Message::Operator(word)) => {
+                let leader = self.core.synced.leader;
+                self.core.send(leader, Message::Operator(word));
+            }
+            _ => {}
+        }
+    }
+
+    /// Asks the coordinator of this term to let this member follow, and waits for others meanwhile.
+    fn follow_leader(&mut self, term: Term) {
+        if term.leader != self.core.id() {
+            let report = Box::new(self.core.report());
+            self.core.reach(term.leader, Message::Vote { term, report });
+        }
+    }
+
+    fn activated(&mut self, membership: SharedMembership) {
+        let is_next = match self.role {
+            Role::Joining(_) => true,
+            _ => membership.generation.number > self.core.generation() && self.is_in(),
+        };
+        if is_next {
+            // The generation was made after this member's wish had come, so none existed without it before.
+            let lease = self.core.wish.map_or(Time::default(), |(_, since)| since);
+            self.enter(membership, lease);
+        }
+    }
+
+    fn ahead(&mut self, membership: SharedMembership) {
+        let is_later = membership.generation.number > self.core.generation();
+        if is_later && self.is_in() && !matches!(self.role, Role::Joining(_)) {
+            self.enter(membership, Time::default());
+        }
+    }
+
+    fn join(&mut self, from: MemberId, peer: Peer, slot: Option<u32>) {
+        match (&mut self.role, slot) {
+            (Role::Forming { size, joined, .. }, Some(slot)) if slot < *size => {
+                self.core.links.keep(from, true);
+                joined.insert(slot, peer);
+                self.form();
+            }
+            (Role::Leading(coordinator), None) => {
+                let next = coordinator.message(&mut self.core, from, Message::Join { peer, slot });
+                self.go(next);
+            }
+            (Role::Following { .. }, None) => {
+                let leader = self.core.synced.leader;
+                if let Some(peer) = self.core.membership.peer(leader).cloned() {
+                    self.core.send(from, Message::Redirect(peer));
+                }
+            }
+            // It tries again elsewhere.
+            _ => self.core.links.close(from),
+        }
+    }
+
+    /// The first generation is active when all are there.
+    fn form(&mut self) {
+        let Role::Forming {
+            size,
+            witnesses,
+            joined,
+        } = &mut self.role
+        else {
+            return;
+        };
+        if joined.len() < *size as usize {
+            return;
+        }
+        let generation = self.core.membership.generation;
+        let members = std::mem::take(joined).into_values().collect();
+        let membership = Arc::new(Membership::new(
+            generation,
+            members,
+            std::mem::take(witnesses),
+        ));
+        let me = self.core.id();
+        for peer in membership.members.iter().filter(|peer| peer.id != me) {
+            let (now, number) = (self.core.now, generation.number);
+            self.core.links.open(now, peer.id, &peer.at);
+            self.core
+                .links
+                .send(peer.id, number, Message::Activate(Arc::clone(&membership)));
+        }
+        let now = self.core.now;
+        self.enter(membership, now);
+    }
+
+    /// A candidate asks for this member's vote.
+    fn solicited(&mut self, from: MemberId, solicit: Solicit) {
+        let Solicit {
+            term,
+            ended,
+            mute,
+            leads,
+        } = solicit;
+        for ended in &ended {
+            match &mut self.role {
+                Role::Leading(coordinator) => coordinator.end_is_known(&mut self.core, ended),
+                _ => _ = self.core.learn_end(ended),
+            }
+        }
+        let core = &self.core;
+        let twice = core.mistakes.makes(Mistake::VotesTwice);
+        let hears = match &self.role {
+            Role::Following { heard, .. } => {
+                let limit = if mute {
+                    core.timing.beat * 2
+                } else {
+                    core.timing.suspect
+                };
+                let leader = core.synced.leader;
+                let is_heard = core.now.since(*heard) < limit && core.links.is_ready(leader);
+                !leads && is_heard && !core.has_ended(leader)
+            }
+            Role::Leading(coordinator) => coordinator.is_current(core),
+            _ => false,
+        };
+        // Among candidates that do not lead yet, the first in line goes first.
+        let promised = core.term.leader;
+        let prefers = from != promised && !leads && !core.is_before(from, promised);
+        let prefers = prefers && (self.is_bound() || matches!(self.role, Role::Candidate(_)));
+        if (term < core.term || hears || prefers) && !twice {
+            let is_led = matches!(self.role, Role::Following { .. } | Role::Leading(_));
+            let is_led = hears || (is_led && core.synced == core.term);
+            let own = if is_led { core.synced } else { core.term };
+            let follows = Message::Follows {
+                term: own,
+                leads: is_led,
+            };
+            self.core.send(from, follows);
+            match &mut self.role {
+                Role::Candidate(candidate) if term > own => {
+                    candidate.overtaken(&mut self.core, term);
+                }
+                Role::Leading(coordinator) if term > own => {
+                    let next = coordinator.stand(&self.core, term);
+                    self.go(Some(next));
+                }
+                _ => {}
+            }
+            return;
+        }
+        if matches!(self.role, Role::Joining(_) | Role::Forming { .. }) {
+            return;
+        }
+        if term < core.term {
+            // Only a mistake comes here.
+            let report = Box::new(self.core.report());
+            return self.core.send(from, Message::Vote { term, report });
+        }
+        self.core.term = term;
+        let leader = self.core.synced.leader;
+        self.core.links.keep(leader, false);
+        self.wait(mute);
+        let hold = self.core.timing.hold;
+        if let Role::Waiting(waiting) = &mut self.role {
+            waiting.bound = self.core.now.after(hold);
+            waiting.turn = waiting.turn.max(waiting.bound);
+        }
+        let report = Box::new(self.core.report());
+        self.core.send(from, Message::Vote { term, report });
+    }
+
+    /// A coordinator takes this member in.
+    fn led(&mut self, from: MemberId, term: Term, start: u64, entries: Vec<Arc<Entry>>) {
+        if term < self.core.term || term.leader != from || start > self.core.log.end() {
+            return;
+        }
+        self.core.term = term;
+        self.core.synced = term;
+        self.role = Role::Following {
+            heard: self.core.now,
+            asked: self.core.now,
+        };
+        self.core.lost = None;
+        self.core.links.keep(from, true);
+        self.core.events.push_back(Event::Coordinator(from));
+        for (at, entry) in (start..).zip(entries) {
+            if !self.appended(at, entry) {
+                return;
+            }
+        }
+        if let Some((mut wish, since)) = self.core.wish {
+            wish.patience = wish.patience.saturating_sub(self.core.now.since(since));
+            self.core.send(from, Message::GoOn(wish));
+        }
+        if let Some(departure) = self.core.leaving.clone() {
+            self.core.send(from, Message::Leave(departure));
+        }
+        // What the report did not say.
+        let unheard: Vec<_> = self.core.unheard.iter().cloned().collect();
+        for said in unheard {
+            self.core.send(from, Message::Say(said));
+        }
+        if self.core.has_ended(from) {
+            self.bereaved(false);
+        }
+    }
+
+    /// The next entry of the log. Whether this member still takes part.
+    fn appended(&mut self, at: u64, entry: Arc<Entry>) -> bool {
+        if at != self.core.log.end() {
+            return true;
+        }
+        self.core.deliver(Arc::clone(&entry));
+        let Entry::Gone {
+            member, departure, ..
+        } = &*entry
+        else {
+            return true;
+        };
+        if *member == self.core.id() {
+            match departure {
+                Departure::Lost(_) => {
+                    let leader = self.core.synced.leader;
+                    self.out(Exclusion::PassedOver(leader));
+                }
+                Departure::Left | Departure::Failed(_) => self.go(Some(Next::Left)),
+            }
+            return false;
+        }
+        if *member == self.core.synced.leader {
+            self.bereaved(false);
+            return false;
+        }
+        true
+    }
+
+    fn command(&mut self, command: Command) {
+        if !self.is_in() {
+            return;
+        }
+        match command {
+            Command::Say { topic, bytes } => {
+                let said = self.core.say(topic, bytes);
+                match &mut self.role {
+                    Role::Leading(coordinator) => {
+                        coordinator.say(&mut self.core, said);
+                        self.settle();
+                    }
+                    Role::Following { .. } => {
+                        let leader = self.core.synced.leader;
+                        self.core.send(leader, Message::Say(said));
+                    }
+                    _ => {}
+                }
+            }
+            Command::Tell { to, bytes } => {
+                let (from, leader) = (self.core.id(), self.core.synced.leader);
+                let message = Message::Tell { from, to, bytes };
+                match &mut self.role {
+                    Role::Leading(coordinator) => {
+                        let next = coordinator.message(&mut self.core, from, message);
+                        self.go(next);
+                    }
+                    Role::Following { .. } => self.core.send(leader, message),
+                    _ => {}
+                }
+            }
+            Command::GoOn {
+                patience,
+                leaves_behind,
+            } => {
+                let wish = self.core.wish(patience, leaves_behind);
+                match &mut self.role {
+                    Role::Leading(coordinator) => {
+                        let next = coordinator.own_wish(&mut self.core);
+                        self.go(next);
+                    }
+                    Role::Following { .. } => {
+                        let leader = self.core.synced.leader;
+                        self.core.send(leader, Message::GoOn(wish));
+                    }
+                    _ => {}
+                }
+            }
+            Command::StayHere => {
+                if let Some((wish, _)) = self.core.wish.take()
+                    && matches!(self.role, Role::Following { .. })
+                {
+                    let leader = self.core.synced.leader;
+                    self.core.send(leader, Message::StayHere(wish.number));
+                }
+            }
+            Command::Leave(departure) => {
+                self.core.leaving = Some(departure.clone());
+                match &mut self.role {
+                    Role::Leading(coordinator) => {
+                        let next = coordinator.leave(&mut self.core, departure);
+                        self.go(next);
+                    }
+                    Role::Following { .. } => {
+                        let leader = self.core.synced.leader;
+                        self.core.send(leader, Message::Leave(departure));
+                    }
+                    Role::Joining(_) | Role::Forming { .. } => self.go(Some(Next::Left)),
+                    _ => {}
+                }
+            }
+            Command::Operator(word) => match &mut self.role {
+                Role::Leading(coordinator) => {
+                    let me = self.core.id();
+                    let next = coordinator.message(&mut self.core, me, Message::Operator(word));
+                    self.go(next);
+                }
+                Role::Following { .. } => {
+                    let leader = self.core.synced.leader;
+                    self.core.send(leader, Message::Operator(word));
+                }
+                _ => {
+                    if word.generation == self.core.generation() {
+                        self.core.operator = Some(Arc::new(word));
+                        self.settle();
+                    }
+                }
+            },
+            Command::Claimed => {
+                self.core.claimed = Some(self.core.term);
+                self.settle();
+            }
+        }
+    }
+}
+
+impl Joining {
+    /// Asks at the next address.
+    fn ask(&mut self, core: &mut Core) {
+        let at = self.at[self.tries as usize % self.at.len()].clone();
+        self.tries += 1;
+        self.asked = Links::stranger(self.tries);
+        self.send(core, &at);
+    }
+
+    fn redirect(&mut self, core: &mut Core, peer: &Peer) {
+        self.asked = peer.id;
+        self.send(core, &peer.at);
+    }
+
+    fn send(&self, core: &mut Core, at: &str) {
+        let (peer, slot) = (core.me.clone(), self.slot);
+        core.links.open(core.now, self.asked, at);
+        core.links.keep(self.asked, true);
+        core.send(self.asked, Message::Join { peer, slot });
+    }
+}

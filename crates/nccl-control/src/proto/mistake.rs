@@ -1,0 +1,82 @@
+//! Mistakes that the simulator has to find.
+//!
+//! With the feature `mistakes`, a machine can be told to make one of them. Without it, [`Mistakes::makes`] is `false` for the
+//! compiler.
+
+/// One wrong rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mistake {
+    /// A connection that ended is taken for the end of its process.
+    ClosedIsDead,
+    /// A member that does not answer is counted as a vote.
+    MuteVotes,
+    /// A candidate does not count up, so that two terms have one round and one leader.
+    RoundReused,
+    /// A vote does not report the successor that was accepted.
+    DecisionForgotten,
+    /// A frame for an earlier life of this process is taken.
+    StaleIncarnation,
+    /// A voter gives its vote to every candidate.
+    VotesTwice,
+    /// Proven ends reduce the majority although the lease has run out.
+    LeaseIgnored,
+    /// Members that are merely unreachable reduce the majority.
+    UnreachableDiscounted,
+    /// A living member is left out before its lease has run out.
+    LeftOutEarly,
+    /// A new coordinator goes on with its own log, not with the longest.
+    ShorterLogKept,
+    /// What was not acknowledged is not sent again after a connection was lost.
+    NotRepeated,
+    /// What arrives twice is handled twice.
+    HandledTwice,
+    /// A coordinator orders without having confirmed its majority.
+    WakesAndSpeaks,
+    /// A successor becomes active before a majority has accepted it.
+    ActiveAlone,
+    /// A member that has heard something else is let follow.
+    DivergentFollows,
+    /// What members had said and the last coordinator had not ordered is lost.
+    UnheardForgotten,
+}
+
+impl Mistake {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::ClosedIsDead,
+        Self::MuteVotes,
+        Self::RoundReused,
+        Self::DecisionForgotten,
+        Self::StaleIncarnation,
+        Self::VotesTwice,
+        Self::LeaseIgnored,
+        Self::UnreachableDiscounted,
+        Self::LeftOutEarly,
+        Self::ShorterLogKept,
+        Self::NotRepeated,
+        Self::HandledTwice,
+        Self::WakesAndSpeaks,
+        Self::ActiveAlone,
+        Self::DivergentFollows,
+        Self::UnheardForgotten,
+    ];
+}
+
+/// The mistake that a machine makes, if any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mistakes(#[cfg(feature = "mistakes")] pub Option<Mistake>);
+
+impl Mistakes {
+    /// Whether it makes this one.
+    #[inline]
+    #[must_use]
+    pub fn makes(self, mistake: Mistake) -> bool {
+        #[cfg(feature = "mistakes")]
+        return self.0 == Some(mistake);
+        #[cfg(not(feature = "mistakes"))]
+        {
+            let _ = mistake;
+            false
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! All durations of the protocol, in one place, and what each of them promises.
+
+/// Nanoseconds in a millisecond.
+pub const MILLI: u64 = 1_000_000;
+
+/// Durations in nanoseconds.
+///
+/// `lease < silent_beats * beat` is what keeps two generations apart: a member counts the proven ends of others only while its
+/// lease runs, and no coordinator leaves out a living member before that lease has run out. The coordinator counts beats, not
+/// time, so that a clock that jumps once shortens nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// How often the coordinator asks every member whether it is there.
+    pub beat: u64,
+    /// How long after a confirmed exchange with the coordinator a member knows that no generation exists without it.
+    pub lease: u64,
+    /// How many beats in a row a living member has not answered when it may be left out of the next generation.
+    pub silent_beats: u64,
+    /// After how long without an answer a member is suspected. Nothing ends by that.
+    pub suspect: u64,
+    /// How long a connection that ended may take to come back.
+    pub resume: u64,
+    /// Between two attempts to connect.
+    pub redial: u64,
+    /// How much later the next in line starts a failover.
+    pub stagger: u64,
+    /// How long a vote binds against other candidates, unless its candidate ends.
+    pub hold: u64,
+    /// How long a candidate asks for votes before it lets others try.
+    pub elect: u64,
+    /// How long a candidate that has a majority waits for the others.
+    pub grace: u64,
+    /// How long a request to the coordinator may stay unanswered before the coordinator is given up as mute.
+    pub mute: u64,
+    /// How long the coordinator may take to hear a majority before it says that there is none.
+    pub confirm: u64,
+    /// After how long without a coordinator a member says that it is cut off.
+    pub give_up: u64,
+    /// How long an unreachable member is tolerated after NCCL has made progress with it.
+    pub progress: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            beat: 500 * MILLI,
+            lease: 4000 * MILLI,
+            silent_beats: 12,
+            suspect: 2000 * MILLI,
+            resume: 2000 * MILLI,
+            redial: 200 * MILLI,
+            stagger: 1000 * MILLI,
+            hold: 2000 * MILLI,
+            elect: 3000 * MILLI,
+            grace: 1000 * MILLI,
+            mute: 4000 * MILLI,
+            confirm: 3000 * MILLI,
+            give_up: 12000 * MILLI,
+            progress: 3000 * MILLI,
+        }
+    }
+}

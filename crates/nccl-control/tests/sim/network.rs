@@ -1,0 +1,574 @@
+//! Processes and the network between them, in virtual time.
+//!
+//! A connection keeps its order and loses nothing while it stands. What can go wrong is what the kernels do: a path that drops
+//! packets for longer than [`UNACKNOWLEDGED`] ends the connections over it, later and at different moments on both sides; one that
+//! rejects ends them at once; a process that ends closes its own.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use nccl_control::proto::{
+    Command, Connection, Event, Frame, Input, MILLI, Member, MemberId, Mistakes, Output, Peer,
+    Proof, Seat, Time, Timing, Wire,
+};
+
+/// How long the kernel waits for an acknowledgement (`TCP_USER_TIMEOUT`).
+pub(crate) const UNACKNOWLEDGED: u64 = 2000 * MILLI;
+
+/// What a path between two kernels does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    Open,
+    Drops,
+    Rejects,
+}
+
+/// One life of one process.
+pub(crate) struct Process {
+    pub(crate) member: Member,
+    pub(crate) id: MemberId,
+    pub(crate) kernel: usize,
+    pub(crate) alive: bool,
+    pub(crate) frozen: bool,
+    /// It dies after so many more frames.
+    pub(crate) fuse: Option<u32>,
+    /// What its clock has jumped.
+    jumped: u64,
+    wakes: u64,
+    backlog: VecDeque<Input>,
+    pub(crate) seen: Seen,
+}
+
+/// What the program of a process has seen.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) events: Vec<(u64, Event)>,
+}
+
+struct Line {
+    ends: [usize; 2],
+    open: [bool; 2],
+    /// Until when the frames of each direction are on their way.
+    busy: [u64; 2],
+    /// Frames that a path does not let through.
+    held: [VecDeque<Frame>; 2],
+    /// Whether a check is due whether the path is open again.
+    checked: bool,
+}
+
+enum Happening {
+    Frame {
+        line: usize,
+        to: usize,
+        frame: Frame,
+    },
+    Closed {
+        line: usize,
+        side: usize,
+    },
+    Dialed {
+        from: usize,
+        peer: MemberId,
+        to: Option<usize>,
+    },
+    Wake(usize, u64),
+    Input(usize, Input),
+    Check(usize),
+    Step(usize),
+}
+
+/// See the module.
+pub(crate) struct Network {
+    pub(crate) now: u64,
+    pub(crate) processes: Vec<Process>,
+    /// By kernel, from and to.
+    pub(crate) paths: Vec<Vec<Path>>,
+    lines: Vec<Line>,
+    heap: BinaryHeap<Reverse<(u64, u64)>>,
+    slab: Vec<Option<Happening>>,
+    free: Vec<usize>,
+    order: u64,
+    pub(crate) random: fastrand::Rng,
+    pub(crate) timing: Timing,
+    pub(crate) mistakes: Mistakes,
+    /// Whether a launcher says how the processes that it has started end.
+    pub(crate) launcher: bool,
+    /// Whether frames are printed.
+    pub(crate) trace: bool,
+    /// Steps of the schedule whose time has come.
+    pub(crate) due: Vec<usize>,
+    /// Processes that have seen something since it was emptied.
+    pub(crate) touched: Vec<usize>,
+    /// Called with each frame that is sent.
+    pub(crate) measure: Option<fn(&Frame) -> usize>,
+    pub(crate) bytes: u64,
+    pub(crate) frames: u64,
+}
+
+impl Network {
+    pub(crate) fn new(seed: u64, kernels: usize, timing: Timing, mistakes: Mistakes) -> Self {
+        Self {
+            now: 0,
+            processes: Vec::new(),
+            paths: vec![vec![Path::Open; kernels]; kernels],
+            lines: Vec::new(),
+            heap: BinaryHeap::new(),
+            slab: Vec::new(),
+            free: Vec::new(),
+            order: 0,
+            random: fastrand::Rng::with_seed(seed),
+            timing,
+            mistakes,
+            launcher: false,
+            trace: false,
+            due: Vec::new(),
+            touched: Vec::new(),
+            measure: None,
+            bytes: 0,
+            frames: 0,
+        }
+    }
+
+    fn at(&mut self, time: u64, happening: Happening) {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slab.push(None);
+                self.slab.len() - 1
+            }
+        };
+        self.slab[slot] = Some(happening);
+        self.order += 1;
+        // The slot in the low half: times of one moment stay in their order.
+        self.heap
+            .push(Reverse((time, self.order << 24 | slot as u64)));
+    }
+
+    /// A step of the schedule comes due then.
+    pub(crate) fn plan(&mut self, time: u64, step: usize) {
+        self.at(time, Happening::Step(step));
+    }
+
+    /// Gives an input to a process after a while.
+    pub(crate) fn input_in(&mut self, delay: u64, process: usize, input: Input) {
+        self.at(self.now + delay, Happening::Input(process, input));
+    }
+
+    fn delay(&mut self) -> u64 {
+        let micros = self.random.u64(20..400);
+        // Once in a while the way is long.
+        let micros = if self.random.u8(..) == 0 {
+            micros * 50
+        } else {
+            micros
+        };
+        micros * 1000
+    }
+
+    /// Starts a process, which listens at the address that is its number.
+    pub(crate) fn start(
+        &mut self,
+        slot: u32,
+        incarnation: u64,
+        kernel: usize,
+        seat: Seat,
+    ) -> usize {
+        let number = self.processes.len();
+        let id = MemberId { slot, incarnation };
+        let peer = Peer {
+            id,
+            host: String::new(),
+            pid: number as u32,
+            kernel: kernel as u64 + 1,
+            at: number.to_string(),
+        };
+        let now = Time(self.now);
+        let member = Member::new(peer, seat, self.timing, self.mistakes, now);
+        self.processes.push(Process {
+            member,
+            id,
+            kernel,
+            alive: true,
+            frozen: false,
+            fuse: None,
+            jumped: 0,
+            wakes: 0,
+            backlog: VecDeque::new(),
+            seen: Seen::default(),
+        });
+        self.pump(number);
+        number
+    }
+
+    pub(crate) fn process_of(&self, id: MemberId) -> Option<usize> {
+        self.processes.iter().position(|process| process.id == id)
+    }
+
+    fn path(&self, from: usize, to: usize) -> Path {
+        let (from, to) = (self.processes[from].kernel, self.processes[to].kernel);
+        if from == to {
+            Path::Open
+        } else {
+            self.paths[from][to]
+        }
+    }
+
+    /// Whether packets go both ways.
+    pub(crate) fn is_connected(&self, one: usize, other: usize) -> bool {
+        self.path(one, other) == Path::Open && self.path(other, one) == Path::Open
+    }
+
+    /// Runs until something is due, or until `limit`. Whether anything has happened.
+    pub(crate) fn step(&mut self, limit: u64) -> bool {
+        let Some(&Reverse((time, key))) = self.heap.peek() else {
+            return false;
+        };
+        if time > limit {
+            self.now = limit;
+            return false;
+        }
+        self.heap.pop();
+        self.now = time;
+        let slot = (key & 0xff_ffff) as usize;
+        let happening = self.slab[slot].take().expect("a happening");
+        self.free.push(slot);
+        match happening {
+            Happening::Frame { line, to, frame } => {
+                if self.lines[line].open[to] {
+                    let process = self.lines[line].ends[to];
+                    self.give(process, Input::Frame(Connection(line as u64), frame));
+                }
+            }
+            Happening::Closed { line, side } => {
+                if std::mem::take(&mut self.lines[line].open[side]) {
+                    let process = self.lines[line].ends[side];
+                    self.give(process, Input::Closed(Connection(line as u64)));
+                }
+            }
+            Happening::Dialed { from, peer, to } => self.dialed(from, peer, to),
+            Happening::Wake(process, number) => {
+                let own = &self.processes[process];
+                if own.wakes == number && own.alive && !own.frozen {
+                    let now = Time(self.now + own.jumped);
+                    self.processes[process].member.handle_timeout(now);
+                    self.pump(process);
+                }
+            }
+            Happening::Input(process, input) => self.give(process, input),
+            Happening::Check(line) => self.check(line),
+            Happening::Step(step) => self.due.push(step),
+        }
+        true
+    }
+
+    fn give(&mut self, process: usize, input: Input) {
+        let own = &mut self.processes[process];
+        if !own.alive {
+            return;
+        }
+        if own.frozen {
+            own.backlog.push_back(input);
+            return;
+        }
+        let now = Time(self.now + own.jumped);
+        own.member.handle(now, input);
+        self.pump(process);
+    }
+
+    /// A command of the program.
+    pub(crate) fn command(&mut self, process: usize, command: Command) {
+        self.give(process, Input::Command(command));
+    }
+
+    /// Does what the machine of a process asks for.
+    fn pump(&mut self, process: usize) {
+        while let Some(output) = self.processes[process].member.poll() {
+            match output {
+                Output::Event(event) => {
+                    let now = self.now;
+                    self.processes[process].seen.events.push((now, event));
+                    self.touched.push(process);
+                }
+                Output::Wire(Wire::Transmit(connection, frame)) => {
+                    if let Some(left) = &mut self.processes[process].fuse {
+                        if *left == 0 {
+                            return self.kill(process);
+                        }
+                        *left -= 1;
+                    }
+                    self.transmit(process, connection.0 as usize, frame);
+                }
+                Output::Wire(Wire::HangUp(connection)) => {
+                    self.hang_up(process, connection.0 as usize)
+                }
+                Output::Wire(Wire::Dial { peer, at }) => {
+                    let to: usize = at.parse().expect("a number");
+                    self.dial(process, peer, to);
+                }
+            }
+        }
+        let own = &mut self.processes[process];
+        let next = own.member.next_timeout();
+        if next != Time::NEVER {
+            own.wakes += 1;
+            let (number, at) = (
+                own.wakes,
+                next.0.saturating_sub(own.jumped).max(self.now + 1),
+            );
+            self.at(at, Happening::Wake(process, number));
+        }
+    }
+
+    fn dial(&mut self, from: usize, peer: MemberId, to: usize) {
+        let there = to < self.processes.len();
+        let (delay, to) = match there {
+            false => (MILLI, None),
+            true => match (self.path(from, to), self.path(to, from)) {
+                (Path::Open, Path::Open) => (self.delay(), self.processes[to].alive.then_some(to)),
+                (Path::Rejects, _) | (_, Path::Rejects) => (MILLI, None),
+                _ => (1000 * MILLI, None),
+            },
+        };
+        self.at(self.now + delay, Happening::Dialed { from, peer, to });
+    }
+
+    fn dialed(&mut self, from: usize, peer: MemberId, to: Option<usize>) {
+        let to = to.filter(|to| self.processes[*to].alive && self.is_connected(from, *to));
+        let Some(to) = to else {
+            return self.give(from, Input::DialFailed(peer));
+        };
+        let line = self.lines.len();
+        self.lines.push(Line {
+            ends: [from, to],
+            open: [true, true],
+            busy: [0, 0],
+            held: [VecDeque::new(), VecDeque::new()],
+            checked: false,
+        });
+        self.give(from, Input::Connected(peer, Connection(line as u64)));
+    }
+
+    fn transmit(&mut self, from: usize, line: usize, frame: Frame) {
+        if self.trace {
+            let side = usize::from(self.lines[line].ends[0] != from);
+            let to = self.lines[line].ends[1 - side];
+            if !matches!(
+                frame,
+                Frame::Beat(_) | Frame::Pulse(_) | Frame::Acknowledge(_)
+            ) {
+                println!(
+                    "{:>10.3} ms {from} -> {to} {}",
+                    self.now as f64 / MILLI as f64,
+                    brief(&frame)
+                );
+            }
+        }
+        self.frames += 1;
+        if let Some(measure) = self.measure {
+            self.bytes += measure(&frame) as u64;
+        }
+        let side = usize::from(self.lines[line].ends[0] != from);
+        if !self.lines[line].open[side] {
+            return;
+        }
+        let to = self.lines[line].ends[1 - side];
+        match self.path(from, to) {
+            Path::Open if self.lines[line].held[side].is_empty() => {
+                let delay = self.delay();
+                let at = (self.now + delay).max(self.lines[line].busy[side] + 1);
+                self.lines[line].busy[side] = at;
+                let to = 1 - side;
+                self.at(at, Happening::Frame { line, to, frame });
+            }
+            Path::Rejects => self.reset(line),
+            _ => self.lines[line].held[side].push_back(frame),
+        }
+    }
+
+    fn hang_up(&mut self, process: usize, line: usize) {
+        let side = usize::from(self.lines[line].ends[0] != process);
+        self.lines[line].open[side] = false;
+        self.close_other(line, side);
+    }
+
+    /// The other side hears that this one has closed, behind what was sent.
+    fn close_other(&mut self, line: usize, side: usize) {
+        let [one, other] = [side, 1 - side].map(|side| self.lines[line].ends[side]);
+        if self.lines[line].open[1 - side] && self.path(one, other) != Path::Drops {
+            let delay = self.delay();
+            let at = (self.now + delay).max(self.lines[line].busy[side] + 1);
+            let side = 1 - side;
+            self.at(at, Happening::Closed { line, side });
+        }
+    }
+
+    /// Both sides hear at once that the connection is gone; what is on its way is lost.
+    pub(crate) fn reset(&mut self, line: usize) {
+        for side in 0..2 {
+            let delay = self.delay();
+            self.at(self.now + delay, Happening::Closed { line, side });
+        }
+    }
+
+    /// The open connections between two processes.
+    pub(crate) fn between(&self, one: usize, other: usize) -> Vec<usize> {
+        let ends = |line: &Line| line.ends == [one, other] || line.ends == [other, one];
+        let lines = self.lines.iter().enumerate();
+        lines
+            .filter(|(_, line)| ends(line) && line.open == [true, true])
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    /// A path changes.
+    pub(crate) fn set_path(&mut self, from: usize, to: usize, path: Path) {
+        self.paths[from][to] = path;
+        for line in 0..self.lines.len() {
+            let [one, other] = self.lines[line].ends;
+            let kernels = [self.processes[one].kernel, self.processes[other].kernel];
+            if kernels != [from, to] && kernels != [to, from]
+                || self.lines[line].open == [false, false]
+            {
+                continue;
+            }
+            if path == Path::Open {
+                self.release(line);
+            } else if !std::mem::replace(&mut self.lines[line].checked, true) {
+                let late = self.random.u64(0..300) * MILLI;
+                self.at(self.now + UNACKNOWLEDGED + late, Happening::Check(line));
+            }
+        }
+    }
+
+    /// What was held goes on its way, where the path is open.
+    fn release(&mut self, line: usize) {
+        for side in 0..2 {
+            let (from, to) = (self.lines[line].ends[side], self.lines[line].ends[1 - side]);
+            if self.path(from, to) != Path::Open {
+                continue;
+            }
+            if !self.lines[line].open[side] {
+                // The kernel of a process that ended says so when it is asked.
+                self.close_other(line, side);
+            }
+            let again = self.random.u64(1..300) * MILLI;
+            let mut at = (self.now + again).max(self.lines[line].busy[side] + 1);
+            for frame in std::mem::take(&mut self.lines[line].held[side]) {
+                let to = 1 - side;
+                self.at(at, Happening::Frame { line, to, frame });
+                self.lines[line].busy[side] = at;
+                at += 1000;
+            }
+        }
+    }
+
+    /// So long after a path was closed, the kernels give its connections up.
+    fn check(&mut self, line: usize) {
+        self.lines[line].checked = false;
+        let [one, other] = self.lines[line].ends;
+        if self.is_connected(one, other) {
+            return;
+        }
+        for side in 0..2 {
+            let later = self.random.u64(0..500) * MILLI;
+            self.at(self.now + later, Happening::Closed { line, side });
+        }
+    }
+
+    /// The process ends, as by SIGKILL.
+    pub(crate) fn kill(&mut self, process: usize) {
+        let own = &mut self.processes[process];
+        if !own.alive {
+            return;
+        }
+        own.alive = false;
+        own.fuse = None;
+        let (id, kernel) = (own.id, own.kernel);
+        for line in 0..self.lines.len() {
+            let Some(side) = self.lines[line].ends.iter().position(|end| *end == process) else {
+                continue;
+            };
+            if std::mem::take(&mut self.lines[line].open[side]) {
+                self.close_other(line, side);
+            }
+        }
+        for other in 0..self.processes.len() {
+            let beside = self.processes[other].kernel == kernel;
+            if other != process && (beside || self.launcher) {
+                let delay = self.random.u64(10..3000) * 1000;
+                let proof = Proof::Kernel;
+                self.input_in(delay, other, Input::Ended(id, proof));
+            }
+        }
+    }
+
+    pub(crate) fn freeze(&mut self, process: usize) {
+        self.processes[process].frozen = true;
+    }
+
+    pub(crate) fn thaw(&mut self, process: usize) {
+        self.processes[process].frozen = false;
+        // What the sockets and the pidfds have is read in any order, each in its own.
+        let mut backlog: Vec<_> = std::mem::take(&mut self.processes[process].backlog).into();
+        if self.random.bool() {
+            backlog.sort_by_key(|input| !matches!(input, Input::Ended(..)));
+        }
+        for input in backlog {
+            self.give(process, input);
+        }
+        if self.processes[process].alive {
+            self.pump(process);
+        }
+    }
+
+    /// The clock of a process jumps ahead.
+    pub(crate) fn jump(&mut self, process: usize, by: u64) {
+        self.processes[process].jumped += by;
+        if self.processes[process].alive && !self.processes[process].frozen {
+            self.pump(process);
+        }
+    }
+}
+
+fn brief(frame: &Frame) -> String {
+    use nccl_control::proto::Message;
+    match frame {
+        Frame::Data {
+            sequence,
+            generation,
+            message,
+            ..
+        } => {
+            let what = match message {
+                Message::Vote { term, report } => {
+                    format!(
+                        "Vote {term:?} synced {:?} log {}+{} accepted {:?}",
+                        report.synced,
+                        report.log.first,
+                        report.log.entries.len(),
+                        report
+                            .accepted
+                            .as_ref()
+                            .map(|(term, next)| (*term, next.generation))
+                    )
+                }
+                Message::Activate(next) | Message::Ahead(next) => {
+                    format!("Activate or Ahead {:?}", next.generation)
+                }
+                Message::Propose { term, membership } => {
+                    format!("Propose {term:?} {:?}", membership.generation)
+                }
+                Message::Append { at, .. } => format!("Append {at}"),
+                Message::Lead {
+                    term,
+                    start,
+                    entries,
+                } => format!("Lead {term:?} {start}+{}", entries.len()),
+                Message::Join { slot, .. } => format!("Join {slot:?}"),
+                message => format!("{message:?}"),
+            };
+            format!("[{sequence} of {generation}] {what}")
+        }
+        frame => format!("{frame:?}"),
+    }
+}
