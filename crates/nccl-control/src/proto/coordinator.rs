@@ -478,7 +478,9 @@ impl Coordinator {
             departure,
             proven: true,
         };
-        self.order(core, entry, None);
+        if core.membership.votes(from) {
+            self.order(core, entry, None);
+        }
     }
 
     fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
@@ -629,7 +631,7 @@ impl Coordinator {
             .entry(from)
             .or_insert_with(|| Follower::new(now, self.turns, false));
         (follower.heard, follower.turn) = (now, self.turns);
-        (follower.lost, follower.admitted) = (None, true);
+        (follower.lost, follower.admitted, follower.told) = (None, true, false);
         // What was doubted is there again.
         self.orders
             .retain(|order| !(order.needs.is_some() && gone(&order.entry) == Some(from)));
@@ -737,9 +739,7 @@ impl Coordinator {
             follower.admitted && core.now.since(follower.heard) < core.timing.suspect
         };
         let reached: BTreeSet<_> = self.followers.keys().copied().filter(answers).collect();
-        if core.is_half(1 + reached.len()) && !std::mem::replace(&mut self.claims, true) {
-            core.events
-                .push_back(Event::Claim(core.membership.generation));
+        if self.claim(core) {
             return None;
         }
         if core.now.since(since) < 2 * core.timing.confirm {
@@ -771,11 +771,8 @@ impl Coordinator {
     }
 
     fn consider(&mut self, core: &mut Core) -> Option<Next> {
-        if let Some(proposal) = &self.proposal {
-            let accepted = &proposal.accepted;
-            let is_accepted = core
-                .is_majority(accepted.len(), self.term, |id| accepted.contains(&id))
-                || core.mistakes.makes(Mistake::ActiveAlone);
+        if self.proposal.is_some() {
+            let is_accepted = self.is_accepted(core) || core.mistakes.makes(Mistake::ActiveAlone);
             return is_accepted.then(|| self.activate(core)).flatten();
         }
         if let Some(membership) = self.adopted.take() {
@@ -785,6 +782,11 @@ impl Coordinator {
             .wish
             .map(|(wish, since)| (wish, since.after(wish.patience)));
         if self.wishes == 0 && own.is_none() {
+            return None;
+        }
+        // What is proposed without a majority binds members to it in vain.
+        if !self.is_current(core) {
+            self.wait_for_majority(core);
             return None;
         }
         let all = core.membership.members.len();
@@ -866,8 +868,68 @@ impl Coordinator {
         self.propose(core, Arc::new(membership))
     }
 
+    /// Whether the proposal may become active.
+    ///
+    /// A member that has not accepted it may count the ends of those that have, as long as its lease runs. So all that go on have
+    /// accepted, have ended, or are silent for longer than a lease; and only those that were heard since then are votes.
+    fn is_accepted(&self, core: &Core) -> bool {
+        let Some(proposal) = &self.proposal else {
+            return false;
+        };
+        let me = core.id();
+        let is_vote = |id: &MemberId| {
+            let heard = self.followers.get(id);
+            let heard =
+                heard.is_some_and(|heard| core.now.since(heard.heard) < core.timing.suspect);
+            *id == me || (heard && !core.has_ended(*id))
+        };
+        let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
+        let mut others = proposal.membership.voters().map(|peer| peer.id);
+        let all = others.all(|id| {
+            let is_new = !core.membership.votes(id);
+            is_new
+                || proposal.accepted.contains(&id)
+                || core.has_ended(id)
+                || self.is_silent(core, id)
+        });
+        all && core.is_majority(votes.len(), self.term, |id| votes.contains(&id))
+    }
+
+    /// No majority answers: a claim may stand for it, and the wishes are not kept waiting for ever.
+    fn wait_for_majority(&mut self, core: &mut Core) {
+        let wishes = self.followers.values();
+        let wishes = wishes.filter_map(|follower| follower.wish.map(|(_, until)| until));
+        let own = core.wish.map(|(wish, since)| since.after(wish.patience));
+        let Some(deadline) = wishes.chain(own).min() else {
+            return;
+        };
+        let late = core.now.since(deadline);
+        if late >= core.timing.confirm {
+            let missing = core.others();
+            let missing: Vec<_> = missing.into_iter().filter(|id| !core.is_out(*id)).collect();
+            self.refuse_wishes(core, &missing);
+        } else if core.now >= deadline {
+            self.claim(core);
+        }
+    }
+
+    /// Asks for the decision between two halves, once.
+    fn claim(&mut self, core: &mut Core) -> bool {
+        let answers = |follower: &&Follower| {
+            follower.admitted && core.now.since(follower.heard) < core.timing.suspect
+        };
+        let reached = 1 + self.followers.values().filter(answers).count();
+        let claims = core.is_half(reached) && !std::mem::replace(&mut self.claims, true);
+        if claims {
+            let generation = core.membership.generation;
+            core.events.push_back(Event::Claim(generation));
+        }
+        claims
+    }
+
     fn refuse_wishes(&mut self, core: &mut Core, missing: &[MemberId]) {
         for (id, follower) in &mut self.followers {
+            follower.told = false;
             if let Some((wish, _)) = follower.wish.take() {
                 let (wish, missing) = (wish.number, missing.to_vec());
                 core.send(*id, Message::NoSuccessor { wish, missing });

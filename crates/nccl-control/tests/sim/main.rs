@@ -42,6 +42,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// How many broken promises are shown.
+const SHOWN: usize = 4;
+
 /// Schedules until the time is over, on all cores.
 fn random(limit: Duration) -> ExitCode {
     let begun = Instant::now();
@@ -52,7 +55,7 @@ fn random(limit: Duration) -> ExitCode {
             .map(|_| {
                 scope.spawn(|| {
                     let mut sum = Sum::default();
-                    while begun.elapsed() < limit && sum.broken.is_none() {
+                    while begun.elapsed() < limit && sum.broken.len() < SHOWN {
                         for _ in 0..64 {
                             sum.run(next.fetch_add(1, Ordering::Relaxed));
                         }
@@ -83,7 +86,7 @@ fn random(limit: Duration) -> ExitCode {
     }
     let excluded: u64 = all.iter().map(|sum| sum.excluded).sum();
     println!("{excluded:>12} processes excluded");
-    let broken: Vec<_> = all.iter().filter_map(|sum| sum.broken.as_ref()).collect();
+    let broken: Vec<_> = all.iter().flat_map(|sum| &sum.broken).collect();
     for (seed, why) in &broken {
         println!("{}{why}", Schedule::draw(*seed));
     }
@@ -100,7 +103,7 @@ struct Sum {
     kinds: [u64; KINDS.len()],
     generations: [u64; 4],
     excluded: u64,
-    broken: Option<(u64, String)>,
+    broken: Vec<(u64, String)>,
 }
 
 impl Sum {
@@ -117,7 +120,7 @@ impl Sum {
                 self.excluded += u64::from(outcome.excluded);
             }
             Err(broken) => {
-                self.broken.get_or_insert((seed, broken.to_string()));
+                self.broken.push((seed, broken.to_string()));
             }
         }
     }
