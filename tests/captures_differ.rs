@@ -5,6 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use nccl::{Communicator, ErrorKind, OperationKind, ReduceOp, World};
+use nccl_emulator::faults;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -68,6 +69,47 @@ fn with_the_check_on_calls_that_differ_are_the_error_of_all_and_nothing_is_launc
         assert!(comm.fault().is_none());
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         assert_eq!(comm.stream().clone_dtoh(&y)?, [3.0; 8]);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_the_check_takes_counts_against_the_limit_of_the_call() {
+    if !support::needs_emulator("a call that is delayed on purpose") {
+        return;
+    }
+    let check = Ranks::new(2).variable("NCCL_RUN_CHECK", "1");
+    check.processes(|world| -> Outcome {
+        let limit = Duration::from_secs(2);
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("test").stream(&stream).timeout(limit);
+        let comm = comm.build()?;
+        let (x, mut y) = (stream.alloc_zeros::<u8>(8)?, stream.alloc_zeros::<u8>(8)?);
+        let mut z = stream.alloc_zeros::<u8>(8)?;
+        comm.all_reduce_in_place(&mut z, ReduceOp::Sum)?.wait()?;
+        world.barrier("both")?;
+        if world.rank() == 1 {
+            std::thread::sleep(limit / 2);
+            // The other one waits inside of NCCL, to be connected.
+            faults::at_call("ncclSend").delay(limit * 2).keep();
+        }
+        let issued = comm.group(|group| {
+            group.isend(&x, 1 - world.rank())?;
+            group.irecv(&mut y, 1 - world.rank())?;
+            group.all_reduce_in_place(&mut z, ReduceOp::Sum)
+        });
+        let error = issued.map(drop).unwrap_err();
+        if world.rank() == 0 {
+            // By the guard of the call, at the limit; the watchdog ends it later, when it has asked the other rank.
+            let kind = error.seen_here().unwrap_or(error.kind());
+            let ErrorKind::TimedOut { what, .. } = kind else {
+                return Err(error.into());
+            };
+            assert_eq!(what, "putting the operation on its stream", "{error}");
+            let took = error.operation().ok_or("an operation")?.elapsed();
+            assert!(limit <= took && took < limit * 3 / 2, "{took:?}");
+        }
+        world.barrier("over")?;
         Ok(())
     });
 }

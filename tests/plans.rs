@@ -619,7 +619,7 @@ fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
         (Err(_), Some(_)) => 8,
     };
     Ranks::new(2)
-        .deadline(4 * support::DEADLINE)
+        .deadline(4 * support::DEADLINE + Duration::from_secs(rounds as u64))
         .threads(move |world| -> Outcome {
             let context = support::device(&world)?;
             let stream = context.new_stream()?;

@@ -301,6 +301,48 @@ fn a_rank_that_is_stopped_is_named_as_missing_and_the_others_are_there() {
     }
 }
 
+/// Rank 0 asks while rank 1 is stopped, and has recorded another call of its own before the other one is given up.
+fn one_calls_while_it_waits_for_answers(world: World) -> Outcome {
+    let (comm, mut y) = start(&world)?;
+    let mut to_itself = || -> Outcome {
+        let x = comm.stream().alloc_zeros::<f32>(64)?;
+        let group = comm.group(|group| {
+            group.isend(&x, comm.rank())?;
+            group.irecv(&mut y, comm.rank())
+        });
+        Ok(group?.wait()?)
+    };
+    to_itself()?;
+    world.barrier("connected")?;
+    if world.rank() == 0 {
+        let all = world.recordings(LONG);
+        let pid = all.ranks[1].snapshot.pid;
+        let process = Pid::from_raw(pid.cast_signed()).ok_or("a process")?;
+        kill_process(process, Signal::STOP)?;
+        let limit = Duration::from_secs(3);
+        let asked = std::thread::scope(|scope| -> Outcome<Timeline> {
+            let asks = scope.spawn(|| world.recordings(limit));
+            std::thread::sleep(limit / 3);
+            assert!(!asks.is_finished(), "the other one is waited for");
+            to_itself()?;
+            Ok(asks.join().map_err(|_| "no panic")?)
+        });
+        kill_process(process, Signal::CONT)?;
+        let asked = asked?;
+        assert_eq!((asked.ranks.len(), asked.missing.len()), (1, 1));
+        assert_eq!(calls_of(&asked, 0), 1, "as of when it asked");
+        assert_eq!(calls_of(&world.recordings(LONG), 0), 2);
+    }
+    Ok(world.barrier("end")?)
+}
+
+#[test]
+fn a_ranks_own_records_are_those_of_the_moment_at_which_it_asks() {
+    if support::needs_processes(2) {
+        ranks_as_processes(2, one_calls_while_it_waits_for_answers);
+    }
+}
+
 /// Rank 0 gives up an all-reduce that rank 1 does not come to; rank 1 hears of it.
 fn a_fault(world: World) -> Outcome {
     let (comm, mut y) = start(&world)?;

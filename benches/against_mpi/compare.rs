@@ -3,6 +3,7 @@
 use nccl_tools::statistics::median;
 
 use super::Outcome;
+use super::example::Example;
 use super::operation::Operation;
 use super::options::Options;
 use super::team::Team;
@@ -22,6 +23,8 @@ pub(crate) struct Comparison {
     pub(crate) meeting: Vec<f64>,
     /// The same as `ours`, called by the safe crate; empty where that is not measured.
     pub(crate) by_crate: Vec<f64>,
+    /// By the example program; empty where that is not measured.
+    pub(crate) by_example: Vec<f64>,
 }
 
 /// A median, and the least and the greatest.
@@ -53,6 +56,11 @@ impl Comparison {
         ratio(&self.by_crate, &self.ours)
     }
 
+    /// The example program over the C functions, likewise.
+    pub(crate) fn example_ratio(&self) -> Spread {
+        ratio(&self.by_example, &self.ours)
+    }
+
     /// What the safe crate adds to the C functions within each round, in seconds.
     pub(crate) fn added(&self) -> Spread {
         let pairs = self.by_crate.iter().zip(&self.ours);
@@ -71,6 +79,7 @@ pub(crate) struct Teams {
     pub(crate) theirs: Team,
     /// See [`Comparison::meeting`].
     pub(crate) meeting: Option<Team>,
+    pub(crate) example: Option<Example>,
 }
 
 /// From here on Open MPI does not send eagerly anyway.
@@ -129,16 +138,24 @@ fn compare(
             competitors.push(Competitor::Meeting);
         }
     }
+    let example = teams.example.as_ref();
+    let example = example.filter(|_| operation == Operation::AllToAll);
     let mut turn = |competitor: Competitor, count: usize| match (competitor, &mut teams.meeting) {
         (Competitor::Ours, _) => teams.ours.time(operation, bytes, count),
         (Competitor::Crate, _) => teams.ours.time(Operation::AllToAllByCrate, bytes, count),
         (Competitor::Meeting, Some(meeting)) => meeting.time(operation, bytes, count),
         (Competitor::Mpi | Competitor::Meeting, _) => teams.theirs.time(operation, bytes, count),
         (Competitor::Memcpy, _) => teams.theirs.time(Operation::Memcpy, bytes, count),
+        (Competitor::Example, _) => example.ok_or("no example")?.time(bytes, count),
     };
     let mut counts = Vec::new();
     for &competitor in &competitors {
         counts.push(repetitions(options.turn, |count| turn(competitor, count))?);
+    }
+    if example.is_some() {
+        // As many as the C functions do.
+        competitors.push(Competitor::Example);
+        counts.push(counts[0]);
     }
     let mut done = Comparison {
         operation,
@@ -149,6 +166,7 @@ fn compare(
         memcpy: Vec::new(),
         meeting: Vec::new(),
         by_crate: Vec::new(),
+        by_example: Vec::new(),
     };
     // What one leaves in the caches is there for the next: each follows each.
     let mut random = fastrand::Rng::with_seed(bytes as u64);
@@ -171,6 +189,7 @@ enum Competitor {
     Memcpy,
     Meeting,
     Crate,
+    Example,
 }
 
 impl Comparison {
@@ -181,6 +200,7 @@ impl Comparison {
             Competitor::Memcpy => &mut self.memcpy,
             Competitor::Meeting => &mut self.meeting,
             Competitor::Crate => &mut self.by_crate,
+            Competitor::Example => &mut self.by_example,
         }
     }
 }

@@ -12,15 +12,22 @@
 //! does not send eagerly. Rank i of all is bound to the same core. They connect to this program and sleep until they
 //! are told to do an operation a number of times. For each operation and size, the emulator, MPI (both, for short
 //! messages) and memcpy (by MPI's ranks, all at once) take turns, in a random order each round. A turn begins behind a
-//! barrier, and is as long as from when its first rank begins until its last is done.
+//! barrier, and is as long as from when its first rank begins until its last is done. With 2 ranks the example program
+//! `all_to_all_perf` takes turns as well: it is built, and started for each turn, with buffers of the same size; its time is what it
+//! reports of the slowest rank.
+//!
+//! Where a limit of the page is missed, the exit code is 1, and each such limit is named with the sizes. The decision is by the median
+//! over the rounds, in which the competitors alternate; there is no interval around it. On a machine that is busy, limits are missed
+//! that a quiet one meets: the page has the load before and after.
 //!
 //! - `operation`: what they do; `team`: processes that do what they are told; `rank`: ours, `by_crate`: by
-//!   the safe crate; `options`: the command line;
+//!   the safe crate; `example`: the example program; `options`: the command line;
 //! - `compare`: what is measured; `page`, `chart`: what becomes of it.
 
 mod by_crate;
 mod chart;
 mod compare;
+mod example;
 mod operation;
 mod options;
 mod page;
@@ -33,6 +40,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use compare::Teams;
+use example::Example;
 use nccl_tools::machine;
 use options::Options;
 use team::Team;
@@ -99,6 +107,10 @@ fn drive() -> Outcome {
                 2 => Some(mpi("Open MPI, not eager", &options::NOT_EAGER)?),
                 _ => None,
             },
+            example: match ranks {
+                2 => Some(Example::build(ranks, &options, directory.path())?),
+                _ => None,
+            },
         };
         check_cores(ranks, &teams)?;
         results.extend(compare::all(ranks, &options, &mut teams)?);
@@ -117,7 +129,10 @@ fn drive() -> Outcome {
     std::fs::write(&text, page::write(&options, &machine, &results))?;
     std::fs::write(&picture, chart::draw(&results))?;
     eprintln!("wrote {} and {}", text.display(), picture.display());
-    Ok(())
+    match page::missed(&results)[..] {
+        [] => Ok(()),
+        ref missed => Err(format!("limits were missed:\n{}", missed.join("\n")).into()),
+    }
 }
 
 /// The first line of what a program says of itself.

@@ -16,6 +16,13 @@ use crate::workspace::{self, cargo};
 /// Valgrind is some twenty times as slow as the machine, and runs one thread at a time.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// How many rounds the test of plans does; without it, 8. A round takes about a second, the process
+/// 45 s beside its rounds, and memory does not grow with them: one process does them all.
+const ROUNDS: &str = "NCCL_TEST_ROUNDS";
+
+/// What the limit gets for each round: more than the test has for it.
+const ROUND: Duration = Duration::from_secs(5);
+
 /// The tests, by file: of two ranks or so, each of which ends within its own limit so slowly.
 const TESTS: &[(&str, &[&str])] = &[
     (
@@ -72,8 +79,14 @@ pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
     .into();
     under.push(format!("--suppressions={}", suppressions.display()).into());
     under.push(format!("--log-file={}/%p.log", logs.path().display()).into());
+    let rounds: u32 = match std::env::var(ROUNDS) {
+        Ok(rounds) => rounds
+            .parse()
+            .map_err(|error| format!("{ROUNDS}: {error}"))?,
+        Err(_) => 0,
+    };
     let way = each::Way {
-        limit: LIMIT,
+        limit: LIMIT + ROUND * rounds,
         under: &under,
         prepare: &|command| {
             environment.apply(command.env("NCCL_TEST_PATIENCE", "4"));

@@ -131,8 +131,13 @@ mod tests {
         // SAFETY: nothing is called through an empty table.
         let library = unsafe { Library::from_api(sys::Api::empty(), sys::Version::HEADER) }
             .expect("a table of functions");
-        // At once, when it sleeps, and when it has ended, unless other tests need it.
-        for pause in [0, 1500, 2500].map(Duration::from_millis) {
+        // At once, when it sleeps, and when it has ended: it does not end while there is a switch.
+        let mut last = None;
+        for (pause, is_kept) in [(0, false), (2000, true), (2500, false)] {
+            let pause = Duration::from_millis(pause);
+            if !is_kept {
+                drop(last.take());
+            }
             std::thread::sleep(pause);
             let switch = Switch::new(&library, &AbortSignal::new(), &Arc::new(Phase::new()));
             let switch = Arc::new(switch);
@@ -145,6 +150,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
             assert!(call.leave().is_some());
+            last = Some(switch);
         }
     }
 }
