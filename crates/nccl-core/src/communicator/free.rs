@@ -8,12 +8,12 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::handle::{RawComm, Unsettled, settle};
-use super::state::{Native, Way};
 use super::{Inner, SharedLaunch, Switch};
 use crate::error::NcclFailure;
 use crate::events;
 use crate::ffi;
 use crate::library::Library;
+use crate::state::{Native, Way};
 use crate::threads;
 
 impl Native for Arc<Inner> {
@@ -56,7 +56,7 @@ impl Inner {
 
 /// Gives a communicator back together with the one that is its switch, which is first to end in an abort and
 /// last otherwise. As [`free`].
-pub(super) fn free_with(
+pub(crate) fn free_with(
     library: &Library,
     way: Way,
     raw: RawComm,
@@ -91,7 +91,7 @@ pub(super) fn free_with(
 
 /// Gives the communicator back to NCCL. May block for as long as NCCL likes. When it fails, NCCL may
 /// still use what it was lent.
-pub(super) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
+pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
     let (call, function) = match way {
         Way::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
         Way::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
@@ -218,7 +218,7 @@ fn call_finalize(library: &Library, raw: RawComm) -> Result<(), NcclFailure> {
 }
 
 /// Runs `work` on a thread of its own, and waits for it no longer than `limit`.
-pub(super) fn within<T: Send + 'static>(
+pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

@@ -12,7 +12,7 @@ use crate::ffi;
 use crate::forked;
 use crate::library::Library;
 use crate::operation::OperationKind;
-use crate::supervision::recorder::Writer;
+use crate::recorder::Writer;
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::deadline_after;
 use nccl_base::fault::Cause;

@@ -12,12 +12,13 @@ use nccl_sys as sys;
 
 use super::OwnedBuffer;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Backoff, Communicator, KeepAlive, State, admit_buffer};
+use crate::communicator::{Backoff, Communicator, KeepAlive, admit_buffer};
 use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::reaper::{self, Behind, DeferredDrop, Turn};
+use crate::state::State;
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 

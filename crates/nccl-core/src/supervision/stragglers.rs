@@ -12,9 +12,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::communicator::State;
 use crate::peers::{AbortHandle, Asker, Supervisor};
-use crate::supervision::recorder::{Track, Turns, origin};
+use crate::recorder::{Track, Turns, origin};
+use crate::state::State;
 
 /// How often the first rank of a communicator asks how far apart the ranks come; and how long before it does so for
 /// the first time.

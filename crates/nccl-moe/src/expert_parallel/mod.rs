@@ -36,10 +36,11 @@ pub use counts::Counts;
 pub use layout::Layout as ExpertLayout;
 pub use routing::Routing;
 
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::Resident;
+use crate::issuing::Frame;
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;

@@ -11,15 +11,16 @@ use super::kernels::Route;
 use super::layout::Sizes;
 use super::{ExpertParallel, length};
 use crate::buffer::SendBuffer;
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
-use crate::supervision::inside::{self, Place};
 use nccl_core::Request;
 
 const KIND: OperationKind = OperationKind::Route;
@@ -141,7 +142,7 @@ impl ExpertParallel {
         let entries = topk.count();
         let prepared = self.check_topk(*of, entries).and_then(|()| {
             *routed = None;
-            let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+            let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
             let mut frame = Frame::new(self.comm.stream())?;
             let route = Route {
                 topk: frame.read(topk)?,
@@ -264,7 +265,7 @@ impl Routing {
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
             // On a stream of its own: whatever comes behind the routing may wait for other ranks.
-            let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
+            let _inside = comm.inner.enter(Place::Look, comm.limit);
             let mut numbers = vec![0u32; self.sizes.counts()];
             driver::undisturbed(self.copies.context(), || {
                 self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;

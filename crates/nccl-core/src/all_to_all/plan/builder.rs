@@ -7,6 +7,7 @@ use super::choose::{Choice, Decision};
 use super::exchange::AllToAll;
 use super::payloads::MOST;
 use super::traffic::{Traffic, within};
+use crate::agree::Done;
 use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::model::{CostModel, Nodes};
 use crate::all_to_all::record;
@@ -18,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::op::{Descriptor, Function};
 use crate::operation::{OperationKind, Shape};
-use crate::plan::{Comparison, Done};
+use crate::plan::Comparison;
 use nccl_base::data_type::DataType;
 
 /// Makes an [`AllToAll`]: what is exchanged, and how.

@@ -13,15 +13,16 @@ use crate::all_to_all::schedule::{Payload, Schedule};
 use crate::all_to_all::variable::Sides;
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::memory::OwnedBuffer;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
 use crate::request::Request;
-use crate::supervision::inside::{self, Place};
 
 /// An all-to-all that is checked once and done often: the hot path of a service.
 ///
@@ -202,7 +203,7 @@ impl AllToAll {
         let (kind, shape) = (self.kind, self.shape);
         let (comm, scratch) = (&self.comm, self.scratch.as_mut());
         let recorded = || {
-            let _inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
+            let _inside = comm.inner.enter(Place::Issue, comm.limit);
             let mut frame = Frame::new(&comm.stream)?;
             right_way(self.in_place, in_place)?;
             let addresses = lend(&self.payloads, &mut frame)?;

@@ -7,7 +7,7 @@
 //! others within nanoseconds; no fence on the way of a call is needed to be sure of that after
 //! milliseconds.)
 //!
-//! [`Usual`]: crate::supervision::recorder
+//! [`Usual`]: crate::recorder
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 
 use super::facts::{Facts, Pending};
-use super::judge::{Standing, Unreached};
+use super::judge::Unreached;
 use super::threads;
 use crate::communicator::{Inner, is_lost, same_stream};
 use crate::driver;
@@ -23,9 +23,8 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::operation::OperationKind;
 use crate::reaper;
-use crate::supervision::recorder::{
-    Track, TrackedCall, handle_of, limit_of_word, limit_word, origin,
-};
+use crate::recorder::{Track, TrackedCall, handle_of, limit_of_word, limit_word, origin};
+use crate::standing::Standing;
 use crate::supervision::stragglers::Inquired;
 use crate::sync::Mutex;
 use crate::threads::not_started;

@@ -5,13 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::judge::Overdue;
 use super::look::{self, Eye, Found, Report, Task};
 use super::registry::{Entry, LINGER, STATE, State, Watched, period};
-use crate::communicator::{Inner, State as Life, Visit, same_stream};
+use crate::communicator::{Inner, Visit, same_stream};
+use crate::monitor::{self, Bell, Duty, Next};
 use crate::reaper;
-use crate::supervision::monitor::{self, Bell, Duty, Next};
-use crate::supervision::recorder::{limit_of_word, origin};
+use crate::recorder::{limit_of_word, origin};
+use crate::standing::Overdue;
+use crate::state::State as Life;
 use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 use nccl_base::fault::short_key;
