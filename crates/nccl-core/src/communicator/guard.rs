@@ -8,9 +8,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::switch::{Found, Switch};
+use super::switch::{BELL, Found, Switch};
 use crate::error::Result;
-use crate::monitor::{self, Bell, Duty, Next, Rest};
+use crate::monitor::{self, Duty, Next, Rest};
 use crate::reaper;
 use crate::sync::Mutex;
 use crate::threads;
@@ -22,9 +22,6 @@ const TICK: Duration = Duration::from_millis(5);
 const QUIET: u32 = 200;
 
 static SWITCHES: Mutex<Vec<Weak<Switch>>> = Mutex::new(Vec::new());
-
-/// A call has entered.
-pub(super) static BELL: Bell = Bell::new();
 
 /// From now on calls on this communicator are guarded, by the thread that [`ensure`] has started.
 pub(crate) fn watch(switch: &Arc<Switch>) {

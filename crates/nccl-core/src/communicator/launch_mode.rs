@@ -133,3 +133,33 @@ pub(crate) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: 
         tracing::info!(name: "nccl.comm.launch_mode", target: "nccl", comm, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, why, "launch mode NonBlocking instead of BlockingChild");
     }
 }
+
+/// The mode in which ranks with these wishes make a communicator, of which `who` tells.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] when a rank cannot take part in the mode that another one asked for.
+pub(crate) fn common_mode(
+    wishes: &[Option<Wish>],
+    who: impl Fn(usize) -> String,
+) -> Result<LaunchMode> {
+    Wish::agree(wishes).map_err(|(mode, odd)| {
+        let asking = wishes.iter().position(|wish| *wish == Some(Wish::Asked(mode)));
+        let asking = asking.map_or_else(|| String::from("another rank"), &who);
+        let odd_one = who(odd);
+        let reason = match wishes[odd] {
+            Some(Wish::Asked(other)) => format!(
+                "{odd_one} makes it in launch mode {other}, and {asking} in {mode}: choose the same on all ranks"
+            ),
+            Some(_) => format!(
+                "{odd_one} cannot make it in launch mode {mode}, for which {asking} asks: its NCCL is older than \
+                 {}, or a variable of NCCL's contradicts it; choose no mode, or NonBlocking",
+                Capability::BlockingChild.since()
+            ),
+            None => format!("{odd_one} makes it in a launch mode that is unknown here"),
+        };
+        Error::new(ErrorKind::InvalidConfig {
+            field: "launch_mode",
+            reason,
+        })
+    })
+}

@@ -18,7 +18,7 @@ use once_cell::sync::OnceCell;
 use nccl_base::departure::Ended;
 use nccl_base::launch_mode::{LaunchMode, Wish};
 
-use crate::communicator::{Inner, Timeouts, Visit};
+use crate::communicator::{Inner, Timeouts};
 use crate::error::{Error, Result};
 use crate::fault::{Cause, Fault, Roster};
 use crate::identity::Home;
@@ -224,7 +224,7 @@ pub trait Asker: Send {
 
 /// What may end a communicator, and keeps it not alive.
 #[derive(Clone)]
-pub struct AbortHandle(Weak<Inner>);
+pub struct AbortHandle(pub(crate) Weak<Inner>);
 
 impl AbortHandle {
     pub(crate) fn new(inner: &Arc<Inner>) -> Self {
@@ -243,10 +243,6 @@ impl AbortHandle {
     #[must_use]
     pub fn standing(&self) -> Option<String> {
         self.0.upgrade()?.tracked.track().standing()
-    }
-
-    pub(crate) fn visit(&self) -> Option<Visit> {
-        Visit::of(&self.0)
     }
 }
 

@@ -20,8 +20,8 @@ use std::time::Instant;
 
 use nccl_sys as sys;
 
-use super::free::{free, within};
-use super::handle::{RawComm, Unsettled, settle, state};
+use super::free::within;
+use super::handle::{RawComm, Unsettled, free, settle, state};
 use super::lifecycle::Outcome;
 use super::why::Why;
 use super::{Communicator, Inner};

@@ -28,10 +28,10 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::guard;
-use super::handle::{RawComm, Unsettled};
+use super::handle::{RawComm, Unsettled, free};
 use crate::abort::AbortSignal;
 use crate::library::Library;
+use crate::monitor::Bell;
 use crate::state::{Phase, Way};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -40,6 +40,9 @@ const NOBODY: u64 = 0;
 const EXPIRED: u64 = u64::MAX;
 /// The guard ended the call for another reason.
 const INTERRUPTED: u64 = u64::MAX - 1;
+
+/// A call has entered.
+pub(super) static BELL: Bell = Bell::new();
 
 /// See the module.
 pub(crate) struct Switch {
@@ -151,7 +154,7 @@ impl Switch {
         // Before the flag, so that a thread which sees an end that the flag brought about sees this as well.
         self.pulled.store(true, Ordering::SeqCst);
         if let Parent::Idle(raw) = *parent {
-            let freed = super::free::free(&self.library, Way::Abort, raw).is_ok();
+            let freed = free(&self.library, Way::Abort, raw).is_ok();
             *parent = if freed { Parent::Freed } else { Parent::Leaked };
         }
         !matches!(*parent, Parent::Leaked)
@@ -216,7 +219,7 @@ impl Switch {
         self.inside.store(call, Ordering::Release);
         // Nor does the compiler move the look before the store.
         compiler_fence(Ordering::SeqCst);
-        guard::BELL.ring();
+        BELL.ring();
         Inside(self)
     }
 

@@ -11,18 +11,17 @@ use super::init::{Plan, Prepared, roster_of};
 use super::meeting::{Agreed, Meeting};
 use crate::abort::AbortSignal;
 use crate::communicator::everybody::Birth;
-use crate::communicator::launch_mode::{Wish, refuse_contradictions, wish};
+use crate::communicator::launch_mode::{refuse_contradictions, wish};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::forked;
-use crate::library::{Capability, Library};
+use crate::library::Library;
 use crate::local;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::peers::About;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 use nccl_base::from_outside::FromOutside;
-use nccl_base::launch_mode::LaunchMode;
 
 impl CommunicatorBuilder<'_> {
     /// Makes the communicator, together with the other ranks.
@@ -242,34 +241,4 @@ impl CommunicatorBuilder<'_> {
             .transpose()?;
         Ok((prepared, id))
     }
-}
-
-/// The mode in which ranks with these wishes make a communicator, of which `who` tells.
-///
-/// # Errors
-/// [`ErrorKind::InvalidConfig`] when a rank cannot take part in the mode that another one asked for.
-pub(super) fn common_mode(
-    wishes: &[Option<Wish>],
-    who: impl Fn(usize) -> String,
-) -> Result<LaunchMode> {
-    Wish::agree(wishes).map_err(|(mode, odd)| {
-        let asking = wishes.iter().position(|wish| *wish == Some(Wish::Asked(mode)));
-        let asking = asking.map_or_else(|| String::from("another rank"), &who);
-        let odd_one = who(odd);
-        let reason = match wishes[odd] {
-            Some(Wish::Asked(other)) => format!(
-                "{odd_one} makes it in launch mode {other}, and {asking} in {mode}: choose the same on all ranks"
-            ),
-            Some(_) => format!(
-                "{odd_one} cannot make it in launch mode {mode}, for which {asking} asks: its NCCL is older than \
-                 {}, or a variable of NCCL's contradicts it; choose no mode, or NonBlocking",
-                Capability::BlockingChild.since()
-            ),
-            None => format!("{odd_one} makes it in a launch mode that is unknown here"),
-        };
-        Error::new(ErrorKind::InvalidConfig {
-            field: "launch_mode",
-            reason,
-        })
-    })
 }

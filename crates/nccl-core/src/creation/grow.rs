@@ -26,13 +26,12 @@ use std::time::{Duration, Instant};
 use nccl_sys as sys;
 
 use super::CommunicatorBuilder;
-use super::init::{BINDING, Begin, Prepared};
-use super::meeting::Said;
+use super::init::{Begin, Prepared};
+use super::said::Said;
 use super::slot::Slot;
-use super::start::{Patience, Sent, as_int, came_back};
+use super::start::{BINDING, Patience, Sent, as_int, came_back};
 use crate::abort::AbortSignal;
-use crate::communicator::free::free;
-use crate::communicator::handle::{Guard, RawComm};
+use crate::communicator::handle::{Guard, RawComm, free};
 use crate::communicator::why::Why;
 use crate::communicator::{Communicator, Inner};
 use crate::driver;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use nccl_sys as sys;
 
-use super::start::{Patience, as_int, settle_apart, start, start_split};
+use super::start::{BINDING, CALL, Patience, SPLIT, as_int, settle_apart, start, start_split};
 use crate::abort::AbortSignal;
 use crate::communicator::everybody::Birth;
 use crate::communicator::free::within;
@@ -498,10 +498,6 @@ impl Inner {
         freed == Some(true)
     }
 }
-
-pub(super) const CALL: &str = "ncclCommInitRankConfig";
-pub(super) const BINDING: &str = "binding the context to this thread (cuCtxSetCurrent)";
-pub(super) const SPLIT: &str = "ncclCommSplit";
 
 /// The configuration of the communicator that the ranks meet in, and of its child that carries the data, if
 /// there is one. Everything but the arrangement is the same in both: a child has no more channels than its

@@ -8,9 +8,8 @@ use crate::communicator::{Communicator, timeouts};
 use std::time::Instant;
 
 use super::CommunicatorBuilder;
-use super::build::common_mode;
 use super::init::Prepared;
-use crate::communicator::launch_mode::Wish;
+use crate::communicator::launch_mode::{Wish, common_mode};
 use crate::driver;
 use crate::envelope;
 use crate::error::{Error, Result};

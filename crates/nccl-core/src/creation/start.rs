@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 use nccl_sys as sys;
 
-use super::init::{BINDING, CALL, SPLIT};
-use crate::communicator::free::{free, free_with};
-use crate::communicator::handle::{RawComm, Unsettled, settle};
+use crate::communicator::free::free_with;
+use crate::communicator::handle::{RawComm, Unsettled, free, settle};
 use crate::communicator::switch::Switch;
 use crate::driver;
 use crate::error::{Error, Result};
@@ -21,6 +20,10 @@ use crate::ffi;
 use crate::library::Library;
 use crate::state::{Left, Way};
 use crate::unique_id::UniqueId;
+
+pub(super) const CALL: &str = "ncclCommInitRankConfig";
+pub(super) const BINDING: &str = "binding the context to this thread (cuCtxSetCurrent)";
+pub(super) const SPLIT: &str = "ncclCommSplit";
 
 /// Begins to split the child that carries the data from the idle parent, on a thread that can be given up as in
 /// [`start`].

@@ -203,7 +203,9 @@ impl Inner {
             false => self.launch(raw, started, (limit, left), || {
                 recorded::call(batch, &calls, writer)
             }),
-            true => self.launch_steps(raw, (started, limit), frame, &calls, writer),
+            true => frame.steps().try_for_each(|step| {
+                self.launch_step(raw, (started, limit), step, frame.on, &calls, writer)
+            }),
         };
 
         handle.recorder.end(ticket, launched.as_ref().err());

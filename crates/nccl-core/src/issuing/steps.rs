@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUdeviceptr};
 
-use super::frame::Frame;
 use crate::communicator::Inner;
 use crate::communicator::handle::RawComm;
 use crate::error::{Error, Result};
@@ -83,23 +82,8 @@ impl Copy {
 }
 
 impl Inner {
-    /// Puts all steps of a frame on its stream, one after another.
-    #[cold]
-    pub(super) fn launch_steps(
-        &self,
-        raw: RawComm,
-        (started, limit): (Instant, Duration),
-        frame: &Frame<'_>,
-        calls: &Calls<'_>,
-        writer: &mut Writer,
-    ) -> Result<()> {
-        for step in frame.steps() {
-            self.launch_step(raw, (started, limit), step, frame.on, calls, writer)?;
-        }
-        Ok(())
-    }
-
     /// Puts one step on the stream `on`, and returns when it is there.
+    #[cold]
     pub(crate) fn launch_step(
         &self,
         raw: RawComm,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 
-use super::{Buffer, Registered};
+use super::Buffer;
 use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::dtype::NcclType;
 use crate::error::Result;
@@ -86,28 +86,6 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
 
     fn stream(&self) -> &Arc<CudaStream> {
         Buffer::stream(self)
-    }
-}
-
-impl<B: OwnedBuffer> sealed::Visit for Registered<B> {
-    fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
-        each(self.erase_mut())
-    }
-}
-
-impl<B: OwnedBuffer> OwnedBuffer for Registered<B> {
-    type Element = B::Element;
-
-    fn view(&self) -> CudaView<'_, B::Element> {
-        Registered::view(self)
-    }
-
-    fn view_mut(&mut self) -> CudaViewMut<'_, B::Element> {
-        Registered::view_mut(self)
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        Registered::stream(self)
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 use nccl_base::variables::RECORD_DIR as VARIABLE;
 
 use super::snapshot::{Snapshot, of_place, snapshot};
+use super::track::Tracked;
 use crate::identity::Home;
 use crate::{reaper, whole_file};
 
@@ -23,8 +24,16 @@ const SETTLE: Duration = Duration::from_millis(30);
 /// Recordings of one process. A program that goes on after each fault must not fill a disk.
 const MOST: usize = 16;
 
+impl Tracked {
+    /// The communicator is being aborted: writes what led to it where that is wanted, and waits for nothing.
+    pub(crate) fn aborted(&self, reason: &str) {
+        let identity = &self.track().identity;
+        aborted(identity.home.as_ref(), identity.rank, reason);
+    }
+}
+
 /// A communicator of `home`, or of no world, is being aborted because of `reason`. Never waits.
-pub(super) fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
+fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
     static OF_NO_WORLD: AtomicBool = AtomicBool::new(false);
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
     let own = home.and_then(|home| home.directory());

@@ -12,7 +12,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::peers::{AbortHandle, Asker, Supervisor};
+use crate::communicator::Visit;
+use crate::peers::{Asker, Supervisor};
 use crate::recorder::{Track, Turns, origin};
 use crate::state::State;
 
@@ -68,7 +69,7 @@ impl Inquired {
             return false;
         };
         let target = supervisor.target();
-        let Some(inner) = target.as_ref().and_then(AbortHandle::visit) else {
+        let Some(inner) = target.as_ref().and_then(|target| Visit::of(&target.0)) else {
             self.not_yet("it is about to make the communicator");
             return !self.is_sample;
         };

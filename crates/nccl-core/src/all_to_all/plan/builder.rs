@@ -56,6 +56,20 @@ pub struct AllToAllBuilder<'c> {
     wrong: Option<Error>,
 }
 
+impl AllToAll {
+    /// Says what to exchange on `comm`, and how.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn plan(comm: &Communicator) -> AllToAllBuilder<'_> {
+        AllToAllBuilder::new(comm)
+    }
+}
+
 impl<'c> AllToAllBuilder<'c> {
     pub(super) fn new(comm: &'c Communicator) -> Self {
         Self {

@@ -4,7 +4,6 @@ use std::fmt;
 
 use cudarc::driver::CudaSlice;
 
-use super::builder::AllToAllBuilder;
 use super::explain::Explanation;
 use super::payloads::{Addresses, Payloads, check_number, check_type};
 use crate::all_to_all::algorithm::Algorithm;
@@ -62,18 +61,6 @@ pub struct AllToAll {
 }
 
 impl AllToAll {
-    /// Says what to exchange on `comm`, and how.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn plan(comm: &Communicator) -> AllToAllBuilder<'_> {
-        AllToAllBuilder::new(comm)
-    }
-
     pub(super) fn new(
         comm: &Communicator,
         payloads: Vec<Payload>,

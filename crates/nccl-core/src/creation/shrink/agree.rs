@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::attempt::Refusal;
-use super::call::{ShrinkWay, topic};
+use super::attempt::{Refusal, topic};
+use super::call::ShrinkWay;
 use crate::communicator::Communicator;
 use crate::creation::CommunicatorBuilder;
 use crate::creation::init::Prepared;

@@ -14,7 +14,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::call::topic;
 use crate::communicator::Inner;
 use crate::error::{Error, Result};
 use crate::peers::Supervisor;
@@ -144,6 +143,10 @@ pub(super) fn unmade(made: &Arc<Inner>, missed: Option<Error>) -> Error {
         Some(missed) if !was_ended => missed,
         _ => made.conclude(made.out_of_use()),
     }
+}
+
+pub(super) fn topic(what: &str, key: &str) -> String {
+    format!("{what}/{key}")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attempt::Attempt;
+use super::attempt::{Attempt, topic};
 use super::native::Native;
 use crate::communicator::{Communicator, Inner};
 #[cfg(doc)]
@@ -253,8 +253,4 @@ impl Communicator {
         let id = open_on(peers, name, sealed)?;
         prepared.join(&id, deadline, || false)
     }
-}
-
-pub(super) fn topic(what: &str, key: &str) -> String {
-    format!("{what}/{key}")
 }

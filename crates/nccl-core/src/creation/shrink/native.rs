@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use nccl_sys as sys;
 
 use super::attempt::{self, Attempt, Refusal, Verdict};
-use crate::communicator::free::{free, within};
-use crate::communicator::handle::{RawComm, Unsettled, settle, state};
+use crate::communicator::free::within;
+use crate::communicator::handle::{RawComm, Unsettled, free, settle, state};
 use crate::communicator::lifecycle::Outcome;
 use crate::communicator::switch::HeldParent;
 use crate::communicator::why::Why;

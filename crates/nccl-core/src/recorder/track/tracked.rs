@@ -5,15 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::marks::Marks;
 use super::slots::Progress;
-use super::{ISSUES, Identity, OPERATIONS, Ticket, Track, Writer, now, origin};
+use super::{ISSUES, OPERATIONS, Ticket, Track, Writer};
+use crate::identity::Identity;
 use crate::operation::OperationKind;
-use crate::recorder::dump;
 use crate::recorder::lane::Lane;
 use crate::recorder::usual::Usual;
 use crate::state::Phase;
 use crate::stats::Tally;
 use crate::sync::{Mutex, MutexGuard};
+use nccl_base::clock::{now, origin};
 
 /// Communicators that are kept after their end, for whoever asks what they did last.
 const ENDED: usize = 16;
@@ -37,8 +39,7 @@ impl Tracked {
             phase: Arc::clone(phase),
             issues: Lane::new(ISSUES),
             operations: Lane::new(OPERATIONS),
-            marks: Default::default(),
-            more_marks: Mutex::default(),
+            marks: Marks::default(),
             launching: AtomicU64::new(0),
             usual: Usual::default(),
             tally: Arc::clone(tally),
@@ -57,12 +58,6 @@ impl Tracked {
 
     pub(crate) fn track(&self) -> &Arc<Track> {
         &self.0
-    }
-
-    /// The communicator is being aborted: writes what led to it where that is wanted, and waits for nothing.
-    pub(crate) fn aborted(&self, reason: &str) {
-        let identity = &self.0.identity;
-        dump::aborted(identity.home.as_ref(), identity.rank, reason);
     }
 
     /// Notes how the launch of `ticket` ended, without the communicator's lock.

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 
 use super::slots::{Issue, OperationSlot, Progress};
-use super::{Track, handle_of, limit_word, origin};
+use super::{Track, handle_of, limit_word};
 use crate::error::Error;
 use crate::operation::OperationKind;
 use crate::recorder::spans;
 use crate::stats::{self, Tally, Volume};
+use nccl_base::clock::origin;
 
 /// The right to write the record, which whoever holds the communicator's lock has.
 pub(crate) struct Writer {

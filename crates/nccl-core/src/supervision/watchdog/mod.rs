@@ -36,11 +36,12 @@
 //! looking at.
 //!
 //! - `judge`: what marks prove, and who is late: no CUDA, no clock;
-//! - `registry`: what is watched;
+//! - `registry`: what is watched; `enlist`: how it gets there;
 //! - `look`: one look at one communicator;
 //! - `threads`: who looks, and when;
 //! - `facts`: what others can read.
 
+mod enlist;
 mod facts;
 mod judge;
 mod look;
@@ -49,12 +50,12 @@ mod threads;
 
 #[doc(hidden)]
 pub use crate::standing::Clock;
+#[doc(hidden)]
+pub use enlist::answer;
+pub(crate) use enlist::{Issue, after, attend, before, ensure};
 #[allow(unused_imports, reason = "for whoever shows it")]
 pub(crate) use facts::Oldest;
 #[doc(hidden)]
 pub use facts::Pending;
 #[doc(hidden)]
-pub use registry::answer;
-#[doc(hidden)]
 pub use registry::pending;
-pub(crate) use registry::{Issue, after, attend, before, ensure};
