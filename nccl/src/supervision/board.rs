@@ -24,8 +24,8 @@ use crate::sync::Mutex;
 use crate::time::deadline_after;
 use nccl_base::departure::Ended;
 use nccl_base::fault::cause::Waiting;
-use nccl_base::fault::roster::Roster;
 use nccl_base::fault::{Cause, Fault};
+use nccl_base::roster::Roster;
 use nccl_core::recorder::Turn;
 
 /// See the module.

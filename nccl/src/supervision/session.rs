@@ -9,7 +9,7 @@ use super::unborn::Unborn;
 use crate::error::Result;
 use crate::peers::{Peers, Supervisor, Unmade, Ward};
 use crate::rendezvous::Line;
-use nccl_base::fault::roster::Roster;
+use nccl_base::roster::Roster;
 use nccl_core::recorder::Home;
 
 /// See the module.

@@ -22,8 +22,8 @@ use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
 use nccl_base::departure::{Departure, How};
-use nccl_base::fault::roster::Roster;
 use nccl_base::fault::{Cause, Fault, Place};
+use nccl_base::roster::Roster;
 use nccl_core::supervision::stragglers::Inquired;
 use nccl_core::supervision::watchdog;
 

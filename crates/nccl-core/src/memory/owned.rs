@@ -21,7 +21,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// Device memory that owns itself: [`CudaSlice`], [`Buffer`], or one of them [`Registered`].
+/// Device memory that owns itself: [`CudaSlice`], [`Buffer`], or one of them [`Registered`](crate::Registered).
 ///
 /// Only owned memory can be registered or put into a plan: a program could forget a borrowing value, and
 /// free the memory while NCCL still uses it.

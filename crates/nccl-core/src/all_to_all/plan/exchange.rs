@@ -165,7 +165,7 @@ impl AllToAll {
         self.issue(false, |plan, frame| payloads.lend(plan, frame))
     }
 
-    /// Lets the blocks of `y` change places, in a plan that was made [`in_place`](AllToAllBuilder::in_place).
+    /// Lets the blocks of `y` change places, in a plan that was made [`in_place`](crate::AllToAllBuilder::in_place).
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue), and for a plan that does not work in place.

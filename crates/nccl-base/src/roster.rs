@@ -6,7 +6,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::cause::who;
 use crate::ranges::ranges;
 
 /// See the module.
@@ -146,6 +145,16 @@ impl Roster {
 #[doc(hidden)]
 pub fn short_key(key: &str) -> &str {
     key.get(..8).unwrap_or(key)
+}
+
+/// `rank 3`, or `ranks 0-2,5`.
+#[doc(hidden)]
+pub fn who(ranks: &[usize]) -> String {
+    let list = ranges(ranks);
+    match ranks.len() {
+        1 => format!("rank {list}"),
+        _ => format!("ranks {list}"),
+    }
 }
 
 fn plural(list: &str, ranks: usize) -> String {
