@@ -1,7 +1,8 @@
 //! Rows back from the experts, weighed and added up.
 
+use super::experts::{ExpertParallel, Way, length};
 use super::kernels::Combine;
-use super::{ExpertParallel, Routing, Way, length};
+use super::routing::Routing;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
 use crate::dtype::DataType;

@@ -1,8 +1,9 @@
 //! Rows to the ranks of their experts.
 
+use super::experts::{ExpertParallel, Way, length};
 use super::kernels::Permute;
 use super::layout::ALIGNMENT;
-use super::{ExpertParallel, Routing, Way, length};
+use super::routing::Routing;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
 use crate::dtype::DataType;

@@ -7,9 +7,9 @@ use std::time::Instant;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBits};
 
 use super::counts::Counts;
+use super::experts::{ExpertParallel, length};
 use super::kernels::Route;
 use super::layout::Sizes;
-use super::{ExpertParallel, length};
 use crate::buffer::SendBuffer;
 use crate::communicator::Communicator;
 use crate::driver;
@@ -69,6 +69,21 @@ pub(super) struct Routed {
 }
 
 impl ExpertParallel {
+    /// Refuses the routing of another, and one without tokens that were routed. How many those are.
+    pub(super) fn tokens_of(&self, routing: &Routing) -> Result<usize> {
+        let refuse = |reason| {
+            Err(Error::new(ErrorKind::InvalidConfig {
+                field: "routing",
+                reason: String::from(reason),
+            }))
+        };
+        match routing.routed {
+            _ if routing.of != self.number => refuse("it was made by another `ExpertParallel`"),
+            None => refuse("nothing was routed with it: call `route` first"),
+            Some(routed) => Ok(routed.tokens),
+        }
+    }
+
     /// Memory for a routing, on the communicator's stream.
     ///
     /// # Errors
