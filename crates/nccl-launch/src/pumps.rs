@@ -1,4 +1,13 @@
-//! The threads that read what ranks print.
+//! What ranks print, on its way to the person: two threads per fleet, one for each stream, so that a reader
+//! of standard output that stands still does not hold up what is said on standard error.
+//!
+//! A rank that prints without end is read a piece at a time, in turn with the others; nothing is kept but the
+//! line it is in, and the last lines of standard error. When the reader does not keep up, the rank has to
+//! wait, as it would at a pipe. When the reader is gone, the rank's pipe is closed, and it sees that; when the output cannot be
+//! written for another reason, it is read and dropped.
+
+mod lines;
+mod tail;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
@@ -11,9 +20,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
-use super::super::event::{Board, Event};
-use super::lines::Lines;
-use super::{Line, Output, Stream, Tail};
+use self::lines::Lines;
+pub(super) use self::tail::Tail;
+use super::event::{Board, Event};
+use super::output::{Line, Output, Stream};
 use crate::say::piece;
 use crate::sync::Mutex;
 use crate::visible;
