@@ -27,14 +27,14 @@ mod keep_alive;
 pub(crate) mod launch_mode;
 mod let_go;
 pub(crate) mod lifecycle;
-pub(crate) mod lost;
+mod lost;
 pub(crate) mod order;
 pub mod peers;
 pub(crate) mod revocation;
 mod revoke;
 pub(crate) mod switch;
 pub(crate) mod timeouts;
-pub(crate) mod why;
+mod why;
 
 pub use everybody::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
 pub(crate) use handle::Backoff;

@@ -7,11 +7,13 @@ use cudarc::driver::CudaStream;
 
 use super::init::Company;
 use crate::abort::AbortSignal;
-use crate::communicator::{Communicator, Timeouts};
+use crate::communicator::{Communicator, Inner, Timeouts};
 use crate::config::Config;
+use crate::forked::Resident;
 use crate::library::Library;
 use crate::local;
 use crate::peers::Terms;
+use crate::supervision::sentinel;
 use crate::unique_id::UniqueId;
 use nccl_base::launch_mode::LaunchMode;
 
@@ -85,6 +87,19 @@ impl Communicator {
         world_size: usize,
     ) -> CommunicatorBuilder<'_> {
         CommunicatorBuilder::with_id(name, id, rank, world_size)
+    }
+
+    /// The handle of one that was just made.
+    pub(super) fn of(inner: Arc<Inner>) -> Self {
+        // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
+        if let Err(error) = sentinel::watch(&inner) {
+            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
+        }
+        Self {
+            stream: Resident::new(Arc::clone(&inner.stream)),
+            limit: inner.timeouts.operation,
+            inner: Resident::new(inner),
+        }
     }
 }
 

@@ -16,17 +16,14 @@ use crate::communicator::everybody::Birth;
 use crate::communicator::free::within;
 use crate::communicator::handle::{Handle, RawComm, Turn, Unsettled};
 use crate::communicator::launch_mode::{self, Obstacle, Wish};
-use crate::communicator::lost::Noticed;
 use crate::communicator::revocation::Revocation;
-use crate::communicator::switch::Switch;
-use crate::communicator::{Communicator, Inner, Timeouts, guard, order, timeouts};
+use crate::communicator::{Inner, Noticed, Switch, Timeouts, guard, order, timeouts};
 use crate::config::Config;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::events;
 use crate::expendable;
 use crate::ffi;
-use crate::forked::Resident;
 use crate::graphs::Plans;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
@@ -560,20 +557,5 @@ pub(super) fn check_ranks(rank: usize, world_size: usize) -> Result<()> {
             rank,
             world_size,
         }))
-    }
-}
-
-impl Communicator {
-    /// The handle of one that was just made.
-    pub(super) fn of(inner: Arc<Inner>) -> Self {
-        // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
-        if let Err(error) = sentinel::watch(&inner) {
-            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
-        }
-        Self {
-            stream: Resident::new(Arc::clone(&inner.stream)),
-            limit: inner.timeouts.operation,
-            inner: Resident::new(inner),
-        }
     }
 }

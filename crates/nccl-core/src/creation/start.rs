@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 use nccl_sys as sys;
 
+use crate::communicator::Switch;
 use crate::communicator::free::free_with;
 use crate::communicator::handle::{RawComm, Unsettled, free, settle};
-use crate::communicator::switch::Switch;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::expendable::{self, NotBack};

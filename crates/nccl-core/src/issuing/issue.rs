@@ -25,9 +25,9 @@ use cudarc::driver::CudaEvent;
 
 use super::check;
 use super::frame::{Frame, Left};
-use crate::communicator::handle::{Backoff, Handle, RawComm, Unsettled, settle};
+use crate::communicator::handle::{Handle, RawComm, Unsettled, settle};
 use crate::communicator::order::Capture;
-use crate::communicator::{Communicator, Inner, order};
+use crate::communicator::{Backoff, Communicator, Inner, order};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::ffi::Progress;
