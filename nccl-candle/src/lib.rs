@@ -77,6 +77,7 @@ mod cpu;
 mod cuda;
 mod error;
 mod gradient;
+mod operations;
 pub mod ops;
 mod staging;
 

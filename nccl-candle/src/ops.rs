@@ -24,20 +24,14 @@ use candle_core::{
 use nccl::ReduceOp;
 
 use crate::collective::Collective;
-use crate::communicator::TensorCommunicator;
+#[cfg(not(feature = "cuda"))]
+use crate::communicator::WITHOUT_CUDA;
+use crate::communicator::{METAL, TensorCommunicator};
 use crate::cpu;
 use crate::error::Error;
 use crate::gradient::Gradient;
 
 type Result<T> = candle_core::Result<T>;
-
-/// Why a CUDA tensor is refused.
-#[cfg(not(feature = "cuda"))]
-pub(crate) const WITHOUT_CUDA: &str =
-    "a tensor on a CUDA device needs the feature `cuda` of the crate nccl-candle";
-
-/// Why a Metal tensor is refused.
-pub(crate) const METAL: &str = "NCCL knows no Metal devices: move the tensor to the CPU before";
 
 /// What the operations of this file have in common: candle's traits cannot be implemented for all that have one of ours.
 trait Op {

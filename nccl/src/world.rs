@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::communicator::{Communicator, CommunicatorBuilder, LaunchMode, Timeouts};
+use crate::CommunicatorBuilder;
+use crate::communicator::{Communicator, LaunchMode, Timeouts};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;

@@ -121,7 +121,7 @@ leak:hangs::build
 leak:hangs::grow
 leak:nccl_emulator::nccl::bootstrap::root::start
 leak:__cxa_thread_atexit_impl
-leak:nccl_core::communicator::init::stream_and_event
+leak:nccl_core::creation::init::stream_and_event
 leak:nccl_core::supervision::watchdog::look::Eye
 leak:nccl_core::supervision::watchdog::registry::Put
 ";

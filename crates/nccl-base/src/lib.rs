@@ -37,6 +37,7 @@ pub mod operation;
 pub mod ranges;
 pub mod reduce_op;
 pub mod report;
+pub mod roster;
 pub mod say;
 pub mod sync;
 pub mod system;

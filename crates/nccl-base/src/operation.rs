@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::data_type::DataType;
-use crate::fault::Roster;
 use crate::reduce_op::RecordedReduction;
+use crate::roster::Roster;
 
 /// Which operation of NCCL was asked for.
 ///

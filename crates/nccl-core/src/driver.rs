@@ -134,7 +134,7 @@ pub(crate) fn query(stream: &CudaStream) -> sys::CUresult {
 }
 
 /// How long the calls of another thread are waited for of which cudarc stores the errors: those do not wait. Less than a call may
-/// be late before its process is ended (`supervision/inside.rs`).
+/// be late before its process is ended (`inside.rs`).
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Held while an error of a context is taken or put back, and while calls are [`heard`], so that two threads do not take each

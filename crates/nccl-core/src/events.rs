@@ -14,10 +14,10 @@ use tracing::Span;
 use tracing::field::{Empty, display};
 
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind};
 use crate::stats;
-use crate::supervision::recorder::Identity;
 use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
 
 /// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` hears.

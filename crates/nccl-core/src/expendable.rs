@@ -6,7 +6,7 @@
 //! that; nothing else of it is touched any more.
 //!
 //! For calls that are rare: the thread costs some ten microseconds. Calls on the way of an operation are
-//! watched instead (`supervision/inside.rs`).
+//! watched instead (`inside.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! The end of a process that this crate cannot let go on: NCCL may still use memory that was only lent to it.
 //!
-//! The sites are `communicator/issue.rs` (a call that would give a buffer back too early) and `supervision/inside.rs` (a
+//! The sites are `issuing/issue.rs` (a call that would give a buffer back too early) and `supervision/sentinel.rs` (a
 //! thread that does not come out of a call). Each makes a [`FatalReport`]; [`end_the_process`] says it on stderr, runs the
 //! program's hook, and ends the process.
 
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use crate::identity::Identity;
 use crate::say::write_within;
-use crate::supervision::recorder::Identity;
 use crate::sync::Mutex;
 use nccl_base::fault::Roster;
 

@@ -4,19 +4,22 @@
 //! forgotten guard leaves open. Here a closure only records; start, operations and end happen
 //! afterwards in one call that cannot be left half way.
 
+mod collectives;
+
 use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
 
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::collectives::Collective;
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
 use crate::request::Request;
-use crate::supervision::inside::{self, Place};
 use nccl_base::data_type::DataType;
 
 /// Operations that are recorded to be issued together; see [`Communicator::group`].
@@ -163,14 +166,14 @@ impl<'a> Group<'a> {
     /// Takes a buffer for which CUDA is asked: of another stream, or one that cudarc orders.
     #[inline(never)]
     fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<u64> {
-        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
         self.frame.read(buffer)
     }
 
     /// As [`read_elsewhere`](Self::read_elsewhere).
     #[inline(never)]
     fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<u64> {
-        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
         self.frame.write(buffer)
     }
 
@@ -180,7 +183,7 @@ impl<'a> Group<'a> {
         &mut self,
         collective: Result<Collective<X, Y>>,
     ) -> Result<()> {
-        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
         collective?.record(self.comm, &mut self.frame).map(drop)
     }
 
@@ -277,7 +280,7 @@ impl Communicator {
         let admitted = match self.stream.context().is_managing_stream_synchronization() {
             false => Ok(()),
             true => {
-                let _inside = inside::enter(&self.inner, Place::Issue, self.limit);
+                let _inside = self.inner.enter(Place::Issue, self.limit);
                 Frame::admit(&self.stream)
             }
         };

@@ -20,10 +20,11 @@ pub use all_to_all::{
 };
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
 pub use communicator::{
-    AbortReport, Communicator, CommunicatorBuilder, EndedCommunicator, GrowWay, Grown, LaunchMode,
-    ShrinkWay, Shrunk, State as CommunicatorState, Timeouts, abort_all, leaked_communicators,
+    AbortReport, Communicator, EndedCommunicator, LaunchMode, Timeouts, abort_all,
+    leaked_communicators, peers,
 };
 pub use config::{Config, CtaPolicy};
+pub use creation::{CommunicatorBuilder, GrowWay, Grown, ShrinkWay, Shrunk};
 pub use device::device;
 pub use dtype::{DataType, NcclType};
 pub use fatal::{FatalCause, FatalExit, FatalReport, on_fatal};
@@ -37,17 +38,19 @@ pub use nccl_base::operation::{Operation, OperationKind};
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use request::Request;
-pub use supervision::recorder;
+pub use state::State as CommunicatorState;
 pub use unique_id::UniqueId;
 
 use nccl_base::{error, fault, forked, host, operation, say, sync, time, whole_file};
 
 mod abort;
+mod agree;
 mod all_to_all;
 pub mod buffer;
 pub mod collectives;
 pub mod communicator;
 mod config;
+mod creation;
 mod device;
 mod digest;
 pub mod driver;
@@ -57,19 +60,27 @@ pub mod events;
 mod expendable;
 mod fatal;
 mod ffi;
+mod graphs;
 mod group;
 mod groups;
+mod identity;
+pub mod inside;
+pub mod issuing;
 pub mod library;
 mod local;
 pub mod memory;
+mod monitor;
 pub mod op;
-pub mod peers;
 mod plan;
 pub mod reaper;
 pub mod recorded;
+pub mod recorder;
 pub mod reduce;
 mod request;
+mod standing;
+pub mod state;
 pub mod stats;
 pub mod supervision;
 pub mod threads;
 mod unique_id;
+mod warm_up;

@@ -8,13 +8,12 @@ use std::ffi::{c_int, c_void};
 
 use nccl_sys as sys;
 
-use crate::communicator::Calls;
 use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
 use crate::op::{Descriptor, Function};
+use crate::recorder::{OperationSlot, Room, Writer};
 use crate::stats::{Tally, Volume};
-use crate::supervision::recorder::{OperationSlot, Room, Writer};
 use nccl_base::data_type::DataType;
 
 /// One operation; all there is of a message. Its addresses are valid as long as the frame in which it
@@ -34,6 +33,13 @@ pub(crate) struct More {
     /// The address to write; null where the rank writes nothing.
     pub(crate) recv: u64,
     pub(crate) op: sys::ncclRedOp_t,
+}
+
+/// What the C calls of one operation need.
+pub(crate) struct Calls<'c> {
+    pub(crate) library: &'c Library,
+    pub(crate) comm: sys::ncclComm_t,
+    pub(crate) stream: sys::cudaStream_t,
 }
 
 /// Operations that are issued together.

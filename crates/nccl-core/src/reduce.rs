@@ -8,10 +8,11 @@ use std::time::Duration;
 pub use nccl_base::reduce_op::ReduceOp;
 use nccl_sys as sys;
 
-use crate::communicator::{Communicator, KeepAlive, State};
+use crate::communicator::{Communicator, KeepAlive};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reaper::{self, DeferredDrop, Turn};
+use crate::state::State;
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 use nccl_base::data_type::DataType;

@@ -68,6 +68,21 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+impl Fleet {
+    /// Prepares `ranks` ranks on this host, which are all there are unless
+    /// [`FleetBuilder::among`] says otherwise.
+    ///
+    /// ```
+    /// # use std::process::Command;
+    /// # use nccl::launch::Fleet;
+    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn builder(ranks: usize) -> FleetBuilder {
+        FleetBuilder::new(ranks)
+    }
+}
+
 impl FleetBuilder {
     pub(super) fn new(ranks: usize) -> Self {
         Self {

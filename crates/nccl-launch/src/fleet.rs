@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::builder::FleetBuilder;
 use super::control;
 use super::environment::Environment;
 use super::event::{Board, Events};
-use super::output::wake;
+use super::pumps::wake;
 use super::report::{Report, first_of};
 use super::watcher::{Order, Plan, Watcher, over};
 use crate::departure::Signal;
@@ -24,7 +23,7 @@ use nccl_control::Rendezvous;
 
 /// The processes of a world's ranks on this host.
 ///
-/// They are started by [`FleetBuilder::start`], are watched by a thread, and do not outlive the fleet: dropping
+/// They are started by [`FleetBuilder::start`](crate::FleetBuilder::start), are watched by a thread, and do not outlive the fleet: dropping
 /// it kills them, and so does whatever ends this process.
 ///
 /// ```
@@ -50,19 +49,6 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Prepares `ranks` ranks on this host, which are all there are unless
-    /// [`FleetBuilder::among`] says otherwise.
-    ///
-    /// ```
-    /// # use std::process::Command;
-    /// # use nccl::launch::Fleet;
-    /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn builder(ranks: usize) -> FleetBuilder {
-        FleetBuilder::new(ranks)
-    }
-
     pub(super) fn start(plan: Plan) -> Result<Self> {
         let environment = plan.environment.clone();
         let board = Arc::new(Board::new(plan.environment.here));

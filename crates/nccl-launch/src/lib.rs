@@ -46,7 +46,7 @@
 //! - `watcher`: the thread that decides; `rank`, `process`: one process; `oom`: why it may have been killed;
 //! - `control`: what the other ranks learn of a rank's end;
 //! - `keeper`: what is left to do when this process is killed;
-//! - `output`: what ranks print;
+//! - `output`: where what ranks print goes; `pumps`: the threads that read it;
 //! - `together`: one interface for NCCL and for the ranks' own connections.
 #![cfg(not(loom))]
 #![allow(
@@ -68,6 +68,7 @@ mod keeper;
 mod oom;
 mod output;
 mod process;
+mod pumps;
 mod rank;
 mod report;
 mod together;

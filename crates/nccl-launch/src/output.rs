@@ -1,21 +1,8 @@
-//! What ranks print, on its way to the person: two threads per fleet, one for each stream, so that a reader
-//! of standard output that stands still does not hold up what is said on standard error.
-//!
-//! A rank that prints without end is read a piece at a time, in turn with the others; nothing is kept but the
-//! line it is in, and the last lines of standard error. When the reader does not keep up, the rank has to
-//! wait, as it would at a pipe. When the reader is gone, the rank's pipe is closed, and it sees that; when the output cannot be
-//! written for another reason, it is read and dropped.
-
-mod lines;
-mod pump;
-mod tail;
+//! Where the output of ranks goes, and what a caller gets of it.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-pub(super) use pump::{Pumps, Source, wake};
-pub(super) use tail::Tail;
 
 /// Which of its two streams a rank wrote to.
 ///

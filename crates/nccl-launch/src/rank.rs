@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use super::oom::Counter;
-use super::output::{Pumps, Settings, Source, Stream, Tail};
+use super::output::{Settings, Stream};
 use super::process::{Pipes, Process, Standing};
+use super::pumps::{Pumps, Source, Tail};
 use super::report::RankEnd;
 use crate::departure::{Exit, OomKill, ProcessEnd, Signal};
 use crate::sync::Mutex;

@@ -27,12 +27,12 @@ use super::control::Control;
 use super::environment::Environment;
 use super::event::{Board, Event};
 use super::keeper::Keeper;
-use super::output::{Pumps, Settings};
+use super::output::Settings;
+use super::pumps::Pumps;
 use super::rank::Running;
 use super::report::UNREAD;
 use crate::departure::Signal;
 use crate::error::{Error, Result};
-use restart::Restart;
 
 /// How long after SIGKILL; what is still there then waits inside the kernel.
 const KILL: Duration = Duration::from_secs(5);
@@ -84,6 +84,14 @@ enum Stage {
     Settle,
     Asked,
     Killed,
+}
+
+/// A rank that is ended in order to be started again.
+struct Restart {
+    reply: Sender<Result<u64>>,
+    /// When it is killed, or after that, when it is given up.
+    until: Instant,
+    killed: bool,
 }
 
 pub(super) struct Watcher {

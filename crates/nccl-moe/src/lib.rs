@@ -12,7 +12,7 @@ pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBu
 
 use nccl_base::{error, forked, operation};
 use nccl_core::{
-    buffer, collectives, communicator, driver, dtype, op, reaper, recorded, supervision,
+    buffer, collectives, communicator, driver, dtype, inside, issuing, op, reaper, recorded,
 };
 
 mod expert_parallel;

@@ -5,14 +5,13 @@ use std::any::Any;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use super::session::Session;
+use super::records::{Records, home_of, written};
 use super::watch::Watch;
 use crate::forked;
-use crate::peers::{Peers, set_of_threads};
 use crate::reaper;
 use crate::recorder::{MissingRank, RankRecording, Timeline};
 use crate::rendezvous::{
-    Asked, Attached, ClockReading, Host, Line, Watcher, World, say_goodbye, set_host,
+    Asked, Attached, ClockReading, Host, Line, Watcher, say_goodbye, set_host,
 };
 use nccl_base::fault::Fault;
 use nccl_core::recorder::{self, Clock, Home, Snapshot};
@@ -24,28 +23,6 @@ pub(crate) fn introduce() {
         set_host(&Program);
         reaper::at_exit_say(say_goodbye);
     });
-}
-
-/// Before `main`, because a program may begin with [`Communicator::init_all`](crate::Communicator::init_all), which is below
-/// this crate and calls nothing of it.
-#[used]
-// SAFETY: the section is a list of C functions that the loader calls, with arguments that this one does not take. It sets a
-// `OnceCell`, which needs nothing of the runtime that is not there before `main`, and may be done beside other threads.
-#[unsafe(link_section = ".init_array")]
-static BEFORE_MAIN: extern "C" fn() = {
-    extern "C" fn before_main() {
-        set_of_threads(of_threads);
-    }
-    before_main
-};
-
-fn of_threads(size: usize) -> Vec<Arc<dyn Peers>> {
-    introduce();
-    let worlds = World::threads(size);
-    worlds
-        .iter()
-        .map(|world| Session::of(world.line()))
-        .collect()
 }
 
 struct Program;
@@ -64,31 +41,6 @@ impl Host for Program {
     }
 }
 
-/// Under which the calls of a rank are recorded.
-struct Records(Arc<Home>);
-
-impl Attached for Records {
-    fn recording(&self, most: usize) -> Vec<u8> {
-        written(recorder::of_place(self.0.place()), most)
-    }
-
-    fn wants_clock(&self) -> bool {
-        recorder::is_wanted(&self.0)
-    }
-
-    fn goes_on_from(&self, past: &Arc<dyn Attached>) {
-        self.0.goes_on_from(&home(past));
-    }
-
-    fn set_clock(&self, measured: Option<ClockReading>) {
-        // What is to be added to the times of this process for those of rank 0.
-        let clock = measured.map_or(Clock::REFERENCE, |reading| {
-            Clock::measured(-reading.ahead, reading.round_trip)
-        });
-        self.0.set_clock(clock);
-    }
-}
-
 impl Watcher for Watch {
     fn latest(&self) -> Option<Arc<Fault>> {
         Watch::latest(self)
@@ -96,19 +48,6 @@ impl Watcher for Watch {
 
     fn end_all(&self, reason: &str, kept: &[&str]) {
         Watch::end_all(self, reason, kept);
-    }
-}
-
-fn written(mut snapshot: Snapshot, most: usize) -> Vec<u8> {
-    snapshot.limit_to(most);
-    snapshot.to_json().into_bytes()
-}
-
-fn home(attached: &Arc<dyn Attached>) -> Arc<Home> {
-    let attached: Arc<dyn Any + Send + Sync> = Arc::clone(attached) as _;
-    match attached.downcast::<Records>() {
-        Ok(records) => Arc::clone(&records.0),
-        Err(_) => unreachable!("a line was opened before this crate had introduced itself"),
     }
 }
 
@@ -123,7 +62,7 @@ pub(crate) trait OfLine {
 
 impl OfLine for Arc<Line> {
     fn home(&self) -> Arc<Home> {
-        home(self.attached())
+        home_of(self)
     }
 
     fn watch(&self) -> Arc<Watch> {

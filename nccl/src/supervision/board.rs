@@ -7,26 +7,26 @@
 //! The verdict is written by the watch alone, once, in the order in which all ranks hear. The conclusion
 //! is made by whoever ended the communicator here, once; everybody else waits for it.
 
-use super::words;
+mod supervisor;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::attach::OfLine as _;
 use super::docket::{Verdict, Who};
-use super::trial::{self, Trials};
-use super::watch::{FAULT, Watch};
+use super::trials::{PATIENCE, Trials};
+use super::watch::{FREED, Watch, Watched, end_alone, of_all};
 use crate::events;
 use crate::peers::{AbortHandle, Ending, LetGo, Peers, Supervisor, Ward};
-use crate::rendezvous::{Line, Member, Subject, Suspicion};
+use crate::rendezvous::Line;
 use crate::stats;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use nccl_base::departure::Ended;
+use nccl_base::fault::Fault;
 use nccl_base::fault::cause::Waiting;
-use nccl_base::fault::roster::Roster;
-use nccl_base::fault::{Cause, Fault};
-use nccl_core::recorder::Turn;
+use nccl_base::roster::Roster;
 
 /// See the module.
 pub(crate) struct Board {
@@ -103,9 +103,6 @@ fn needs_all(let_go: LetGo) -> bool {
     matches!(let_go, LetGo::KernelsAndNeedsAll | LetGo::AllAndNeedsAll)
 }
 
-/// What a rank says that has nothing of the communicator any more.
-pub(super) const FREED: &[u8] = &[1];
-
 impl Board {
     /// Of a communicator that this rank of the line is about to make.
     pub(super) fn new(line: &Arc<Line>, peers: Arc<dyn Peers>, ward: Ward<'_>) -> Arc<Self> {
@@ -151,22 +148,6 @@ impl Board {
         &self.roster
     }
 
-    /// Tells the log of the verdict, once.
-    pub(super) fn tell(&self) {
-        if let Some(fault) = self.fault()
-            && !self.told.swap(true, Ordering::AcqRel)
-        {
-            self.watch.set_latest(fault);
-            events::fault(fault, Some(&self.key), self.rank, self.members.len());
-            if !fault.is_on_purpose() {
-                self.line.home().breaks();
-                if let Some(began) = self.began.get() {
-                    stats::DETECT.add(began.elapsed());
-                }
-            }
-        }
-    }
-
     /// All have said that their kernels are over, and one needs the end of all aborts; that of this rank has come back.
     fn end_of_all(&self, so_far: LetGo) -> bool {
         let part = [code_of(so_far)];
@@ -183,7 +164,7 @@ impl Board {
     /// Who only ran out of time does not say that it has ended before there is a cause: the others may all have.
     fn await_verdict(&self) {
         let waits = self.announced.get().is_some_and(|own| !own.is_certain());
-        let deadline = deadline_after(trial::PATIENCE + GRACE);
+        let deadline = deadline_after(PATIENCE + GRACE);
         while waits
             && self.members.len() > 1
             && self.fault().is_none()
@@ -283,211 +264,26 @@ impl Board {
             names.join(", ")
         ))
     }
-
-    /// The board was struck: nobody uses what it protects any more. `None` when it is being made, or
-    /// dropped: whoever is at it looks at the board.
-    pub(super) fn begin_end(&self) -> Option<Ending> {
-        self.target.get()?.begin_end(self.fault()?)
-    }
 }
 
-impl Supervisor for Board {
-    fn key(&self) -> &str {
-        &self.key
+impl Watched for Board {
+    fn begin_end(&self) -> Option<Ending> {
+        self.target.get()?.begin_end(self.fault()?)
     }
 
-    fn peers(&self) -> &Arc<dyn Peers> {
-        &self.peers
-    }
-
-    fn members(&self) -> &[usize] {
-        &self.members
-    }
-
-    fn target(&self) -> Option<AbortHandle> {
-        self.target.get().cloned()
-    }
-
-    fn was_asked_about(&self, turn: u64) {
-        self.asked_about.fetch_max(turn, Ordering::Relaxed);
-    }
-
-    fn is_asked_about(&self, turn: u64) -> bool {
-        self.asked_about.load(Ordering::Relaxed) >= turn
-    }
-
-    fn place_of(&self, member: usize) -> usize {
-        let place = self.members.iter().position(|&other| other == member);
-        place.unwrap_or(member)
-    }
-
-    fn name_of(&self, rank: usize) -> String {
-        let members = self.line.members();
-        let known = members.get().zip(self.members.get(rank));
-        match known.and_then(|(known, &member)| known.get(member)) {
-            Some(Member { host, pid, .. }) => {
-                format!(
-                    "rank {rank} ({}{host}, pid {pid})",
-                    self.roster.others(rank)
-                )
+    fn tell(&self) {
+        if let Some(fault) = self.fault()
+            && !self.told.swap(true, Ordering::AcqRel)
+        {
+            self.watch.set_latest(fault);
+            events::fault(fault, Some(&self.key), self.rank, self.members.len());
+            if !fault.is_on_purpose() {
+                self.line.home().breaks();
+                if let Some(began) = self.began.get() {
+                    stats::DETECT.add(began.elapsed());
+                }
             }
-            None => self.roster.who(&[rank]),
         }
-    }
-
-    fn names_of(&self, ranks: &[usize]) -> String {
-        match *ranks {
-            [rank] => self.name_of(rank),
-            _ => self.roster.who(ranks),
-        }
-    }
-
-    fn protects(&self, target: AbortHandle) -> Option<Arc<Fault>> {
-        let set = || drop(self.target.set(target));
-        self.watch.docket().protect(&self.verdict, set)
-    }
-
-    fn fault(&self) -> Option<&Arc<Fault>> {
-        self.complete.get().or_else(|| self.verdict.get())
-    }
-
-    fn cause(&self) -> Option<&Arc<Fault>> {
-        self.fault().or_else(|| self.announced.get())
-    }
-
-    fn is_own(&self, fault: &Fault) -> bool {
-        self.announced.get().is_some_and(|own| fault.is_of(own))
-    }
-
-    fn announce(self: Arc<Self>, cause: Cause) {
-        let cause = words::with_words_of_nccl(cause);
-        let cause = match self.members.len() {
-            1 => cause.of_one_rank(),
-            _ => cause,
-        };
-        let began = cause.began;
-        // What ended another communicator is known.
-        let is_told = cause.told.is_some();
-        let fault = Fault::here(
-            cause,
-            (&self.name, &self.roster),
-            self.rank,
-            self.line.job().1,
-            |world_rank| self.members.iter().position(|member| *member == world_rank),
-        );
-        let fault = Arc::new(fault);
-        if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
-            return;
-        }
-        if let Some(began) = began {
-            let _ = self.began.set(began);
-        }
-        if fault.is_certain() || is_told || self.members.len() == 1 {
-            let bytes = fault.encode(&self.members);
-            self.line.announce(&format!("{FAULT}{}", self.key), &bytes);
-        } else {
-            trial::open(&self, &fault);
-        }
-    }
-
-    fn let_go(&self, so_far: LetGo) -> bool {
-        let _saying = self.saying.lock();
-        if self.conclusion.get().is_some() {
-            return true;
-        }
-        self.await_verdict();
-        if so_far == LetGo::Nothing {
-            // A rank that could not end its own does not wait for others.
-            let part = [code_of(so_far)];
-            end_alone(&self.line, &self.key, &self.members, &part, self.patience);
-            self.await_own();
-            return self.conclusion.set(None).is_ok();
-        }
-        if self.needs_more.load(Ordering::Acquire) {
-            return !is_of_kernels(so_far) && self.end_of_all(so_far);
-        }
-        let part = [&[code_of(so_far)], self.standing().as_bytes()].concat();
-        let ended = self
-            .line
-            .end(&self.key, &self.members, &part, self.patience, None);
-        self.line.catch_up();
-        // When the line was lost before this rank's own fault came back, that is all there is.
-        if let Some(own) = self.announced.get() {
-            let _ = self.verdict.set(Arc::clone(own));
-            self.tell();
-        }
-        self.complete(&ended);
-        let has_all = |ended: &Ended| match ended {
-            Ended::All(parts) => {
-                let said = || parts.iter().filter_map(|part| let_go_of(part));
-                !(said().any(needs_all) && said().any(is_of_kernels))
-            }
-            _ => true,
-        };
-        if has_all(&ended) {
-            return self.conclusion.set(self.sentence(&ended)).is_ok();
-        }
-        self.needs_more.store(true, Ordering::Release);
-        !is_of_kernels(so_far) && self.end_of_all(so_far)
-    }
-
-    fn next_check(&self) -> u64 {
-        self.checked.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    fn gather(
-        &self,
-        topic: &str,
-        part: &[u8],
-        patience: Duration,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Ended {
-        let name = format!("{}/{topic}", self.key);
-        let ended = self
-            .line
-            .end(&name, &self.members, part, patience, Some(interrupted));
-        if matches!(ended, Ended::All(_)) {
-            // Who is missing among them was heard of before.
-            self.line.catch_up();
-        }
-        ended
-    }
-
-    fn conclusion(&self) -> Option<&str> {
-        let said = self.conclusion.get().and_then(Option::as_deref);
-        let Some(epoch) = self.line.gone_on() else {
-            return said;
-        };
-        let past = self.past.get_or_init(|| {
-            let own = self.line.job().1;
-            let past = format!(
-                "it is of epoch {own} of its world, which has gone on to epoch {epoch}: make it anew there"
-            );
-            match said {
-                Some(said) => format!("{said}; {past}"),
-                None => past,
-            }
-        });
-        Some(past)
-    }
-
-    fn suspect(&self, turn: u64, call: &Turn, since: Duration, is_sample: bool) {
-        let everybody = self.members.iter().copied().eq(0..self.line.size());
-        self.line.suspect(Suspicion {
-            subject: Subject {
-                key: String::from(&*self.key),
-                name: String::from(&*self.name),
-                turn,
-                kind: call.kind,
-                sequence: call.number,
-            },
-            members: match everybody {
-                true => Vec::new(),
-                false => self.members.to_vec(),
-            },
-            since,
-            is_sample,
-        });
     }
 }
 
@@ -498,23 +294,5 @@ impl Drop for Board {
         if struck && self.conclusion.get().is_none() {
             end_alone(&self.line, &self.key, &self.members, FREED, self.patience);
         }
-    }
-}
-
-/// The topic of the end of all aborts.
-fn of_all(key: &str) -> String {
-    format!("{key}/all")
-}
-
-/// Says how far this rank has let go, for good, without waiting for other ranks.
-pub(super) fn end_alone(
-    line: &Line,
-    key: &str,
-    members: &Arc<[usize]>,
-    part: &[u8],
-    patience: Duration,
-) {
-    for topic in [key, &of_all(key)] {
-        line.end_alone(topic, members, part, patience);
     }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::elect::{Case, done_somewhere, elect};
 use super::report::Report;
 use nccl_base::departure::{Failure, ProcessEnd, Sign};
-use nccl_base::fault::roster::Roster;
 use nccl_base::fault::{Cause, Fault};
+use nccl_base::roster::Roster;
 
 /// Bytes like `seed`, of which some are others: digits and signs of JSON more often than the rest.
 fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {

@@ -26,13 +26,13 @@
 //!
 //! - `cause`: what can be at the root of it; `fault`: one of these, as it travels and as it reads;
 //! - `trial`: who ran out of time is not who made it wait: what all ranks say (`report`) is collected, and the cause
-//!   elected (`elect`), before a fault is announced;
+//!   elected (`elect`), before a fault is announced; `trials`: what is collected;
 //! - `board`: one communicator as its rank sees it;
 //! - `roster`: which ranks of the world, and of the launcher, its ranks are;
 //! - `docket`: which communicators there are, and the verdicts on them;
 //! - `unborn`: communicators that came to nothing before NCCL was asked;
 //! - `watch`: what a line hears, and whom it concerns;
-//! - `session`: the ranks of a line, as its communicators see them; `attach`: what this crate attaches to a line;
+//! - `session`: the ranks of a line, as its communicators see them; `attach`, `records`: what this crate attaches to a line;
 //! - `late`: what a log is told of stragglers; `words`: what NCCL and the host say beside an error.
 //!
 //! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
@@ -46,9 +46,11 @@ mod docket;
 mod elect;
 mod late;
 mod ledger;
+mod records;
 mod report;
 mod session;
 mod trial;
+mod trials;
 mod unborn;
 mod watch;
 mod words;

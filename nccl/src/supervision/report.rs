@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::ledger::Ledger;
 use crate::operation::OperationKind;
 use nccl_base::fault::cause::Earlier;
-use nccl_base::fault::roster::Roster;
+use nccl_base::roster::Roster;
 use nccl_base::warning::FirstWarning;
 use nccl_core::recorder::{self, Call, CallState, Place, RecordedOperation, Track};
 use nccl_core::supervision::watchdog;

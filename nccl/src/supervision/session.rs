@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attach::OfLine as _;
+use super::attach::{OfLine as _, introduce};
 use super::board::Board;
 use super::unborn::Unborn;
 use crate::error::Result;
-use crate::peers::{Peers, Supervisor, Unmade, Ward};
-use crate::rendezvous::Line;
-use nccl_base::fault::roster::Roster;
+use crate::peers::{Peers, Supervisor, Unmade, Ward, set_of_threads};
+use crate::rendezvous::{Line, World};
+use nccl_base::roster::Roster;
 use nccl_core::recorder::Home;
 
 /// See the module.
@@ -80,4 +80,26 @@ impl Peers for Session {
     fn unmade(&self, name: &str, members: Arc<[usize]>, rank: usize) -> Box<dyn Unmade> {
         Box::new(Unborn::new(&self.0, name, members, rank))
     }
+}
+
+/// Before `main`, because a program may begin with [`Communicator::init_all`](crate::Communicator::init_all), which is below
+/// this crate and calls nothing of it.
+#[used]
+// SAFETY: the section is a list of C functions that the loader calls, with arguments that this one does not take. It sets a
+// `OnceCell`, which needs nothing of the runtime that is not there before `main`, and may be done beside other threads.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = {
+    extern "C" fn before_main() {
+        set_of_threads(of_threads);
+    }
+    before_main
+};
+
+fn of_threads(size: usize) -> Vec<Arc<dyn Peers>> {
+    introduce();
+    let worlds = World::threads(size);
+    worlds
+        .iter()
+        .map(|world| Session::of(world.line()))
+        .collect()
 }

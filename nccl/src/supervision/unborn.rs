@@ -20,8 +20,8 @@ use nccl_base::departure::Departure;
 use nccl_base::departure::{Reason, Unfinished};
 use nccl_base::fault::FaultOperation;
 use nccl_base::fault::cause::{Differs, Earlier, FaultRole, RootCause, Side};
-use nccl_base::fault::roster::Roster;
 use nccl_base::fault::{Cause, Fault, FaultClass, Place};
+use nccl_base::roster::Roster;
 
 /// One that its ranks wanted to make.
 pub(crate) struct Unborn {

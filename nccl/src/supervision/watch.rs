@@ -9,29 +9,38 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use super::board::{Board, FREED, end_alone};
 use super::docket::{self, Docket, Heard, Verdict, Who};
 use super::late::late;
-use super::trial::{self, REPORT, SYMPTOM, Trials};
+use super::trials::{FAULT, REPORT, SYMPTOM, Trials, answer};
 use crate::communicator::{end_struck, leave_struck};
 use crate::events;
-use crate::peers::{Asker, Supervisor};
+use crate::peers::{Asker, Ending, Supervisor};
 use crate::rendezvous::launched;
 use crate::rendezvous::{Attendance, Line, Member, Notice};
 use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
 use nccl_base::departure::{Departure, How};
-use nccl_base::fault::roster::Roster;
 use nccl_base::fault::{Cause, Fault, Place};
+use nccl_base::roster::Roster;
 use nccl_core::supervision::stragglers::Inquired;
 use nccl_core::supervision::watchdog;
 
-/// What announcements of faults are called; the communicator's key follows.
-pub(super) const FAULT: &str = "fault/";
+/// What a rank says that has nothing of the communicator any more.
+pub(super) const FREED: &[u8] = &[1];
 
 /// The patience of a rank that has nothing to end: others wait for those who have.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// One communicator, as what its line hears ends it.
+pub(super) trait Watched: Supervisor {
+    /// It was struck: nobody uses what it protects any more. `None` when it is being made, or dropped: whoever is at it looks at
+    /// the verdict.
+    fn begin_end(&self) -> Option<Ending>;
+
+    /// Tells the log of the verdict, once.
+    fn tell(&self);
+}
 
 /// See the module.
 pub(crate) struct Watch {
@@ -40,7 +49,7 @@ pub(crate) struct Watch {
     epoch: u64,
     /// Who the ranks of the line are.
     members: Arc<OnceLock<Vec<Member>>>,
-    docket: Docket<Arc<Fault>, Weak<Board>, Departure>,
+    docket: Docket<Arc<Fault>, Weak<dyn Watched>, Departure>,
     /// The verdict that was written last.
     latest: Mutex<Option<Arc<Fault>>>,
     /// Communicators on which somebody ran out of time.
@@ -49,7 +58,9 @@ pub(crate) struct Watch {
     stragglers: AtomicU64,
 }
 
-type Struck = docket::Struck<Weak<Board>>;
+type Struck = docket::Struck<Weak<dyn Watched>>;
+/// The key and the members of a communicator.
+type Absent = (Arc<str>, Arc<[usize]>);
 
 impl Watch {
     /// Begins to listen.
@@ -80,14 +91,14 @@ impl Watch {
         key: &Arc<str>,
         who: &Who<'_>,
         verdict: &Arc<Verdict<Arc<Fault>>>,
-        board: Weak<Board>,
+        board: Weak<dyn Watched>,
     ) -> bool {
         let death = |rank: usize, how: &Departure| self.death(rank, how, who);
         self.docket.register(key, who, verdict, board, death)
     }
 
     /// What has verdicts.
-    pub(super) fn docket(&self) -> &Docket<Arc<Fault>, Weak<Board>, Departure> {
+    pub(super) fn docket(&self) -> &Docket<Arc<Fault>, Weak<dyn Watched>, Departure> {
         &self.docket
     }
 
@@ -183,7 +194,7 @@ impl Watch {
         let is_own = |key: &str| self.docket.find(key).is_some();
         let elector = self.trials.hear(key, from, fault, &members, is_own);
         if let (Some(rank), Some(elector), Some(line)) = (own, elector, self.line.upgrade()) {
-            trial::answer(&line, key, rank, elector);
+            answer(&line, key, rank, elector);
         }
     }
 
@@ -212,7 +223,7 @@ impl Watch {
                 Arc::new(Fault::new(cause, place))
             })
         };
-        self.respond(self.docket.strike_all(fault));
+        self.respond(self.docket.strike_all(fault), Vec::new());
         let how = Departure::lost(How::CutOff(why.to_owned()));
         for &rank in from {
             self.docket.bury(rank, how.clone(), |_| None);
@@ -222,13 +233,9 @@ impl Watch {
     /// A communicator was given up.
     pub(super) fn strike(&self, key: &str, fault: Arc<Fault>, members: Vec<usize>) {
         match self.docket.strike(key, fault) {
-            Heard::Struck(struck) => self.respond(vec![struck]),
+            Heard::Struck(struck) => self.respond(vec![struck], Vec::new()),
             Heard::Late => {}
-            Heard::Kept => self.respond(vec![Struck {
-                board: Weak::new(),
-                key: key.into(),
-                members: members.into(),
-            }]),
+            Heard::Kept => self.respond(Vec::new(), vec![(key.into(), members.into())]),
         }
     }
 
@@ -252,7 +259,7 @@ impl Watch {
             };
             Some(Arc::new(Fault::new(Cause::asked_of_all(why), place)))
         };
-        self.respond(self.docket.strike_all(fault));
+        self.respond(self.docket.strike_all(fault), Vec::new());
     }
 
     pub(super) fn person(&self, rank: usize) -> (String, u32) {
@@ -277,7 +284,7 @@ impl Watch {
     /// A rank can be reached no more.
     fn bury(&self, rank: usize, how: &Departure) {
         let death = |who: &Who<'_>| self.death(rank, how, who);
-        self.respond(self.docket.bury(rank, how.clone(), death));
+        self.respond(self.docket.bury(rank, how.clone(), death), Vec::new());
     }
 
     /// What the death of a rank is to a communicator; `None` if it is not a member.
@@ -307,9 +314,11 @@ impl Watch {
         Some(Arc::new(Fault::new(cause, place)))
     }
 
-    /// Ends what was struck, all of it together, on a thread of its own.
-    fn respond(&self, struck: Vec<Struck>) {
-        let (mut boards, mut endings, mut absent) = (Vec::new(), Vec::new(), Vec::new());
+    /// Ends what was struck, all of it together, on a thread of its own; of what is `absent` there is nothing to end here, or not
+    /// any more, or not yet.
+    fn respond(&self, struck: Vec<Struck>, mut absent: Vec<Absent>) {
+        let (mut boards, mut endings) = (Vec::new(), Vec::new());
+        absent.iter().for_each(|(key, _)| self.trials.close(key));
         for one in struck {
             self.trials.close(&one.key);
             match one.board.upgrade() {
@@ -317,8 +326,7 @@ impl Watch {
                     endings.extend(board.begin_end());
                     boards.push(board);
                 }
-                // There is nothing to end here, or not any more, or not yet.
-                None => absent.push(one),
+                None => absent.push((one.key, one.members)),
             }
         }
         if boards.is_empty() && absent.is_empty() {
@@ -329,8 +337,8 @@ impl Watch {
         let left = endings.clone();
         let respond = move || {
             if let Some(line) = line.upgrade() {
-                absent.retain(|one| one.members.contains(&line.rank()));
-                for Struck { key, members, .. } in &absent {
+                absent.retain(|(_, members)| members.contains(&line.rank()));
+                for (key, members) in &absent {
                     end_alone(&line, key, members, FREED, PATIENCE);
                 }
             }
@@ -351,7 +359,7 @@ impl Watch {
 struct Inquirer {
     line: Weak<Line>,
     /// There is none when this rank has no such communicator.
-    board: Option<Weak<Board>>,
+    board: Option<Weak<dyn Watched>>,
 }
 
 impl Asker for Inquirer {
@@ -376,5 +384,23 @@ impl Asker for Inquirer {
                 last: last.to_owned(),
             });
         }
+    }
+}
+
+/// The topic of the end of all aborts.
+pub(super) fn of_all(key: &str) -> String {
+    format!("{key}/all")
+}
+
+/// Says how far this rank has let go, for good, without waiting for other ranks.
+pub(super) fn end_alone(
+    line: &Line,
+    key: &str,
+    members: &Arc<[usize]>,
+    part: &[u8],
+    patience: Duration,
+) {
+    for topic in [key, &of_all(key)] {
+        line.end_alone(topic, members, part, patience);
     }
 }

@@ -20,5 +20,5 @@ mod sync;
 mod docket;
 
 #[allow(dead_code, unreachable_pub, missing_docs)]
-#[path = "../../../crates/nccl-core/src/communicator/state.rs"]
+#[path = "../../../crates/nccl-core/src/state.rs"]
 mod state;

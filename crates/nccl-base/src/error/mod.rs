@@ -5,8 +5,9 @@
 //! it in one buffer per process that the next warning of any communicator overwrites.
 //!
 //! - `kind`: what can go wrong; `failure`: a call into NCCL that did not succeed;
-//! - `text`: how an error reads; `conversions`: what becomes one, and what is behind it.
+//! - `text`: how an error reads; `conversions`: what becomes one, and what is behind it; `cause`: what it says of a fault.
 
+mod cause;
 mod conversions;
 mod failure;
 mod kind;

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::roster::Roster;
 use crate::departure::{Exit, Signal};
-use crate::ranges::ranges;
+use crate::roster::Roster;
 
 /// What is at the root of a [`Fault`](super::Fault).
 ///
@@ -483,16 +482,6 @@ impl Waiting {
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.told_of(&Roster::default()))
-    }
-}
-
-/// `rank 3`, or `ranks 0-2,5`.
-#[doc(hidden)]
-pub fn who(ranks: &[usize]) -> String {
-    let list = ranges(ranks);
-    match ranks.len() {
-        1 => format!("rank {list}"),
-        _ => format!("ranks {list}"),
     }
 }
 

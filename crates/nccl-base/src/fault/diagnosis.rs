@@ -1,18 +1,15 @@
-//! What was at the root of a failure, as far as the rank that met it can tell: from an error of its own, from what
-//! NCCL said, and from how another rank's process or host ended.
+//! What was at the root of a failure, as far as the rank that met it can tell: from what NCCL said, and from how another
+//! rank's process or host ended; `error/cause.rs` tells it from an error of its own.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nccl_sys as sys;
-
-use super::ALONE;
 use super::cause::{Ending, FaultRole, RootCause, Waiting};
 use super::operation::FaultOperation;
-use super::roster::Roster;
-use super::{Fault, FaultClass};
+use super::value::{ALONE, Fault, FaultClass, Origin};
 use crate::departure::{Failure, How, Lost, Silence};
-use crate::error::{Error, ErrorKind, Mark, NcclFailure};
-use crate::warning::{Class, FirstWarning};
+use crate::roster::Roster;
+use crate::warning::FirstWarning;
 
 /// A fault before it is known whose it is.
 #[derive(Clone, Debug)]
@@ -67,7 +64,7 @@ impl Cause {
     }
 
     /// Another communicator ended because of `fault`, and this one ends with it.
-    fn told(fault: &Fault) -> Self {
+    pub(crate) fn told(fault: &Fault) -> Self {
         let of = fault.roster().named(fault.communicator());
         Self {
             role: fault.role(),
@@ -227,18 +224,6 @@ impl Cause {
         }
     }
 
-    /// A call of CUDA's said that its context failed for good; `before` an operation was handed to NCCL, or behind some.
-    #[doc(hidden)]
-    pub fn of_lost_context(error: &Error, before: bool, evidence: &str, hint: &str) -> Self {
-        let mut cause = Self::from(error);
-        if let RootCause::CallFailed { failed_before, .. } = &mut cause.root {
-            *failed_before = before;
-        }
-        cause.evidence.push(evidence.to_owned());
-        cause.hint = hint.to_owned();
-        cause
-    }
-
     /// The same of a communicator that has no other rank: none can be waited for.
     #[doc(hidden)]
     pub fn of_one_rank(mut self) -> Self {
@@ -301,122 +286,166 @@ impl Cause {
     }
 }
 
-impl From<&Error> for Cause {
-    fn from(error: &Error) -> Self {
-        if let Some(fault) = error.fault() {
-            return Self::told(fault);
-        }
-        let operation = error
-            .operation()
-            .map(FaultOperation::from)
-            .unwrap_or_default();
-        let (class, role, root) = match error.kind() {
-            // A call that should have come back, whatever the others do.
-            ErrorKind::TimedOut { what, .. } if error.is(Mark::Inside) => {
-                let operation = what.trim_end_matches(',').to_owned();
-                let root = RootCause::StuckInside { operation };
-                (FaultClass::TimedOut, FaultRole::Initiating, root)
-            }
-            // Whoever waits is not who makes it wait.
-            ErrorKind::TimedOut { .. } => {
-                (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
-            }
-            ErrorKind::Queued { .. } => {
-                let operation = operation.text.clone();
-                let root = RootCause::StuckOutside { operation };
-                (FaultClass::TimedOut, FaultRole::Initiating, root)
-            }
-            ErrorKind::Aborted { .. } => {
-                (FaultClass::Asked, FaultRole::Initiating, RootCause::Asked)
-            }
-            ErrorKind::Nccl(failure) => {
-                let root = RootCause::CallFailed {
-                    call: Some(failure.call().to_owned()),
-                    nccl: Some(failure.code()),
-                    cuda: None,
-                    failed_before: false,
-                };
-                (FaultClass::Failed, role_of(failure), root)
-            }
-            ErrorKind::Cuda { error, .. } if error.0 as u32 == OUT_OF_MEMORY => {
-                let resource = String::from("device memory");
-                let root = RootCause::ResourceExhausted { resource };
-                (FaultClass::Failed, FaultRole::Initiating, root)
-            }
-            ErrorKind::Cuda { error, .. } => {
-                let root = RootCause::CallFailed {
-                    call: None,
-                    nccl: None,
-                    cuda: Some(error.0 as u32),
-                    failed_before: false,
-                };
-                (FaultClass::Failed, FaultRole::Initiating, root)
-            }
-            _ if error.is(Mark::NoThread) => {
-                let resource = String::from("threads or processes");
-                let root = RootCause::ResourceExhausted { resource };
-                (FaultClass::Failed, FaultRole::Initiating, root)
-            }
-            kind => {
-                let root = RootCause::ProgramFailed {
-                    reason: kind.to_string(),
-                };
-                (FaultClass::Failed, FaultRole::Initiating, root)
-            }
-        };
-        let mut cause = Self {
-            role,
-            operation,
-            limit: match *error.kind() {
-                ErrorKind::TimedOut { limit, .. } | ErrorKind::Queued { limit, .. } => Some(limit),
-                _ => None,
-            },
-            hint: error.hint().unwrap_or_default().to_owned(),
-            began: error
-                .operation()
-                .and_then(|operation| Instant::now().checked_sub(operation.elapsed())),
-            ..Self::new(
-                class,
-                root,
-                match error.kind() {
-                    ErrorKind::Aborted { reason } => reason.clone(),
-                    kind => kind.to_string(),
-                },
-            )
-        };
-        if let ErrorKind::Nccl(failure) = error.kind() {
-            cause.hear_nccl(FirstWarning::read(failure.last_error()).as_ref(), None);
-        }
-        cause
-    }
-}
-
-/// What a failed call is among all that goes wrong, by its code and by what NCCL said last.
-fn role_of(failure: &NcclFailure) -> FaultRole {
-    // Its peer, or the way to it, was there first.
-    if failure.is_remote() {
-        return FaultRole::Cascade;
-    }
-    // NCCL says one of these where a connection or a thread of its own was cut off as well; any other code is about
-    // this rank's own call or device.
-    let of_either = [
-        sys::ncclResult_t::ncclSystemError,
-        sys::ncclResult_t::ncclInternalError,
-    ];
-    if !of_either.iter().any(|code| failure.is(*code)) {
-        return FaultRole::Initiating;
-    }
-    match Class::of(failure.last_error()) {
-        Class::Consequence => FaultRole::Cascade,
-        Class::Noise => FaultRole::Teardown,
-        Class::Cause | Class::Unknown => FaultRole::Initiating,
-    }
-}
-
 /// What its last heartbeat told of a rank that is gone.
 fn heartbeat(lost: &Lost) -> Option<String> {
     lost.last_call.as_ref().map(ToString::to_string)
 }
 
-/// CUDA's code for it.
-const OUT_OF_MEMORY: u32 = 2;
+/// Of which communicator, and where, a fault arose.
+#[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
+pub struct Place<'p> {
+    pub communicator: &'p str,
+    pub roster: &'p Roster,
+    /// In the communicator.
+    pub rank: usize,
+    pub host: &'p str,
+    pub pid: u32,
+    /// Of the world that made the communicator.
+    pub epoch: u64,
+}
+
+impl Origin {
+    /// Of what was found on rank `rank`.
+    fn of(cause: &Cause, rank: usize) -> Self {
+        let is_of_all = (cause.class, cause.role) == (FaultClass::Asked, FaultRole::Cascade);
+        match is_of_all || cause.root.is_tied() {
+            true => Self::NoRank {},
+            false => Self::new(rank, cause.role),
+        }
+    }
+}
+
+impl Fault {
+    #[doc(hidden)]
+    pub fn new(cause: Cause, place: Place<'_>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let origin = Origin::of(&cause, place.rank);
+        let (host, pid) = match origin {
+            Origin::NoRank {} => ("", 0),
+            _ => (place.host, place.pid),
+        };
+        Self {
+            class: cause.class,
+            role: cause.role,
+            communicator: place.communicator.to_owned(),
+            roster: place.roster.clone(),
+            origin,
+            host: host.to_owned(),
+            pid,
+            epoch: place.epoch,
+            operation: cause.operation,
+            root: cause.root,
+            cause: cause.text,
+            evidence: cause.evidence,
+            also: cause.also,
+            hint: cause.hint,
+            limit: cause.limit,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            teller: place.rank,
+        }
+    }
+
+    /// One that every rank makes by itself, from what all have heard: equal on all of them.
+    #[doc(hidden)]
+    pub fn derived(cause: Cause, place: Place<'_>) -> Self {
+        Self {
+            number: 0,
+            ..Self::new(cause, place)
+        }
+    }
+
+    /// A fault of rank `rank` of `communicator`, on this host; `place_of` says which of its ranks is one of the world.
+    #[doc(hidden)]
+    pub fn here(
+        mut cause: Cause,
+        (communicator, roster): (&str, &Roster),
+        rank: usize,
+        epoch: u64,
+        place_of: impl Fn(usize) -> Option<usize>,
+    ) -> Self {
+        let told = cause.told.take();
+        let place = Place {
+            communicator,
+            roster,
+            rank,
+            host: &crate::host::name(),
+            pid: std::process::id(),
+            epoch,
+        };
+        match told {
+            Some(told) => told.passed_on(cause, place, place_of),
+            None => Self::new(cause, place),
+        }
+    }
+
+    /// The same as the fault of another communicator, which ends with this one.
+    fn passed_on(
+        &self,
+        cause: Cause,
+        place: Place<'_>,
+        place_of: impl Fn(usize) -> Option<usize>,
+    ) -> Self {
+        // Other worlds number their ranks differently.
+        let place_of = |world_rank| place_of(world_rank).filter(|_| self.epoch == place.epoch);
+        let here = self.roster.named(&self.communicator);
+        let of = |rank: usize| place_of(self.roster.world_rank(rank));
+        let origin = match self.origin {
+            Origin::Culprit(rank) | Origin::ReportedBy(rank) => match of(rank) {
+                Some(rank) => Origin::new(rank, self.role),
+                None => Origin::Outside {
+                    world_rank: self.roster.world_rank(rank),
+                    launcher_rank: self.roster.launcher_rank(rank),
+                },
+            },
+            Origin::Outside { world_rank, .. } => match place_of(world_rank) {
+                Some(rank) => Origin::new(rank, self.role),
+                None => self.origin,
+            },
+            Origin::NoRank {} => self.origin,
+        };
+        let (class, text) = match self.class {
+            FaultClass::Asked => (self.class, format!("to end {here}: {}", self.cause)),
+            FaultClass::Revoked => (
+                FaultClass::Asked,
+                format!("to revoke {here}: {}", self.cause),
+            ),
+            // Its numbers are those of the other one.
+            _ if self.root.is_told_of_ranks() => (self.class, format!("on {here}: {}", self.cause)),
+            _ => (self.class, self.cause.clone()),
+        };
+        let mut evidence = vec![format!(
+            "it ended {here}, and {} ended this one with it",
+            place.roster.who(&[place.rank])
+        )];
+        if !self.evidence.is_empty() {
+            evidence.push(format!("on {here}: {}", self.evidence.join("; ")));
+        }
+        Self {
+            class,
+            root: self.root.elsewhere(of),
+            cause: text,
+            evidence,
+            hint: self.hint.clone(),
+            limit: self.limit,
+            origin,
+            host: self.host.clone(),
+            pid: self.pid,
+            epoch: match origin {
+                Origin::Outside { .. } => self.epoch,
+                _ => place.epoch,
+            },
+            ..Self::new(cause, place)
+        }
+    }
+
+    /// What all ranks are told: another cause and another place for what the first that told began.
+    #[doc(hidden)]
+    pub fn elected(&self, cause: Cause, place: Place<'_>) -> Self {
+        Self {
+            number: self.number,
+            teller: self.teller,
+            ..Self::new(cause, place)
+        }
+    }
+}

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::FaultRole;
-use super::{Fault, FaultClass, Origin};
+use super::cause::FaultRole;
+use super::value::{Fault, FaultClass, Origin};
 
 impl Fault {
     /// All of it, as a person reads it: cause, evidence, who waited, and what to do, a line for each that is

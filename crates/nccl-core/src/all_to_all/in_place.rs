@@ -3,13 +3,14 @@
 use super::record::{Bases, length, per_rank, record};
 use super::schedule::{Payload, beside, in_place};
 use crate::buffer::{ErasedMut, RecvBuffer};
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
-use crate::supervision::inside::{self, Place};
 
 impl Communicator {
     /// Gives block `j` of `y` to rank `j`, and puts the block of rank `j` in its place.
@@ -61,7 +62,7 @@ fn exchange_in_place<'a>(
     scratch: ErasedMut<'a>,
     shape: &mut Shape,
 ) -> Result<Frame<'a>> {
-    let _inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
+    let _inside = comm.inner.enter(Place::Issue, comm.limit);
     let mut frame = Frame::new(&comm.stream)?;
     let (data_type, ranks) = (y.data_type(), comm.world_size());
     let size = comm.element_size(data_type)?;

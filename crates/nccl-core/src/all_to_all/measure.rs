@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaSlice;
 
 use super::model::{CostModel, Nodes};
-use crate::communicator::{Communicator, Copy, Frame};
+use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::forked;
+use crate::inside::Place;
+use crate::issuing::{Copy, Frame};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
-use crate::supervision::inside::{self, Place};
 use nccl_base::reduce_op::ReduceOp;
 
 /// Bytes of a short message: nothing but overhead.
@@ -164,7 +165,7 @@ impl<'c> Bench<'c> {
     fn copies(&mut self, width: usize) -> Result<f64> {
         let Self { comm, x, y } = self;
         series(comm, || {
-            let inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
+            let inside = comm.inner.enter(Place::Issue, comm.limit);
             let mut frame = Frame::new(&comm.stream)?;
             let (from, to) = (frame.read(&*x)?, frame.write(&mut *y)?);
             drop(inside);

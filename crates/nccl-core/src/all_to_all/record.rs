@@ -3,8 +3,9 @@
 use nccl_sys as sys;
 
 use super::schedule::{Exchange, Payload, Place, Region, Schedule};
-use crate::communicator::{Communicator, Copy, Frame};
+use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
+use crate::issuing::{Copy, Frame};
 use crate::op::Function;
 use crate::recorded::{More, Recorded};
 use nccl_base::data_type::DataType;

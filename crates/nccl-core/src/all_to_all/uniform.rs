@@ -5,13 +5,14 @@ use super::record::{Bases, length, per_rank, record};
 use super::schedule::{self, Payload};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::{ALL_TO_ALL, Collective, same_type};
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::library::Capability;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
-use crate::supervision::inside::{self, Place};
 
 impl Communicator {
     /// Gives block `j` of `x` to rank `j`, and puts the block of rank `j` at block `j` of `y`.
@@ -105,7 +106,7 @@ impl Communicator {
             ..Shape::default()
         };
         let recorded = || {
-            let _inside = inside::enter(&self.inner, Place::Issue, self.limit);
+            let _inside = self.inner.enter(Place::Issue, self.limit);
             let mut frame = Frame::new(&self.stream)?;
             let data_type = same_type(x.data_type(), y.data_type())?;
             let size = self.element_size(data_type)?;

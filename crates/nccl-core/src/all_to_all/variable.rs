@@ -4,14 +4,15 @@ use super::record;
 use super::schedule::Part;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
 use crate::request::Request;
-use crate::supervision::inside::{self, Place};
 
 impl Communicator {
     /// Gives each rank its part of `x`, and puts what each rank gives into its part of `y`.
@@ -96,7 +97,7 @@ impl Communicator {
             ..Shape::default()
         };
         let recorded = || {
-            let _inside = inside::enter(&self.inner, Place::Issue, self.limit);
+            let _inside = self.inner.enter(Place::Issue, self.limit);
             let mut frame = Frame::new(&self.stream)?;
             record_parts(self, &mut frame, x, send, y, recv)?;
             Ok(frame)

@@ -7,14 +7,15 @@ use nccl_sys as sys;
 
 use super::rules::{Place, Rule};
 use crate::buffer::{Erased, RecvBuffer, SendBuffer};
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
+use crate::inside;
+use crate::issuing::Frame;
 use crate::op::{self, Function};
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{More, Recorded};
 use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
-use crate::supervision::inside;
 use nccl_base::data_type::DataType;
 
 /// A collective that was asked for: its row of the table, and its buffers.
@@ -378,7 +379,7 @@ impl Communicator {
         };
         // Taking buffers may ask CUDA about their streams; the issue looks after itself.
         let asks = !buffers.are_taken_without_cuda(&self.stream);
-        let inside = asks.then(|| inside::enter(&self.inner, inside::Place::Issue, self.limit));
+        let inside = asks.then(|| self.inner.enter(inside::Place::Issue, self.limit));
         let failed = |error| {
             let shape = Shape {
                 count: self.count(rule, root, &given),

@@ -4,9 +4,8 @@
 //! [`Group`](crate::Group) records it, to be issued with others.
 
 mod collective;
-mod grouped;
 mod issued;
-mod rules;
+pub(crate) mod rules;
 
 pub(crate) use collective::Collective;
 #[doc(hidden)]

@@ -6,13 +6,14 @@ use cudarc::driver::CudaStream;
 
 use super::free::{finalize_with, free_with};
 use super::handle::RawComm;
-use super::state::retire;
-use super::{Inner, State, Switch, Timeouts};
+use super::timeouts::Timeouts;
+use super::{Inner, Switch};
 use crate::abort::AbortSignal;
+use crate::inside;
 use crate::library::Library;
 use crate::peers::Supervisor;
 use crate::reaper;
-use crate::supervision::inside;
+use crate::state::{State, retire};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, Roster};
 

@@ -14,14 +14,15 @@ use std::time::{Duration, Instant};
 
 use super::free::abort_in_a_group;
 use super::handle::{Backoff, RawComm};
-use super::state::{Native, Phase};
+use super::timeouts::Timeouts;
 use super::why::Why;
-use super::{Inner, SharedLaunch, State, Timeouts};
+use super::{Inner, SharedLaunch};
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::events;
 use crate::forked;
 use crate::library::Capability;
+use crate::state::{Native, Phase, State};
 use crate::sync::Mutex;
 use crate::threads;
 use crate::time::deadline_after;
@@ -38,7 +39,7 @@ static EVERYBODY: Mutex<Everybody> = Mutex::new(Everybody {
 });
 
 /// A call that is to make a communicator; over when this is dropped.
-pub(super) struct Birth(Arc<Record>);
+pub(crate) struct Birth(Arc<Record>);
 
 /// What is known of it afterwards.
 struct Record {
@@ -55,7 +56,7 @@ struct Record {
 }
 
 impl Birth {
-    pub(super) fn begin(name: &str, rank: usize, timeouts: &Timeouts) -> Arc<Self> {
+    pub(crate) fn begin(name: &str, rank: usize, timeouts: &Timeouts) -> Arc<Self> {
         let record = Arc::new(Record {
             name: Arc::from(name),
             rank,
@@ -72,17 +73,17 @@ impl Birth {
     }
 
     /// Given when all communicators of the process are aborted.
-    pub(super) fn signal(&self) -> &AbortSignal {
+    pub(crate) fn signal(&self) -> &AbortSignal {
         &self.0.signal
     }
 
     /// It has become a communicator.
-    pub(super) fn lives(&self, phase: &Arc<Phase>) {
+    pub(crate) fn lives(&self, phase: &Arc<Phase>) {
         let _ = self.0.phase.set(Arc::clone(phase));
     }
 
     /// The error of a call that was ended by [`abort_all`].
-    pub(super) fn explain(&self, error: Error) -> Error {
+    pub(crate) fn explain(&self, error: Error) -> Error {
         match self.0.reason.get() {
             Some(reason) => {
                 let aborted = Error::new(ErrorKind::Aborted {
@@ -144,7 +145,7 @@ pub fn leaked_communicators() -> u64 {
 }
 
 /// There is one more.
-pub(super) fn lives(inner: &Arc<Inner>) {
+pub(crate) fn lives(inner: &Arc<Inner>) {
     let mut everybody = EVERYBODY.lock();
     everybody.lives.retain(|inner| inner.strong_count() > 0);
     everybody.lives.push(Arc::downgrade(inner));
@@ -337,7 +338,7 @@ pub(super) fn begin_end_of_context(first: &Arc<Inner>, cause: &Cause) -> Vec<(Ar
 }
 
 /// Aborts all of them, and waits until that is done.
-pub(super) fn abort_together<'i, 'w>(
+pub(crate) fn abort_together<'i, 'w>(
     all: impl Iterator<Item = &'i Arc<Inner>>,
     why: impl Fn() -> Why<'w>,
 ) {

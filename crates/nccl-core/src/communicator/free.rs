@@ -7,13 +7,13 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::handle::{RawComm, Unsettled, settle};
-use super::state::{Native, Way};
+use super::handle::{RawComm, Unsettled, free, settle};
 use super::{Inner, SharedLaunch, Switch};
 use crate::error::NcclFailure;
 use crate::events;
 use crate::ffi;
 use crate::library::Library;
+use crate::state::{Native, Way};
 use crate::threads;
 
 impl Native for Arc<Inner> {
@@ -56,7 +56,7 @@ impl Inner {
 
 /// Gives a communicator back together with the one that is its switch, which is first to end in an abort and
 /// last otherwise. As [`free`].
-pub(super) fn free_with(
+pub(crate) fn free_with(
     library: &Library,
     way: Way,
     raw: RawComm,
@@ -87,26 +87,6 @@ pub(super) fn free_with(
             freed.and(child).and(parent)
         }
     }
-}
-
-/// Gives the communicator back to NCCL. May block for as long as NCCL likes. When it fails, NCCL may
-/// still use what it was lent.
-pub(super) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
-    let (call, function) = match way {
-        Way::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
-        Way::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
-    };
-    let Some(function) = function else {
-        return Err(ffi::missing(library, call));
-    };
-    // SAFETY: `raw` was taken out of its slot by the one caller that is to free it, so nothing else
-    // reaches it.
-    let code = unsafe { function(raw.as_ptr()) };
-    let freed = ffi::check(library, call, code).map(drop);
-    if let Err(failure) = &freed {
-        tracing::warn!(name: "nccl.comm.not_freed", target: "nccl", %failure, "a communicator could not be freed");
-    }
-    freed
 }
 
 /// Aborts all of them in one group, so that none waits for another one that comes later; for each whether
@@ -218,7 +198,7 @@ fn call_finalize(library: &Library, raw: RawComm) -> Result<(), NcclFailure> {
 }
 
 /// Runs `work` on a thread of its own, and waits for it no longer than `limit`.
-pub(super) fn within<T: Send + 'static>(
+pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

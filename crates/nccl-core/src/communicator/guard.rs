@@ -3,15 +3,15 @@
 //!
 //! A call tells it nothing but a word in memory ([`Switch::enter`]), so that it costs the call no system call and no fence. The guard
 //! looks at all words every [`TICK`], and sleeps when nobody has called for a while. A call that does not come out although its
-//! switch was pulled is the sentinel's (`supervision/inside.rs`).
+//! switch was pulled is the sentinel's (`supervision/sentinel.rs`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::switch::{Found, Switch};
+use super::switch::{BELL, Found, Switch};
 use crate::error::Result;
+use crate::monitor::{self, Duty, Next, Rest};
 use crate::reaper;
-use crate::supervision::monitor::{self, Bell, Duty, Next, Rest};
 use crate::sync::Mutex;
 use crate::threads;
 
@@ -23,11 +23,8 @@ const QUIET: u32 = 200;
 
 static SWITCHES: Mutex<Vec<Weak<Switch>>> = Mutex::new(Vec::new());
 
-/// A call has entered.
-pub(super) static BELL: Bell = Bell::new();
-
 /// From now on calls on this communicator are guarded, by the thread that [`ensure`] has started.
-pub(super) fn watch(switch: &Arc<Switch>) {
+pub(crate) fn watch(switch: &Arc<Switch>) {
     let mut switches = SWITCHES.lock();
     switches.retain(|switch| switch.strong_count() > 0);
     switches.push(Arc::downgrade(switch));
@@ -37,7 +34,7 @@ pub(super) fn watch(switch: &Arc<Switch>) {
 ///
 /// # Errors
 /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no thread to do it.
-pub(super) fn ensure() -> Result<()> {
+pub(crate) fn ensure() -> Result<()> {
     monitor::ensure(&BELL, Guard::new).map_err(threads::not_started("that guards calls that block"))
 }
 
@@ -123,8 +120,8 @@ mod tests {
 
     use super::*;
     use crate::abort::AbortSignal;
-    use crate::communicator::Phase;
     use crate::library::Library;
+    use crate::state::Phase;
 
     #[test]
     fn a_call_is_ended_whenever_the_monitor_has_slept_or_ended_before_it() {

@@ -12,7 +12,8 @@ use crate::ffi;
 use crate::forked;
 use crate::library::Library;
 use crate::operation::OperationKind;
-use crate::supervision::recorder::Writer;
+use crate::recorder::Writer;
+use crate::state::Way;
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::deadline_after;
 use nccl_base::fault::Cause;
@@ -221,6 +222,26 @@ pub(crate) fn settle(
         }
         backoff.pause();
     }
+}
+
+/// Gives the communicator back to NCCL. May block for as long as NCCL likes. When it fails, NCCL may
+/// still use what it was lent.
+pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
+    let (call, function) = match way {
+        Way::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
+        Way::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
+    };
+    let Some(function) = function else {
+        return Err(ffi::missing(library, call));
+    };
+    // SAFETY: `raw` was taken out of its slot by the one caller that is to free it, so nothing else
+    // reaches it.
+    let code = unsafe { function(raw.as_ptr()) };
+    let freed = ffi::check(library, call, code).map(drop);
+    if let Err(failure) = &freed {
+        tracing::warn!(name: "nccl.comm.not_freed", target: "nccl", %failure, "a communicator could not be freed");
+    }
+    freed
 }
 
 impl Unsettled {

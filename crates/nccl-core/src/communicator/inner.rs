@@ -12,21 +12,21 @@ use nccl_base::from_outside;
 use super::handle::Turn;
 use super::launch_mode::LaunchMode;
 use super::revocation::Revocation;
-use super::state::{Phase, State};
 use super::switch::Switch;
 use super::timeouts::Timeouts;
 use crate::abort::AbortSignal;
 use crate::error::{Error, ErrorKind};
 use crate::forked::{self, Resident};
+use crate::graphs::Plans;
+use crate::inside::{self, Inside, Place};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::peers::Supervisor;
-use crate::plan::Plans;
 use crate::reaper;
-use crate::request::Mark;
+use crate::recorder::{Identity, Recording, Tracked, read_one};
+use crate::standing::Overdue;
+use crate::state::{Phase, State};
 use crate::stats::Counting;
-use crate::supervision::recorder::{Identity, Recording, Tracked, read_one};
-use crate::supervision::watchdog::Overdue;
 use crate::sync::Mutex;
 use nccl_base::fault::{Fault, Roster};
 
@@ -88,7 +88,7 @@ pub struct Inner {
     /// reach them.
     pub(crate) board: Option<Arc<dyn Supervisor>>,
     /// Events of past requests, kept so that the next one creates none.
-    pub(crate) marks: Mutex<Vec<Arc<Mark>>>,
+    pub(crate) marks: Mutex<Vec<Arc<CudaEvent>>>,
     /// Events for the watchdog's marks.
     pub(crate) events: Mutex<Vec<CudaEvent>>,
     /// What the watchdog ended it for.
@@ -104,24 +104,24 @@ pub struct Inner {
     /// What ends a call that waits; none for one that does not wait, or was made elsewhere.
     pub(crate) switch: Option<Arc<Switch>>,
     /// How many have it without being able to use it.
-    pub(super) kept: AtomicUsize,
+    pub(crate) kept: AtomicUsize,
     /// The launch mode that the program asked for; none where the ranks chose one.
     pub(crate) asked_mode: Option<LaunchMode>,
     /// The streams on which operations are not known to be done.
     pub(crate) in_use: Mutex<Vec<Arc<CudaStream>>>,
     /// While it is being aborted: the exit of the process waits for that.
-    pub(super) ending: Mutex<Option<reaper::Pending>>,
+    pub(crate) ending: Mutex<Option<reaper::Pending>>,
     /// Whether NCCL was left with a launch that had not come to rest.
-    pub(super) is_unsettled: AtomicBool,
+    pub(crate) is_unsettled: AtomicBool,
     /// Whether more than kernels of NCCL's may use lent memory.
-    pub(super) lends_to_proxies: AtomicBool,
+    pub(crate) lends_to_proxies: AtomicBool,
     /// The launch under way that it shares with other communicators.
-    pub(super) launch: Mutex<Option<Arc<SharedLaunch>>>,
+    pub(crate) launch: Mutex<Option<Arc<SharedLaunch>>>,
     /// What it is to NCCL when it was revoked.
-    pub(super) revocation: Revocation,
+    pub(crate) revocation: Revocation,
     /// Captures happen on it, because nobody else puts anything there. And cudarc orders the streams of a context only while it
     /// counts one of its own streams there. Released by the reaper, after NCCL's part.
-    pub(super) own_stream: Option<Arc<CudaStream>>,
+    pub(crate) own_stream: Option<Arc<CudaStream>>,
 }
 
 /// A launch of several communicators that NCCL carries out on a thread of its own. Held while one of them is aborted:
@@ -129,6 +129,15 @@ pub struct Inner {
 /// (`ncclGroupJobAbort`, group.cc).
 #[derive(Default)]
 pub(crate) struct SharedLaunch(pub(super) Mutex<()>);
+
+impl Inner {
+    /// This thread enters a call on it ([`inside`](crate::inside)).
+    #[inline]
+    #[doc(hidden)]
+    pub fn enter(&self, place: Place, limit: Duration) -> Inside {
+        inside::enter(std::ptr::from_ref(self).addr(), place, limit)
+    }
+}
 
 impl Communicator {
     /// This rank, from 0.

@@ -16,7 +16,7 @@ use nccl_base::system::variables;
 
 /// # Errors
 /// [`ErrorKind::Unsupported`] when the library cannot keep the promise of this mode.
-pub(super) fn admit(mode: LaunchMode, library: &Library) -> Result<()> {
+pub(crate) fn admit(mode: LaunchMode, library: &Library) -> Result<()> {
     match mode {
         LaunchMode::BlockingChild if !library.has(Capability::BlockingChild) => Err(library
             .unsupported(
@@ -29,7 +29,7 @@ pub(super) fn admit(mode: LaunchMode, library: &Library) -> Result<()> {
 
 /// NCCL's environment and files of settings beat its configuration: refuses what contradicts how this mode uses
 /// NCCL.
-pub(super) fn refuse_contradictions(mode: LaunchMode) -> Result<()> {
+pub(crate) fn refuse_contradictions(mode: LaunchMode) -> Result<()> {
     for (variable, field) in CONTRADICTING {
         if let Some((value, origin)) = variables::variable(variable)
             && let Some(does) = mode.contradiction_of(variable, &value)
@@ -76,7 +76,7 @@ impl fmt::Display for Obstacle {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] when [`VARIABLE`] is set to something else than a mode.
-pub(super) fn wish(
+pub(crate) fn wish(
     asked: Option<LaunchMode>,
     library: &Library,
 ) -> Result<(Wish, Option<Obstacle>)> {
@@ -126,10 +126,40 @@ fn obstacle(library: &Library) -> Option<Obstacle> {
 }
 
 /// Says once per process why ranks that were asked for no mode use `NonBlocking`.
-pub(super) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: &str) {
+pub(crate) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         let (world_rank, launcher_rank) = (roster.world_rank(rank), roster.launcher_rank(rank));
         tracing::info!(name: "nccl.comm.launch_mode", target: "nccl", comm, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, why, "launch mode NonBlocking instead of BlockingChild");
     }
+}
+
+/// The mode in which ranks with these wishes make a communicator, of which `who` tells.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] when a rank cannot take part in the mode that another one asked for.
+pub(crate) fn common_mode(
+    wishes: &[Option<Wish>],
+    who: impl Fn(usize) -> String,
+) -> Result<LaunchMode> {
+    Wish::agree(wishes).map_err(|(mode, odd)| {
+        let asking = wishes.iter().position(|wish| *wish == Some(Wish::Asked(mode)));
+        let asking = asking.map_or_else(|| String::from("another rank"), &who);
+        let odd_one = who(odd);
+        let reason = match wishes[odd] {
+            Some(Wish::Asked(other)) => format!(
+                "{odd_one} makes it in launch mode {other}, and {asking} in {mode}: choose the same on all ranks"
+            ),
+            Some(_) => format!(
+                "{odd_one} cannot make it in launch mode {mode}, for which {asking} asks: its NCCL is older than \
+                 {}, or a variable of NCCL's contradicts it; choose no mode, or NonBlocking",
+                Capability::BlockingChild.since()
+            ),
+            None => format!("{odd_one} makes it in a launch mode that is unknown here"),
+        };
+        Error::new(ErrorKind::InvalidConfig {
+            field: "launch_mode",
+            reason,
+        })
+    })
 }

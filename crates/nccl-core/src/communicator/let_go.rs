@@ -46,7 +46,7 @@ impl Inner {
     }
 
     /// NCCL has a launch under way that its abort has to end.
-    pub(super) fn left_unsettled(&self) {
+    pub(crate) fn left_unsettled(&self) {
         self.is_unsettled.store(true, Ordering::Release);
     }
 

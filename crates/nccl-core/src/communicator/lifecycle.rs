@@ -10,17 +10,15 @@ use std::time::{Duration, Instant};
 use super::free::{apart, finalize_with, within};
 use super::handle::Unsettled;
 use super::lost::Noticed;
-use super::state::Retired;
 use super::why::Why;
-use super::{Communicator, Inner, State, everybody};
+use super::{Communicator, Inner, everybody};
 use crate::error::{Error, ErrorKind, Mark, Result, StreamRefusal};
 use crate::events;
 use crate::forked;
-use crate::forked::Resident;
 use crate::operation::{OperationKind, Shape};
 use crate::peers::{AbortHandle, Ending};
 use crate::reaper;
-use crate::supervision::inside;
+use crate::state::{Retired, State};
 use crate::threads;
 use crate::time::deadline_after;
 use nccl_base::fault::{Fault, short_key};
@@ -38,18 +36,6 @@ pub(crate) enum Outcome {
 }
 
 impl Communicator {
-    pub(crate) fn of(inner: Arc<Inner>) -> Self {
-        // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
-        if let Err(error) = inside::watch(&inner) {
-            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
-        }
-        Self {
-            stream: Resident::new(Arc::clone(&inner.stream)),
-            limit: inner.timeouts.operation,
-            inner: Resident::new(inner),
-        }
-    }
-
     /// Waits until all issued operations are done on all ranks, and frees the communicator.
     ///
     /// Every rank has to call it (or drop its communicator). The other clones of this communicator are
@@ -182,7 +168,7 @@ impl Inner {
     }
 
     /// As [`carry_out_abort`](Self::carry_out_abort), without waiting for the end of it.
-    pub(super) fn carry_out_in_background(self: &Arc<Self>) {
+    pub(crate) fn carry_out_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let spawned = threads::spawn("nccl-abort", move || inner.carry_out_abort());
         if let Err(error) = spawned {
@@ -223,7 +209,7 @@ impl Inner {
     }
 
     /// From now on, what happens on other ranks ends this communicator, and what ends all of this process.
-    pub(super) fn come_under_protection(self: &Arc<Self>) {
+    pub(crate) fn come_under_protection(self: &Arc<Self>) {
         everybody::lives(self);
         let Some(board) = &self.board else { return };
         // It may have happened before.
@@ -239,7 +225,7 @@ impl Inner {
     }
 
     /// True for the one caller that is to carry it out.
-    pub(super) fn begin_abort(&self, why: Why<'_>) -> bool {
+    pub(crate) fn begin_abort(&self, why: Why<'_>) -> bool {
         let reason = match &why {
             Why::Own(cause) => cause.text().to_owned(),
             Why::Told(fault) => fault.to_string(),
@@ -290,7 +276,7 @@ impl Inner {
 
     /// How long NCCL may take to give it back: the limit, and where NCCL is at something that has to notice the abort as this
     /// begins, as long as that may take.
-    pub(super) fn abort_limit(&self) -> Duration {
+    pub(crate) fn abort_limit(&self) -> Duration {
         if let Some((_, limit)) = self.aborting.get() {
             return *limit;
         }
@@ -313,7 +299,7 @@ impl Inner {
         self.timeouts.orderly_end().saturating_add(more)
     }
 
-    pub(super) fn carry_out_abort(self: &Arc<Self>) -> Outcome {
+    pub(crate) fn carry_out_abort(self: &Arc<Self>) -> Outcome {
         let span = events::abort_span(&self.tracked.track().identity);
         let _entered = span.enter();
         let inner = Arc::clone(self);
@@ -428,7 +414,7 @@ impl Inner {
     }
 
     /// The end of an abort that began here.
-    pub(super) fn conclude_end(&self, freed: bool) -> Outcome {
+    pub(crate) fn conclude_end(&self, freed: bool) -> Outcome {
         if let Some(board) = &self.board
             && board.is_at_fault()
         {

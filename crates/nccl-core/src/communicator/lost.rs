@@ -9,14 +9,13 @@ use std::sync::Arc;
 
 use nccl_sys as sys;
 
-use super::everybody;
 use super::handle::state;
 use super::why::Why;
-use super::{Inner, State};
-use crate::error::NcclFailure;
-use crate::error::{Error, ErrorKind, Mark};
+use super::{Inner, everybody};
+use crate::error::{Error, ErrorKind, Mark, NcclFailure};
 use crate::events;
 use crate::ffi;
+use crate::state::State;
 use crate::threads;
 use nccl_base::fault::Cause;
 
@@ -128,7 +127,7 @@ impl Inner {
     }
 
     /// Why a communicator ends that did not come to be.
-    pub(super) fn why(&self, error: &Error) -> Why<'static> {
+    pub(crate) fn why(&self, error: &Error) -> Why<'static> {
         Why::own(cause(error, Noticed::Before).unwrap_or_else(|| Cause::from(error)))
     }
 

@@ -20,17 +20,17 @@ use std::time::Instant;
 
 use nccl_sys as sys;
 
-use super::free::{free, within};
-use super::handle::{RawComm, Unsettled, settle, state};
+use super::free::within;
+use super::handle::{RawComm, Unsettled, free, settle, state};
 use super::lifecycle::Outcome;
-use super::state::Way;
 use super::why::Why;
-use super::{Communicator, Inner, State};
+use super::{Communicator, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper;
+use crate::state::{State, Way};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, FaultClass};
 
@@ -116,14 +116,14 @@ impl Inner {
     }
 
     /// One that is being revoked is of use to a shrink when that is over, which may be later than its errors.
-    pub(super) fn wait_until_revoked(&self) {
+    pub(crate) fn wait_until_revoked(&self) {
         if !self.blocks && self.phase.get() == State::Aborting && self.is_to_be_revoked() {
             self.wait_for_the_end();
         }
     }
 
     /// Whether NCCL still has it, to be shrunk.
-    pub(super) fn is_revoked(&self) -> bool {
+    pub(crate) fn is_revoked(&self) -> bool {
         self.revocation.kept.lock().is_some()
     }
 
@@ -193,7 +193,7 @@ impl Inner {
     }
 
     /// Aborts one that was revoked: NCCL does not shrink it any more.
-    pub(super) fn abort_revoked(self: &Arc<Self>) -> Outcome {
+    pub(crate) fn abort_revoked(self: &Arc<Self>) -> Outcome {
         let inner = Arc::clone(self);
         let freed = within(self.timeouts.abort, "nccl-abort", move || {
             // Behind a call that is under way.

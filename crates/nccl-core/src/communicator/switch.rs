@@ -28,11 +28,11 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::guard;
-use super::handle::{RawComm, Unsettled};
-use super::state::{Phase, Way};
+use super::handle::{RawComm, Unsettled, free};
 use crate::abort::AbortSignal;
 use crate::library::Library;
+use crate::monitor::Bell;
+use crate::state::{Phase, Way};
 use crate::sync::{Mutex, MutexGuard};
 
 const NOBODY: u64 = 0;
@@ -40,6 +40,9 @@ const NOBODY: u64 = 0;
 const EXPIRED: u64 = u64::MAX;
 /// The guard ended the call for another reason.
 const INTERRUPTED: u64 = u64::MAX - 1;
+
+/// A call has entered.
+pub(super) static BELL: Bell = Bell::new();
 
 /// See the module.
 pub(crate) struct Switch {
@@ -76,11 +79,11 @@ enum Parent {
 }
 
 /// The parent, under its lock.
-pub(super) struct HeldParent<'s>(MutexGuard<'s, Parent>);
+pub(crate) struct HeldParent<'s>(MutexGuard<'s, Parent>);
 
 impl HeldParent<'_> {
     /// NCCL's pointer, unless the parent has ended.
-    pub(super) fn raw(&self) -> Option<RawComm> {
+    pub(crate) fn raw(&self) -> Option<RawComm> {
         match *self.0 {
             Parent::Idle(raw) => Some(raw),
             _ => None,
@@ -101,7 +104,7 @@ pub(super) enum Found {
 }
 
 impl Switch {
-    pub(super) fn new(library: &Library, abort_signal: &AbortSignal, phase: &Arc<Phase>) -> Self {
+    pub(crate) fn new(library: &Library, abort_signal: &AbortSignal, phase: &Arc<Phase>) -> Self {
         Self {
             library: library.clone(),
             parent: Mutex::new(Parent::None),
@@ -119,7 +122,7 @@ impl Switch {
     }
 
     /// The place for the child, for as long as NCCL may write there.
-    pub(super) fn place(&self) -> *mut sys::ncclComm_t {
+    pub(crate) fn place(&self) -> *mut sys::ncclComm_t {
         let slot = Box::new(AtomicPtr::new(std::ptr::null_mut()));
         let place = slot.as_ptr();
         *self.slot.lock() = Some(slot);
@@ -127,7 +130,7 @@ impl Switch {
     }
 
     /// What was written there; to be asked when nobody writes any more.
-    pub(super) fn take_child(&self) -> Option<RawComm> {
+    pub(crate) fn take_child(&self) -> Option<RawComm> {
         let slot = self.slot.lock().take()?;
         std::ptr::NonNull::new(slot.load(Ordering::Acquire)).map(RawComm)
     }
@@ -140,7 +143,7 @@ impl Switch {
     }
 
     /// The parent is ready, and so is the child.
-    pub(super) fn install(&self, parent: RawComm) {
+    pub(crate) fn install(&self, parent: RawComm) {
         *self.parent.lock() = Parent::Idle(parent);
     }
 
@@ -151,7 +154,7 @@ impl Switch {
         // Before the flag, so that a thread which sees an end that the flag brought about sees this as well.
         self.pulled.store(true, Ordering::SeqCst);
         if let Parent::Idle(raw) = *parent {
-            let freed = super::free::free(&self.library, Way::Abort, raw).is_ok();
+            let freed = free(&self.library, Way::Abort, raw).is_ok();
             *parent = if freed { Parent::Freed } else { Parent::Leaked };
         }
         !matches!(*parent, Parent::Leaked)
@@ -174,7 +177,7 @@ impl Switch {
 
     /// The idle parent, which nothing else calls while it is held; for a communicator that is made from it. `None` where
     /// another thread has it until `deadline`.
-    pub(super) fn hold_parent(&self, deadline: Instant) -> Option<HeldParent<'_>> {
+    pub(crate) fn hold_parent(&self, deadline: Instant) -> Option<HeldParent<'_>> {
         self.parent.try_lock_until(deadline).map(HeldParent)
     }
 
@@ -216,12 +219,12 @@ impl Switch {
         self.inside.store(call, Ordering::Release);
         // Nor does the compiler move the look before the store.
         compiler_fence(Ordering::SeqCst);
-        guard::BELL.ring();
+        BELL.ring();
         Inside(self)
     }
 
     /// A call on each of these is made by one thread, in one group: what ends one has to end all.
-    pub(super) fn in_company(&self, companions: Vec<Weak<Switch>>) {
+    pub(crate) fn in_company(&self, companions: Vec<Weak<Switch>>) {
         *self.companions.lock() = companions;
     }
 

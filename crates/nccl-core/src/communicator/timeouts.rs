@@ -190,7 +190,7 @@ impl Timeouts {
 }
 
 /// The limits of a communicator for which the program set `program`: those that the environment sets win.
-pub(super) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
+pub(crate) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
     Timeouts {
         init: outside.init.unwrap_or(program.init),
         operation: outside.operation.unwrap_or(program.operation),
@@ -204,7 +204,7 @@ pub(super) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
 
 /// How long NCCL may take to notice an abort: it looks at the flag wherever it waits, but for the sleep between two attempts to
 /// connect, which is longer each time. At most a minute: what still sleeps then is leaked.
-pub(super) fn notice() -> Duration {
+pub(crate) fn notice() -> Duration {
     const MOST: Duration = Duration::from_secs(60);
     const COUNT: u64 = 34;
     const SLEEP: u64 = 100;

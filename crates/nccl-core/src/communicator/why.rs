@@ -18,7 +18,7 @@ pub(crate) enum Why<'w> {
 }
 
 impl Why<'_> {
-    pub(super) fn own(cause: Cause) -> Self {
+    pub(crate) fn own(cause: Cause) -> Self {
         Self::Own(Box::new(cause))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 
-use super::{Buffer, Registered};
+use super::Buffer;
 use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::dtype::NcclType;
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// Device memory that owns itself: [`CudaSlice`], [`Buffer`], or one of them [`Registered`].
+/// Device memory that owns itself: [`CudaSlice`], [`Buffer`], or one of them [`Registered`](crate::Registered).
 ///
 /// Only owned memory can be registered or put into a plan: a program could forget a borrowing value, and
 /// free the memory while NCCL still uses it.
@@ -86,28 +86,6 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
 
     fn stream(&self) -> &Arc<CudaStream> {
         Buffer::stream(self)
-    }
-}
-
-impl<B: OwnedBuffer> sealed::Visit for Registered<B> {
-    fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
-        each(self.erase_mut())
-    }
-}
-
-impl<B: OwnedBuffer> OwnedBuffer for Registered<B> {
-    type Element = B::Element;
-
-    fn view(&self) -> CudaView<'_, B::Element> {
-        Registered::view(self)
-    }
-
-    fn view_mut(&mut self) -> CudaViewMut<'_, B::Element> {
-        Registered::view_mut(self)
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        Registered::stream(self)
     }
 }
 

@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent, CudaStream, CudaView, CudaViewMut};
 use nccl_sys as sys;
 
-use super::OwnedBuffer;
+use super::owned::{OwnedBuffer, sealed};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Backoff, Communicator, KeepAlive, State, admit_buffer};
+use crate::communicator::{Backoff, Communicator, KeepAlive, admit_buffer};
 use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::reaper::{self, Behind, DeferredDrop, Turn};
+use crate::state::State;
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 
@@ -457,6 +458,28 @@ impl<'a, B: OwnedBuffer> RecvBuffer<'a> for &'a mut Registered<B> {
     type Element = B::Element;
     fn erase_mut(self) -> ErasedMut<'a> {
         self.view_mut().erase_mut()
+    }
+}
+
+impl<B: OwnedBuffer> sealed::Visit for Registered<B> {
+    fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
+        each(self.erase_mut())
+    }
+}
+
+impl<B: OwnedBuffer> OwnedBuffer for Registered<B> {
+    type Element = B::Element;
+
+    fn view(&self) -> CudaView<'_, B::Element> {
+        Registered::view(self)
+    }
+
+    fn view_mut(&mut self) -> CudaViewMut<'_, B::Element> {
+        Registered::view_mut(self)
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        Registered::stream(self)
     }
 }
 

@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, result, sys};
 
-use super::graph::Slot;
 use super::record::Captured;
-use crate::communicator::{Calls, Inner};
+use crate::communicator::Inner;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
+use crate::graphs::Slot;
+use crate::inside::Place;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::inside::{self, Place};
+use crate::recorded::Calls;
 use crate::supervision::watchdog;
 use crate::threads;
 
@@ -42,7 +43,7 @@ impl Inner {
         let raw = self.ready(&handle)?;
         self.lends_to_proxies();
         let stream = self.own_stream();
-        let inside = inside::enter(self, Place::Capture, limit);
+        let inside = self.enter(Place::Capture, limit);
         let capturing = Capturing::begin(stream)?;
         let calls = Calls {
             library: &self.library,

@@ -7,20 +7,22 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
-use super::graph::Slot;
 use super::pace::Pace;
 use super::remnant::Remnant;
-use crate::communicator::{Communicator, Frame, KeepAlive, NotLaunched, State};
+use crate::communicator::{Communicator, KeepAlive};
 #[cfg(any(doc, test))]
 use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::forked;
+use crate::graphs::Slot;
+use crate::inside::Place;
+use crate::issuing::{Frame, NotLaunched};
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
 use crate::reaper::{self, Behind};
 use crate::request::Request;
+use crate::state::State;
 use crate::stats::Volume;
-use crate::supervision::inside::{self, Place};
 
 /// Operations on buffers of their own, captured into a CUDA graph: a launch costs one call for all of
 /// them, and no thread of NCCL's.
@@ -91,7 +93,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         const KIND: OperationKind = OperationKind::Replay;
         let comm = &*self.comm;
         let launched = self.pace.keep(comm, self.slot.number).and_then(|()| {
-            let taking = inside::enter(&comm.inner, Place::Replay, comm.limit);
+            let taking = comm.inner.enter(Place::Replay, comm.limit);
             let mut frame = Frame::new(&comm.stream)?;
             self.buffers
                 .visit(&mut |buffer| frame.write(buffer).map(drop))?;
@@ -205,7 +207,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         // SAFETY: likewise.
         drop(unsafe { std::ptr::read(&raw const plan.volume) });
         {
-            let _inside = inside::enter(&comm.inner, Place::Replay, comm.limit);
+            let _inside = comm.inner.enter(Place::Replay, comm.limit);
             comm.inner.plans.destroy(&slot);
         }
         if comm.inner.phase.get() == State::Aborting {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::agree::{self, Compared, Done};
+use crate::agree::{self, Compared, Done};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Descriptor;

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
-use super::agree::Done;
 use super::captured::CapturedPlan;
 use super::compare::Comparison;
 use super::pace::Pace;
 use super::record::{Capture, Captured};
 use super::remnant::Remnant;
+use crate::agree::Done;
 use crate::communicator::{Communicator, KeepAlive, admit_buffer};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};

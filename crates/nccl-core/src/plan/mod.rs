@@ -5,18 +5,15 @@
 //! communicator instead.
 //!
 //! - `record`: the closure that says what to capture runs first, and only records;
-//! - `agree`, `compare`: the ranks compare what they recorded;
+//! - `compare`: the ranks compare what they recorded ([`agree`](crate::agree));
 //! - `capture`: then the capture begins and ends within one call, on a stream of the communicator's own,
 //!   which no other code ever puts work on;
 //! - `making` puts these together; `captured` is what comes of it, with `pace` for its launches and `remnant`
-//!   for its end;
-//! - `graph`: the graphs of a communicator, which end before it does.
+//!   for its end. The graphs of a communicator end before it does ([`graphs`](crate::graphs)).
 
-pub(crate) mod agree;
 mod capture;
 mod captured;
 mod compare;
-mod graph;
 mod making;
 mod pace;
 mod record;
@@ -25,6 +22,4 @@ mod remnant;
 pub use captured::CapturedPlan;
 pub use record::Capture;
 
-pub(crate) use agree::Done;
 pub(crate) use compare::Comparison;
-pub(crate) use graph::Plans;

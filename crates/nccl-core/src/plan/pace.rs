@@ -7,7 +7,7 @@ use cudarc::driver::CudaEvent;
 use crate::communicator::{Backoff, Communicator};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::supervision::inside::{self, Place};
+use crate::inside::Place;
 use crate::time::deadline_after;
 
 /// CUDA lets a launch wait, without a limit, while too many are on their way. So a plan looks at an
@@ -37,7 +37,7 @@ impl Pace {
         let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
         let _ = driver::bind(mark.context());
         let is_over = || {
-            let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
+            let _inside = comm.inner.enter(Place::Look, comm.limit);
             driver::is_reached(mark).map_err(Error::cuda(
                 "asking whether earlier launches are done (cuEventQuery)",
             ))

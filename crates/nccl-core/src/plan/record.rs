@@ -4,9 +4,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::communicator::{Communicator, Copy, Frame, Step};
+use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::group::Group;
+use crate::issuing::{Copy, Frame, Step};
 use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
 

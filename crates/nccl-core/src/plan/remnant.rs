@@ -3,10 +3,11 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::graph::Slot;
-use crate::communicator::{KeepAlive, State};
+use crate::communicator::KeepAlive;
+use crate::graphs::Slot;
 use crate::memory::PlanBuffers;
 use crate::reaper::{Behind, DeferredDrop, Turn};
+use crate::state::State;
 
 /// What is left of a plan, or of the attempt to make one. Dropping it leaks the buffers.
 pub(super) struct Remnant<B: PlanBuffers> {

@@ -5,10 +5,8 @@
 //! then, which includes the operation. Nothing has to be kept alive until the end, so a request may be
 //! dropped at any time; that neither cancels nor frees anything.
 
-mod mark;
 mod poller;
 
-pub(crate) use mark::Mark;
 pub(crate) use poller::replace as replace_poller;
 
 use std::fmt;
@@ -19,15 +17,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaEvent, CudaStream};
 use once_cell::sync::OnceCell;
 
 use crate::communicator::{Backoff, Communicator, Inner, Noticed, not_capturing};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::inside::Place;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::inside::{self, Place};
 use crate::time::deadline_after;
 
 /// An issued operation.
@@ -55,7 +53,7 @@ pub struct Request {
     shape: Shape,
     sequence: u64,
     issued: Instant,
-    mark: OnceCell<Arc<Mark>>,
+    mark: OnceCell<Arc<CudaEvent>>,
     complete: AtomicBool,
     /// Where the poller has the waker, while somebody awaits this.
     ticket: Option<poller::Ticket>,
@@ -271,8 +269,8 @@ impl Request {
         if self.inner.phase.get().is_aborted() {
             return self.ended();
         }
-        let inside = inside::enter(&self.inner, Place::Look, self.limit);
-        let done = driver::is_reached(&self.mark()?.event).map_err(Error::cuda(
+        let inside = self.inner.enter(Place::Look, self.limit);
+        let done = driver::is_reached(self.mark()?).map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
         drop(inside);
@@ -315,19 +313,19 @@ impl Request {
     }
 
     /// The event behind the operation, recorded at the first question.
-    fn mark(&self) -> Result<&Arc<Mark>> {
+    fn mark(&self) -> Result<&Arc<CudaEvent>> {
         self.mark.get_or_try_init(|| {
             let stream = self.stream();
             not_capturing("the operation's stream", stream)?;
             let pooled = self.inner.marks.lock().pop();
             let mark = match pooled {
                 Some(mark) => mark,
-                None => Arc::new(Mark {
-                    event: driver::new_event(&self.inner.context, None)
+                None => Arc::new(
+                    driver::new_event(&self.inner.context, None)
                         .map_err(Error::cuda("creating an event (cuEventCreate)"))?,
-                }),
+                ),
             };
-            driver::record(&mark.event, stream).map_err(Error::cuda(
+            driver::record(&mark, stream).map_err(Error::cuda(
                 "recording an event behind the operation (cuEventRecord)",
             ))?;
             Ok(mark)
@@ -337,7 +335,7 @@ impl Request {
     /// An error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
         let failure = {
-            let _inside = inside::enter(&self.inner, Place::Look, self.limit);
+            let _inside = self.inner.enter(Place::Look, self.limit);
             self.inner.background_failure()
         };
         let Some(failure) = failure else {

@@ -12,19 +12,20 @@ use std::sync::{Arc, LazyLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::Mark;
+use cudarc::driver::CudaEvent;
+
 use crate::communicator::Inner;
 use crate::error::Result;
 use crate::forked;
+use crate::inside::Place;
 use crate::reaper;
-use crate::supervision::inside::{self, Place};
 use crate::sync::{Condvar, Mutex};
 use crate::threads;
 
 /// One awaited request.
 struct Watched {
     /// None for one whose communicator is ending.
-    mark: Option<Arc<Mark>>,
+    mark: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
     deadline: Instant,
     waker: Waker,
@@ -75,7 +76,7 @@ impl Drop for Ticket {
 
 /// Has `waker` woken when `mark` is reached, `inner` has ended, or `deadline` passes.
 pub(super) fn watch(
-    mark: Option<Arc<Mark>>,
+    mark: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
     deadline: Instant,
     waker: Waker,
@@ -115,7 +116,7 @@ pub(crate) fn replace() {
 }
 
 /// What of one the thread looks at: its key, and what [`Watched`] has.
-type Look = (u64, Option<Arc<Mark>>, Arc<Inner>, Instant);
+type Look = (u64, Option<Arc<CudaEvent>>, Arc<Inner>, Instant);
 
 fn run(generation: u64) {
     let mut busy_since = Instant::now();
@@ -177,7 +178,7 @@ fn pause(waiting: Duration) -> Duration {
     }
 }
 
-fn is_ready(mark: Option<&Mark>, inner: &Inner, deadline: Instant, now: Instant) -> bool {
+fn is_ready(mark: Option<&CudaEvent>, inner: &Inner, deadline: Instant, now: Instant) -> bool {
     let state = inner.phase.get();
     if state.is_aborted() {
         // What its stream says means nothing any more.
@@ -186,9 +187,9 @@ fn is_ready(mark: Option<&Mark>, inner: &Inner, deadline: Instant, now: Instant)
     if now >= deadline || inner.abort_signal.is_aborted() {
         return true;
     }
-    let _inside = inside::enter(inner, Place::Poller, inner.timeouts.operation);
+    let _inside = inner.enter(Place::Poller, inner.timeouts.operation);
     // An error is for the task to find.
-    mark.is_some_and(|mark| !matches!(mark.event.try_is_complete(), Ok(false)))
+    mark.is_some_and(|mark| !matches!(mark.try_is_complete(), Ok(false)))
 }
 
 #[cfg(test)]

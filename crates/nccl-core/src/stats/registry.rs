@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::durations::{Durations, Timer};
 use super::tally::{FUNCTIONS, KINDS, Tally, Total};
-use crate::communicator::Phase;
 use crate::op::Function;
 use crate::operation::OperationKind;
+use crate::state::Phase;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Names that are told apart.

@@ -12,9 +12,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::communicator::State;
-use crate::peers::{AbortHandle, Asker, Supervisor};
-use crate::supervision::recorder::{Track, Turns, origin};
+use crate::communicator::Visit;
+use crate::peers::{Asker, Supervisor};
+use crate::recorder::{Track, Turns, origin};
+use crate::state::State;
 
 /// How often the first rank of a communicator asks how far apart the ranks come; and how long before it does so for
 /// the first time.
@@ -68,7 +69,7 @@ impl Inquired {
             return false;
         };
         let target = supervisor.target();
-        let Some(inner) = target.as_ref().and_then(AbortHandle::visit) else {
+        let Some(inner) = target.as_ref().and_then(|target| Visit::of(&target.0)) else {
             self.not_yet("it is about to make the communicator");
             return !self.is_sample;
         };

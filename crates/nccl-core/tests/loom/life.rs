@@ -1,6 +1,6 @@
 //! A communicator's life: abort against init, issue, poll, finalize, drop and split.
 //!
-//! The steps are those of `communicator/state.rs`. Behind them stands a cell in place of NCCL's communicator:
+//! The steps are those of `state.rs`. Behind them stands a cell in place of NCCL's communicator:
 //! loom reports two threads in it at once, and the cell a use after it was freed and a second free. Around
 //! them stands what the threads of `communicator/{init,issue,lifecycle,remains}.rs` do besides, without time,
 //! other ranks, and memory.

@@ -20,13 +20,13 @@ mod listing;
 mod sync;
 
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/communicator/state.rs"]
+#[path = "../../src/state.rs"]
 mod state;
 
 #[allow(dead_code)]
-#[path = "../../src/supervision/recorder/lane.rs"]
+#[path = "../../src/recorder/lane.rs"]
 mod lane;
 
 #[allow(dead_code)]
-#[path = "../../src/supervision/recorder/usual.rs"]
+#[path = "../../src/recorder/usual.rs"]
 mod usual;

@@ -5,22 +5,20 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead};
 
-use super::facts::{Ended, Endpoint, Membership, PluginFact, PluginState, Process, Retry, Warning};
+use super::facts::{
+    Ended, Endpoint, Membership, PluginFact, PluginState, Process, Retry, Warning, cut,
+};
 use super::line::{self, Level, Record};
 use super::message::{self, Ending, Message, Plugin};
-use super::state::State;
-use super::warning::Class;
+use super::state::{COMM_NAME, State};
 use super::words::Interface;
 use nccl_sys::Version;
 
 use nccl_base::launch_mode::IDLE_PARENT;
+use nccl_base::warning::Class;
 
-/// The setting in which NCCL writes a communicator's name.
-pub(super) const COMM_NAME: &str = "Comm name";
 /// What is longer is cut: NCCL's longest line lists the ranks of a ring.
 const LONGEST_LINE: usize = 16 << 10;
-/// Texts that are kept.
-const LONGEST_TEXT: usize = 400;
 const MOST_PROCESSES: usize = 1 << 16;
 const MOST_WARNINGS: usize = 64;
 /// Of each other list and map.
@@ -379,15 +377,6 @@ fn endpoint(interface: Interface<'_>) -> Endpoint {
         interface: cut(interface.name),
         address: interface.address,
     }
-}
-
-/// A text to keep, not longer than need be.
-pub(super) fn cut(text: &str) -> String {
-    let mut end = text.len().min(LONGEST_TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
 }
 
 fn add<T: PartialEq>(list: &mut Vec<T>, value: T) {

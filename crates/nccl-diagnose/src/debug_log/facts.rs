@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use nccl_sys::Version;
 
-use super::warning::Class;
+use nccl_base::warning::Class;
 
 /// What one process said of itself.
 ///
@@ -381,4 +381,16 @@ impl Process {
     pub(super) fn variable(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)
     }
+}
+
+/// Texts that are kept.
+const LONGEST_TEXT: usize = 400;
+
+/// A text to keep, not longer than need be.
+pub(super) fn cut(text: &str) -> String {
+    let mut end = text.len().min(LONGEST_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
 }

@@ -1,13 +1,12 @@
 //! The first thing that NCCL complained about in this process, as far as it wrote that into a file.
 
-use nccl_base::warning::FirstWarning;
+use nccl_base::warning::{Class, FirstWarning, Known};
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use super::line::{self, Level};
-use super::warning::{Class, Known};
 
 /// How long a rank that fails waits for its file.
 const SOON: Duration = Duration::from_millis(200);

@@ -18,7 +18,6 @@ mod line;
 mod message;
 mod state;
 mod verdict;
-use nccl_base::warning;
 mod words;
 
 #[cfg(test)]
@@ -32,4 +31,4 @@ pub use facts::{
     Ended, Endpoint, InitState, Link, Membership, PluginFact, PluginState, Process, Retry,
     Transport, Warning,
 };
-pub use warning::Class;
+pub use nccl_base::warning::Class;

@@ -5,9 +5,11 @@
 
 use std::collections::HashMap;
 
-use super::collect::{COMM_NAME, cut};
-use super::facts::{InitState, Link, Membership, Process, Transport};
+use super::facts::{InitState, Link, Membership, Process, Transport, cut};
 use super::message::{Channel, Init, Stage, Via};
+
+/// The setting in which NCCL writes a communicator's name.
+pub(super) const COMM_NAME: &str = "Comm name";
 
 const MOST_COMMUNICATORS: usize = 256;
 /// Of one communicator on one rank, inside its host and to others; and of all. There are millions where a

@@ -21,5 +21,6 @@ mod wire;
 mod tests;
 
 pub use given::{Given, Loaded};
+pub use rules::Scarce;
 pub use run::{host, world};
-pub use scarce::{Scarce, scarce};
+pub use scarce::scarce;

@@ -4,20 +4,9 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::facts::Process;
-use super::rules;
+use super::rules::{self, Scarce};
 use nccl_base::system::System;
 use nccl_base::system::limits;
-
-/// Something of which there is less than NCCL needs to start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[doc(hidden)]
-pub struct Scarce {
-    /// As `RootCause::ResourceExhausted` has it.
-    pub resource: &'static str,
-    /// The numbers.
-    pub text: String,
-    pub fix: String,
-}
 
 /// What is the scarcest now, if anything is.
 #[doc(hidden)]

@@ -3,17 +3,9 @@
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use super::{KILL, Watcher};
+use super::{KILL, Restart, Watcher};
 use crate::departure::Signal;
 use crate::error::{Error, Result};
-
-/// A rank that is ended in order to be started again.
-pub(super) struct Restart {
-    pub(super) reply: Sender<Result<u64>>,
-    /// When it is killed, or after that, when it is given up.
-    pub(super) until: Instant,
-    killed: bool,
-}
 
 impl Watcher {
     pub(super) fn restart(&mut self, rank: usize, reply: Sender<Result<u64>>) {

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::DevicePtr;
 
+use super::experts::{ExpertParallel, Staging};
 use super::kernels::Kernels;
 use super::layout::{Layout, Sizes};
-use super::{ExpertParallel, Staging};
 use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
@@ -38,6 +38,25 @@ pub struct ExpertParallelBuilder<'c> {
     capacity: Option<usize>,
     max_row_bytes: usize,
     layout: Layout,
+}
+
+impl ExpertParallel {
+    /// Starts to make one of all ranks of a communicator, on its stream.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let ep = nccl::ExpertParallel::builder(comm)
+    ///     .experts(256)
+    ///     .top_k(8)
+    ///     .max_tokens(128)
+    ///     .max_row_bytes(7168 * 2)
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(comm: &Communicator) -> ExpertParallelBuilder<'_> {
+        ExpertParallelBuilder::new(comm)
+    }
 }
 
 impl<'c> ExpertParallelBuilder<'c> {

@@ -1,16 +1,17 @@
 //! Rows back from the experts, weighed and added up.
 
+use super::experts::{ExpertParallel, Way, length};
 use super::kernels::Combine;
-use super::{ExpertParallel, Routing, Way, length};
+use super::routing::Routing;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
-use crate::communicator::Frame;
 use crate::dtype::DataType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::inside::{self, Place};
 use nccl_core::Request;
 
 const KIND: OperationKind = OperationKind::Combine;
@@ -108,7 +109,7 @@ impl ExpertParallel {
             let rule = "`top_k` for each token that was routed";
             return length("weights", weights.len(), tokens * top_k, rule);
         }
-        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
         let mut frame = Frame::new(self.comm.stream())?;
         let from = frame.read(expert_out)?;
         let combine = Combine {

@@ -1,17 +1,18 @@
 //! Rows to the ranks of their experts.
 
+use super::experts::{ExpertParallel, Way, length};
 use super::kernels::Permute;
 use super::layout::ALIGNMENT;
-use super::{ExpertParallel, Routing, Way, length};
+use super::routing::Routing;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
-use crate::communicator::Frame;
 use crate::dtype::DataType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::inside::{self, Place};
 use nccl_core::Request;
 
 const KIND: OperationKind = OperationKind::Dispatch;
@@ -168,7 +169,7 @@ impl ExpertParallel {
             let given = self.sizes.max_row_bytes;
             return length("the staging memory for a row", given, row_bytes, rule);
         }
-        let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
         let mut frame = Frame::new(self.comm.stream())?;
         let tokens = frame.read(&*routing.tokens)?;
         let mut permutes = [const { None }; N];

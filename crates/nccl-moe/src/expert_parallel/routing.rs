@@ -7,19 +7,20 @@ use std::time::Instant;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBits};
 
 use super::counts::Counts;
+use super::experts::{ExpertParallel, length};
 use super::kernels::Route;
 use super::layout::Sizes;
-use super::{ExpertParallel, length};
 use crate::buffer::SendBuffer;
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
-use crate::supervision::inside::{self, Place};
 use nccl_core::Request;
 
 const KIND: OperationKind = OperationKind::Route;
@@ -68,6 +69,21 @@ pub(super) struct Routed {
 }
 
 impl ExpertParallel {
+    /// Refuses the routing of another, and one without tokens that were routed. How many those are.
+    pub(super) fn tokens_of(&self, routing: &Routing) -> Result<usize> {
+        let refuse = |reason| {
+            Err(Error::new(ErrorKind::InvalidConfig {
+                field: "routing",
+                reason: String::from(reason),
+            }))
+        };
+        match routing.routed {
+            _ if routing.of != self.number => refuse("it was made by another `ExpertParallel`"),
+            None => refuse("nothing was routed with it: call `route` first"),
+            Some(routed) => Ok(routed.tokens),
+        }
+    }
+
     /// Memory for a routing, on the communicator's stream.
     ///
     /// # Errors
@@ -141,7 +157,7 @@ impl ExpertParallel {
         let entries = topk.count();
         let prepared = self.check_topk(*of, entries).and_then(|()| {
             *routed = None;
-            let _inside = inside::enter(&self.comm.inner, Place::Issue, self.comm.limit);
+            let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
             let mut frame = Frame::new(self.comm.stream())?;
             let route = Route {
                 topk: frame.read(topk)?,
@@ -264,7 +280,7 @@ impl Routing {
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
             // On a stream of its own: whatever comes behind the routing may wait for other ranks.
-            let _inside = inside::enter(&comm.inner, Place::Look, comm.limit);
+            let _inside = comm.inner.enter(Place::Look, comm.limit);
             let mut numbers = vec![0u32; self.sizes.counts()];
             driver::undisturbed(self.copies.context(), || {
                 self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;

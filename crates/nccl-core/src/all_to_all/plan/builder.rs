@@ -7,6 +7,7 @@ use super::choose::{Choice, Decision};
 use super::exchange::AllToAll;
 use super::payloads::MOST;
 use super::traffic::{Traffic, within};
+use crate::agree::Done;
 use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::model::{CostModel, Nodes};
 use crate::all_to_all::record;
@@ -18,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::op::{Descriptor, Function};
 use crate::operation::{OperationKind, Shape};
-use crate::plan::{Comparison, Done};
+use crate::plan::Comparison;
 use nccl_base::data_type::DataType;
 
 /// Makes an [`AllToAll`]: what is exchanged, and how.
@@ -53,6 +54,20 @@ pub struct AllToAllBuilder<'c> {
     scratch_limit: Option<usize>,
     /// The first thing that was wrong.
     wrong: Option<Error>,
+}
+
+impl AllToAll {
+    /// Says what to exchange on `comm`, and how.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn plan(comm: &Communicator) -> AllToAllBuilder<'_> {
+        AllToAllBuilder::new(comm)
+    }
 }
 
 impl<'c> AllToAllBuilder<'c> {

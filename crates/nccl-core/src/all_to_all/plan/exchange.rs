@@ -4,7 +4,6 @@ use std::fmt;
 
 use cudarc::driver::CudaSlice;
 
-use super::builder::AllToAllBuilder;
 use super::explain::Explanation;
 use super::payloads::{Addresses, Payloads, check_number, check_type};
 use crate::all_to_all::algorithm::Algorithm;
@@ -13,15 +12,16 @@ use crate::all_to_all::schedule::{Payload, Schedule};
 use crate::all_to_all::variable::Sides;
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
-use crate::communicator::{Communicator, Frame};
+use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::inside::Place;
+use crate::issuing::Frame;
 use crate::memory::OwnedBuffer;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
 use crate::request::Request;
-use crate::supervision::inside::{self, Place};
 
 /// An all-to-all that is checked once and done often: the hot path of a service.
 ///
@@ -61,18 +61,6 @@ pub struct AllToAll {
 }
 
 impl AllToAll {
-    /// Says what to exchange on `comm`, and how.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn plan(comm: &Communicator) -> AllToAllBuilder<'_> {
-        AllToAllBuilder::new(comm)
-    }
-
     pub(super) fn new(
         comm: &Communicator,
         payloads: Vec<Payload>,
@@ -177,7 +165,7 @@ impl AllToAll {
         self.issue(false, |plan, frame| payloads.lend(plan, frame))
     }
 
-    /// Lets the blocks of `y` change places, in a plan that was made [`in_place`](AllToAllBuilder::in_place).
+    /// Lets the blocks of `y` change places, in a plan that was made [`in_place`](crate::AllToAllBuilder::in_place).
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue), and for a plan that does not work in place.
@@ -202,7 +190,7 @@ impl AllToAll {
         let (kind, shape) = (self.kind, self.shape);
         let (comm, scratch) = (&self.comm, self.scratch.as_mut());
         let recorded = || {
-            let _inside = inside::enter(&comm.inner, Place::Issue, comm.limit);
+            let _inside = comm.inner.enter(Place::Issue, comm.limit);
             let mut frame = Frame::new(&comm.stream)?;
             right_way(self.in_place, in_place)?;
             let addresses = lend(&self.payloads, &mut frame)?;

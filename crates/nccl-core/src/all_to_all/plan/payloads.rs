@@ -4,8 +4,8 @@ use crate::all_to_all::schedule::Payload;
 use crate::all_to_all::variable::Sides;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
-use crate::communicator::Frame;
 use crate::error::{Error, ErrorKind, Result};
+use crate::issuing::Frame;
 
 /// The most payloads that a plan moves together.
 pub(super) const MOST: usize = 4;

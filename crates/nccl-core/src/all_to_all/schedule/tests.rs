@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use nccl_base::data_type::DataType;
+
 use super::*;
 
 /// One rank's memory.

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::judge::Standing;
 use crate::operation::{OperationKind, Shape};
-use crate::supervision::recorder::{Track, origin};
+use crate::recorder::{Track, origin};
+use crate::standing::{Clock, Standing};
 
 /// A communicator that has, or had a moment ago, operations that are not known to be done.
 #[derive(Clone, Debug)]
@@ -47,18 +47,6 @@ pub struct Oldest {
     pub clock: Clock,
     /// Since when that is so, as far as known.
     pub(crate) began: Instant,
-}
-
-/// What a call that is not done is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum Clock {
-    /// NCCL, or the launch of a graph, has not come back.
-    Issuing,
-    /// It waits for its turn on its stream.
-    Queued,
-    /// Nothing that is known of is in front of it.
-    Running,
 }
 
 /// The facts of one communicator, as of the last look.

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use super::facts::Clock;
-use crate::error::{Error, ErrorKind, Mark};
-use crate::operation::{OperationKind, Shape};
-use crate::supervision::recorder::TrackedCall;
+use crate::operation::OperationKind;
+use crate::recorder::TrackedCall;
+use crate::standing::{Clock, Standing};
 
 /// A mark that was not reached when it was asked last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,23 +101,6 @@ impl Queue {
     }
 }
 
-/// The first call of a communicator that is not done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) call: TrackedCall,
-    pub(super) clock: Clock,
-    /// Since when, as far as known.
-    pub(super) began: Duration,
-    /// How long that may go on; `None` for ever.
-    limit: Option<Duration>,
-    /// When that ends. `None` for ever, and while there is no mark that could tell.
-    pub(super) deadline: Option<Duration>,
-    /// The last of the calls that cannot be told apart from it.
-    last: u64,
-    /// Whether anything else on the stream cannot be told apart from it.
-    is_alone: bool,
-}
-
 /// One communicator.
 #[derive(Debug, Default)]
 pub(super) struct Court {
@@ -201,137 +183,10 @@ pub(super) fn depth<'q>(queues: impl Iterator<Item = &'q Queue>) -> u64 {
     queues.map(|queue| queue.depth).sum()
 }
 
-impl Standing {
-    /// A call of which nothing is known but that it was issued.
-    pub(super) fn of_new(call: TrackedCall) -> Self {
-        Self {
-            call,
-            clock: Clock::Issuing,
-            began: call.since,
-            limit: call.limit,
-            deadline: call.limit.map(|limit| call.since.saturating_add(limit)),
-            last: call.number,
-            is_alone: true,
-        }
-    }
-
-    /// The call is late, as far as can be said without a look at it.
-    pub(super) fn unseen_overdue(&self, now: Duration) -> Option<Overdue> {
-        let deadline = self.unseen_deadline();
-        Self { deadline, ..*self }.overdue(now)
-    }
-
-    fn unseen_deadline(&self) -> Option<Duration> {
-        let deadline = self.limit.map(|limit| self.began.saturating_add(limit));
-        self.deadline.or(deadline)
-    }
-
-    /// Whether this call is late before the other is.
-    pub(super) fn ends_before(&self, other: &Self) -> bool {
-        match (self.unseen_deadline(), other.unseen_deadline()) {
-            (Some(this), Some(other)) => this < other,
-            (this, None) => this.is_some(),
-            (None, _) => false,
-        }
-    }
-
-    /// The call is late, if it is.
-    pub(super) fn overdue(&self, now: Duration) -> Option<Overdue> {
-        let late = self.deadline.is_some_and(|deadline| now >= deadline);
-        late.then_some(Overdue {
-            standing: *self,
-            waited: now.saturating_sub(self.began),
-            shape: Shape::default(),
-            stuck: None,
-        })
-    }
-}
-
-/// A call that is late, and why its communicator is ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Overdue {
-    pub(super) standing: Standing,
-    pub(super) waited: Duration,
-    /// What the call is about, as far as its record was there.
-    pub(super) shape: Shape,
-    /// In which call the watchdog is stuck, and for how long.
-    pub(super) stuck: Option<(&'static str, Duration)>,
-}
-
-impl Overdue {
-    /// The number of the call.
-    pub(crate) fn sequence(&self) -> u64 {
-        self.standing.call.number
-    }
-
-    pub(super) fn call(&self) -> TrackedCall {
-        self.standing.call
-    }
-
-    /// The error of it.
-    pub(crate) fn error(&self) -> Error {
-        let error = Error::new(self.kind());
-        let is_inside = match self.standing.clock {
-            Clock::Queued => false,
-            Clock::Issuing => true,
-            Clock::Running => self.stuck.is_some(),
-        };
-        match is_inside {
-            true => error.marked(Mark::Inside),
-            false => error,
-        }
-    }
-
-    fn kind(&self) -> ErrorKind {
-        let Standing {
-            call,
-            clock,
-            limit,
-            last,
-            is_alone,
-            ..
-        } = self.standing;
-        let limit = limit.unwrap_or(Duration::MAX);
-        // Steps of a millisecond are enough.
-        let waited = Duration::from_millis(u64::try_from(self.waited.as_millis()).unwrap_or(0));
-        let what = match call.kind {
-            OperationKind::Replay => "the replay",
-            _ => "the operation",
-        };
-        let mut text = match clock {
-            Clock::Queued => {
-                return ErrorKind::Queued {
-                    what,
-                    waited,
-                    limit,
-                };
-            }
-            Clock::Issuing if call.kind == OperationKind::Replay => {
-                format!("the launch of the replay, under way for {waited:?},")
-            }
-            Clock::Issuing => format!("the call into NCCL, under way for {waited:?},"),
-            Clock::Running if is_alone => format!("{what}, running for {waited:?},"),
-            Clock::Running if last == call.number => format!(
-                "{what}, or what was put on its stream right behind it, running for {waited:?},"
-            ),
-            Clock::Running => format!(
-                "{what}, or one of those up to #{last} or of what else was put on the stream within the \
-                 same moment, running for {waited:?},"
-            ),
-        };
-        if let Some((call, since)) = self.stuck {
-            let since = Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or(0));
-            text.push_str(&format!(
-                " which nobody could look at because {call} has not come back for {since:?},"
-            ));
-        }
-        ErrorKind::TimedOut { what: text, limit }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{ErrorKind, Mark};
 
     const LIMIT: Duration = Duration::from_secs(30);
 

@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 
-use super::facts::{Clock, Facts};
-use super::judge::{Court, Overdue, Queue, Standing, Unreached, depth};
+use super::facts::Facts;
+use super::judge::{Court, Queue, Unreached, depth};
 use super::registry::{Put, Side, give_back, new_event, record};
-use crate::communicator::{Inner, Noticed, State, Visit, is_lost};
+use crate::communicator::{Inner, Noticed, Visit, is_lost};
 use crate::driver;
 use crate::error::{Error, NcclFailure};
 use crate::operation::{OperationKind, Shape};
+use crate::recorder::{Track, TrackedCall, handle_of, is_collective, origin};
+use crate::standing::{Clock, Overdue, Standing};
+use crate::state::State;
 use crate::stats;
-use crate::supervision::recorder::{Track, TrackedCall, handle_of, is_collective, origin};
 use crate::supervision::stragglers::{self, SAMPLES};
 
 /// Marks of one stream that are not reached, at most.

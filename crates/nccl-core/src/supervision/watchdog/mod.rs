@@ -27,7 +27,7 @@
 //! less than 10 ms may have no mark between them: then the first stands for all, and for whatever else was
 //! put on the stream meanwhile.
 //!
-//! Who writes what: the hot path compares three words of its track ([`Usual`](super::recorder)) and comes
+//! Who writes what: the hot path compares three words of its track ([`Usual`](crate::recorder)) and comes
 //! here only when one does not fit. Whatever is shared lies behind one lock, which nobody has while CUDA or
 //! NCCL is called. With nothing pending the watchdog sleeps until it is called.
 //!
@@ -36,11 +36,12 @@
 //! looking at.
 //!
 //! - `judge`: what marks prove, and who is late: no CUDA, no clock;
-//! - `registry`: what is watched;
+//! - `registry`: what is watched; `enlist`: how it gets there;
 //! - `look`: one look at one communicator;
 //! - `threads`: who looks, and when;
 //! - `facts`: what others can read.
 
+mod enlist;
 mod facts;
 mod judge;
 mod look;
@@ -48,14 +49,13 @@ mod registry;
 mod threads;
 
 #[doc(hidden)]
-pub use facts::Clock;
+pub use crate::standing::Clock;
+#[doc(hidden)]
+pub use enlist::answer;
+pub(crate) use enlist::{Issue, after, attend, before, ensure};
 #[allow(unused_imports, reason = "for whoever shows it")]
 pub(crate) use facts::Oldest;
 #[doc(hidden)]
 pub use facts::Pending;
-pub(crate) use judge::Overdue;
-#[doc(hidden)]
-pub use registry::answer;
 #[doc(hidden)]
 pub use registry::pending;
-pub(crate) use registry::{Issue, after, attend, before, ensure};

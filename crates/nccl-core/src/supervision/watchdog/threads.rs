@@ -5,13 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::judge::Overdue;
 use super::look::{self, Eye, Found, Report, Task};
-use super::registry::{Entry, LINGER, STATE, State, Watched, period};
-use crate::communicator::{Inner, State as Life, Visit, same_stream};
+use super::registry::{AtWork, BELL, Entry, LINGER, LOOK, Running, STATE, State, Watched, period};
+use crate::communicator::{Inner, Visit, same_stream};
+use crate::monitor::{self, Duty, Next};
 use crate::reaper;
-use crate::supervision::monitor::{self, Bell, Duty, Next};
-use crate::supervision::recorder::{limit_of_word, origin};
+use crate::recorder::{limit_of_word, origin};
+use crate::standing::Overdue;
+use crate::state::State as Life;
 use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 use nccl_base::fault::short_key;
@@ -20,50 +21,6 @@ use nccl_base::fault::short_key;
 /// it has to find it in the same look to believe it. Counted, because a process may be stopped for a while.
 const TICK: Duration = Duration::from_secs(1);
 const STUCK: u32 = 3;
-
-/// The threads, and what the one that looks is at.
-pub(super) struct Running {
-    /// Counts the threads that look; all but the last one end when they come back from their call.
-    generation: u64,
-    looks: bool,
-    /// When the thread that looks wakes by itself; `None` for never.
-    planned: Option<Instant>,
-    at_work: Option<AtWork>,
-}
-
-struct AtWork {
-    /// The number of the communicator.
-    number: u64,
-    since: Instant,
-    /// How often the monitor has seen it.
-    ticks: u32,
-}
-
-static LOOK: Condvar = Condvar::new();
-
-/// There is something that the watchdog may be stuck at.
-static BELL: Bell = Bell::new();
-
-impl Running {
-    pub(super) const NOT: Self = Self {
-        generation: 0,
-        looks: false,
-        planned: None,
-        at_work: None,
-    };
-
-    /// There is something to look at, at that time.
-    pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
-        if self.at_work.is_none() && self.planned.is_none_or(|planned| planned > next) {
-            // So that one call is enough.
-            self.planned = Some(next);
-            LOOK.notify_one();
-        }
-        if is_first {
-            BELL.ring();
-        }
-    }
-}
 
 /// Starts the watchdog and the monitor, if they do not run.
 pub(super) fn start(running: &mut Running) -> io::Result<()> {

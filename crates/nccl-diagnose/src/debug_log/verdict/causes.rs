@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use super::view::{Group, View, about, numbered, who};
 use crate::debug_log::facts::{Ended, Process, Retry, Warning};
-use crate::debug_log::warning::{CONNECT, Class, Known};
 use crate::debug_log::words::address_in;
 use nccl_base::ranges::ranges;
 use nccl_base::report::{Finding, Severity};
+use nccl_base::warning::{CONNECT, Class, Known};
 
 /// Of each kind.
 const MOST_FINDINGS: usize = 16;

@@ -20,13 +20,23 @@
 
 use super::view::View;
 use crate::preflight::facts::Process;
-use crate::preflight::scarce::Scarce;
 use nccl_base::report::{Finding, Severity};
 use nccl_base::system::limits::Limits;
 
 const MIB: u64 = 1 << 20;
 
 pub(in crate::preflight) const OPEN_FILES: &str = "open files";
+
+/// Something of which there is less than NCCL needs to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct Scarce {
+    /// As `RootCause::ResourceExhausted` has it.
+    pub resource: &'static str,
+    /// The numbers.
+    pub text: String,
+    pub fix: String,
+}
 
 /// How many ranks a process has beside it and far from it.
 #[derive(Clone, Copy)]

@@ -14,6 +14,8 @@ mod variables;
 mod versions;
 mod view;
 
+#[doc(hidden)]
+pub use limits::Scarce;
 pub(super) use limits::{OPEN_FILES, scarce};
 pub(super) use network::networks;
 pub(super) use view::View;

@@ -1,0 +1,456 @@
+//! How a rank left, and what is known of that.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::exit::{Exit, OomKill, Signal};
+
+/// How a rank left.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub enum Departure {
+    /// With a goodbye.
+    Left,
+    /// It said why.
+    Failed(Failure),
+    /// Without a word of its own.
+    Lost(Lost),
+}
+
+/// Why a rank fails, as it says itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub enum Failure {
+    /// The whole chain of its program's error, or the message of a panic.
+    Said(String),
+    /// Its process ends with this exit status, which is not 0.
+    Exits(i32),
+}
+
+/// How a rank came to be out of reach without a goodbye.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub struct Lost {
+    pub how: How,
+    /// What its last heartbeat told, before it was lost.
+    pub last_call: Option<LastCall>,
+}
+
+/// What a rank called last, as it said with its last heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub struct LastCall {
+    pub call: String,
+    /// How long before its loss it said so.
+    pub before: Duration,
+}
+
+/// The account of a loss. The better one is the smaller: where several ranks found out by themselves, the smallest is
+/// told to all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub enum How {
+    /// Its process ended, says the one that started it.
+    Ended(Box<ProcessEnd>),
+    /// Its kernel closed its connection.
+    Closed,
+    /// Its process of this number ended, says the kernel.
+    Exited { pid: u64 },
+    /// Its process of this number ended, while a child holds its connection open.
+    Orphaned { pid: u64 },
+    /// Its host refuses connections to the address at which it listened.
+    NobodyListens,
+    /// Another rank listens where it did.
+    Replaced { by: usize },
+    /// Nobody knows where it listens.
+    NoAddress,
+    /// It sent what it must not, and was let go.
+    Sent(String),
+    /// It did not come to the next epoch in so long, and the others went on.
+    LeftBehind { after: Duration },
+    /// The others have another coordinator, and it knows too little to follow that one.
+    PassedOver,
+    /// The rank that says so is cut off from it, as the text says.
+    CutOff(String),
+    /// It is gone, and nothing else is known.
+    Unknown,
+    /// What the system or another process said about it.
+    Said(String),
+    /// Its host does not answer: it may live.
+    Silent(Box<Silence>),
+}
+
+/// A host that does not answer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub struct Silence {
+    pub sign: Sign,
+    /// It was heard all the same.
+    pub heard: Option<HeardOnly>,
+    /// Why the rank that says so may not decide which of the two is at fault.
+    pub undecided: Option<String>,
+}
+
+/// By what a host was found silent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub enum Sign {
+    /// The connection broke, or could not be made; what this side's system says.
+    Error(String),
+    /// The other host gave the connection up, and had not acknowledged what was sent to it for so long.
+    GaveUp { unacknowledged: Duration },
+    /// It was not heard, and acknowledged nothing.
+    Unheard {
+        unheard: Duration,
+        unacknowledged: Duration,
+    },
+}
+
+/// A rank that was heard lately, although its host acknowledges nothing.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub struct HeardOnly {
+    /// How long ago.
+    pub heard: Duration,
+    pub unacknowledged: Duration,
+}
+
+/// How the process of a rank ended, as the one that started it tells.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub struct ProcessEnd {
+    pub told: Told,
+    /// What it wrote to stderr at last; `None` for nothing.
+    pub stderr: Option<String>,
+}
+
+/// What the one that started a process has seen of its end.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[doc(hidden)]
+pub enum Told {
+    /// By `launch`.
+    Seen {
+        exit: Exit,
+        /// The signal that the one that started it had sent to it before.
+        sent: Option<Signal>,
+        oom: Option<OomKill>,
+    },
+    /// By a launcher that is not ours, in its own words, and what those say.
+    Words {
+        words: String,
+        exit: Option<Exit>,
+        out_of_memory: bool,
+    },
+}
+
+/// The longest account of a silence with the reason why the reporting rank may not decide, in bytes.
+const LONGEST_UNDECIDED: usize = 4096;
+
+/// How much of what a process has written at last goes into an error.
+const TAIL: usize = 1000;
+
+impl Departure {
+    /// For a rank that was lost.
+    #[doc(hidden)]
+    pub fn lost(how: How) -> Self {
+        Self::Lost(Lost::from(how))
+    }
+}
+
+impl From<How> for Lost {
+    fn from(how: How) -> Self {
+        Self {
+            how,
+            last_call: None,
+        }
+    }
+}
+
+impl From<ProcessEnd> for Lost {
+    fn from(end: ProcessEnd) -> Self {
+        How::Ended(Box::new(end)).into()
+    }
+}
+
+impl From<Sign> for Lost {
+    fn from(sign: Sign) -> Self {
+        let (heard, undecided) = (None, None);
+        How::Silent(Box::new(Silence {
+            sign,
+            heard,
+            undecided,
+        }))
+        .into()
+    }
+}
+
+impl Lost {
+    /// A loss that is known by the words of the system or of another process.
+    #[doc(hidden)]
+    pub fn said(text: impl Into<String>) -> Self {
+        How::Said(text.into()).into()
+    }
+
+    /// Whether the rank may live all the same, out of reach.
+    #[doc(hidden)]
+    pub fn may_live(&self) -> bool {
+        self.silence().is_some()
+    }
+
+    #[doc(hidden)]
+    pub fn silence(&self) -> Option<&Silence> {
+        match &self.how {
+            How::Silent(silence) => Some(silence),
+            _ => None,
+        }
+    }
+
+    /// The same, to be completed.
+    #[doc(hidden)]
+    pub fn silence_mut(&mut self) -> Option<&mut Silence> {
+        match &mut self.how {
+            How::Silent(silence) => Some(silence),
+            _ => None,
+        }
+    }
+}
+
+impl Silence {
+    /// Whether the host was heard while it acknowledged nothing.
+    #[doc(hidden)]
+    pub fn is_one_way(&self) -> bool {
+        self.heard.is_some() || matches!(self.sign, Sign::GaveUp { .. })
+    }
+}
+
+impl ProcessEnd {
+    /// What a launcher that is not ours says in its own words, with what the process wrote to stderr at last.
+    #[doc(hidden)]
+    pub fn in_words(words: &str, stderr: &str) -> Self {
+        Self {
+            told: Told::Words {
+                words: words.to_owned(),
+                exit: Exit::read(words),
+                out_of_memory: words.contains("out of memory"),
+            },
+            stderr: last_of(stderr),
+        }
+    }
+
+    /// As `launch` has seen it.
+    #[doc(hidden)]
+    pub fn seen(exit: Exit, sent: Option<Signal>, oom: Option<OomKill>, stderr: &str) -> Self {
+        Self {
+            told: Told::Seen { exit, sent, oom },
+            stderr: last_of(stderr),
+        }
+    }
+
+    /// How it ended, where that is known.
+    #[doc(hidden)]
+    pub fn exit(&self) -> Option<Exit> {
+        match &self.told {
+            Told::Seen { exit, .. } => Some(*exit),
+            Told::Words { exit, .. } => *exit,
+        }
+    }
+
+    /// Whether the kernel ended it for want of memory.
+    #[doc(hidden)]
+    pub fn is_out_of_memory(&self) -> bool {
+        match &self.told {
+            Told::Seen { oom, .. } => oom.is_some(),
+            Told::Words { out_of_memory, .. } => *out_of_memory,
+        }
+    }
+
+    /// Cuts the texts of another process, so that none has more bytes.
+    #[doc(hidden)]
+    pub fn cut(&mut self, longest: usize) {
+        if let Told::Words { words, .. } = &mut self.told {
+            cut(words, longest);
+        }
+        if let Told::Seen { oom: Some(oom), .. } = &mut self.told {
+            cut(&mut oom.group, longest);
+        }
+        if let Some(stderr) = &mut self.stderr {
+            cut(stderr, longest);
+        }
+    }
+}
+
+/// The last lines of what a process wrote, in one.
+fn last_of(stderr: &str) -> Option<String> {
+    let lines = stderr.lines().map(str::trim_end);
+    let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(5)..].join(" | ");
+    if last.is_empty() {
+        return None;
+    }
+    let mut start = last.len().saturating_sub(TAIL);
+    while !last.is_char_boundary(start) {
+        start += 1;
+    }
+    let cut = if start > 0 { "…" } else { "" };
+    Some(format!("{cut}{}", &last[start..]))
+}
+
+/// Cuts a text at a character.
+#[doc(hidden)]
+pub fn cut(text: &mut String, longest: usize) {
+    let mut end = longest.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Left => f.write_str("it left the world"),
+            Self::Failed(failure) => write!(f, "it failed: {failure}"),
+            Self::Lost(lost) => lost.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Said(chain) => f.write_str(chain),
+            Self::Exits(status) => write!(f, "its process ended with exit status {status}"),
+        }
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.how.fmt(f)?;
+        match &self.last_call {
+            Some(last) => write!(f, "; {last}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for LastCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, before } = self;
+        let before = before.as_secs_f64();
+        write!(
+            f,
+            "its last heartbeat, {before:.1} s before, told of {call}"
+        )
+    }
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(end) => write!(f, "its process ended: {end}"),
+            Self::Closed => f.write_str("its connection closed without goodbye: it died"),
+            Self::Exited { pid } => {
+                write!(f, "its process (pid {pid}) ended without goodbye: it died")
+            }
+            Self::Orphaned { pid } => write!(
+                f,
+                "its process (pid {pid}) ended without goodbye: it died, and a child of it keeps its connection open"
+            ),
+            Self::NobodyListens => f.write_str("nobody listens at its door any more: it died"),
+            Self::Replaced { by } => write!(f, "rank {by} listens at its door: it died"),
+            Self::NoAddress => f.write_str("it has no address"),
+            Self::Sent(what) => write!(f, "it sent {what}"),
+            Self::LeftBehind { after } => write!(
+                f,
+                "it did not come to the next epoch within {:.1} s, and was left behind",
+                after.as_secs_f64()
+            ),
+            Self::PassedOver => f.write_str("the others went on without it"),
+            Self::CutOff(why) => write!(f, "it cannot be reached: this rank is {why}"),
+            Self::Unknown => f.write_str("it died"),
+            Self::Said(text) => f.write_str(text),
+            Self::Silent(silence) => silence.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Silence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = format!("its connection broke without goodbye: {}", self.sign);
+        if let Some(heard) = &self.heard {
+            text.push_str(&format!("; {heard}"));
+        }
+        if let Some(why) = &self.undecided {
+            text.push_str("; ");
+            text.push_str(why);
+            cut(&mut text, LONGEST_UNDECIDED);
+        }
+        f.write_str(&text)
+    }
+}
+
+/// What follows where this side hears the other, and is not heard there.
+pub(super) const ONE_WAY: &str = "packets come through one way only";
+
+impl fmt::Display for Sign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Error(error) => f.write_str(error),
+            Self::GaveUp { unacknowledged } => write!(
+                f,
+                "{ONE_WAY}: its host gave it up, and had acknowledged nothing that was sent to it for {:.1} s",
+                unacknowledged.as_secs_f64()
+            ),
+            Self::Unheard {
+                unheard,
+                unacknowledged,
+            } => write!(
+                f,
+                "it was not heard for {:.1} s, and its host has acknowledged nothing that was sent to it for {:.1} s",
+                unheard.as_secs_f64(),
+                unacknowledged.as_secs_f64()
+            ),
+        }
+    }
+}
+
+impl fmt::Display for HeardOnly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{ONE_WAY}: it was heard {:.1} s ago, and its host has acknowledged nothing that was sent to it for {:.1} s",
+            self.heard.as_secs_f64(),
+            self.unacknowledged.as_secs_f64()
+        )
+    }
+}
+
+impl fmt::Display for ProcessEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.told.fmt(f)?;
+        match &self.stderr {
+            Some(stderr) => write!(f, "; stderr ended with: {stderr}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (exit, sent, oom) = match self {
+            Self::Words { words, .. } => return f.write_str(words),
+            Self::Seen { exit, sent, oom } => (exit, sent, oom),
+        };
+        exit.fmt(f)?;
+        if let Some(sent) = sent {
+            write!(f, ", after {sent} from the process that started it")?;
+        }
+        match oom {
+            Some(oom) => write!(f, "; {oom}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What an error is the cause of, and the error of a fault.
+
+use std::time::Instant;
+
+use nccl_sys as sys;
+
+use super::{Error, ErrorKind, Mark, NcclFailure};
+use crate::fault::{Cause, Fault, FaultClass, FaultOperation, FaultRole, RootCause};
+use crate::warning::{Class, FirstWarning};
+
+impl Fault {
+    /// The kind of error with which the ranks return that saw nothing else.
+    #[doc(hidden)]
+    pub fn kind(&self) -> ErrorKind {
+        match (self.class(), self.limit()) {
+            (FaultClass::TimedOut, Some(limit)) => ErrorKind::TimedOut {
+                what: match self.operation() {
+                    Some(operation) => operation.to_owned(),
+                    None => String::from("an operation of another rank"),
+                },
+                limit,
+            },
+            _ => ErrorKind::Aborted {
+                reason: self.to_string(),
+            },
+        }
+    }
+}
+
+impl Cause {
+    /// A call of CUDA's said that its context failed for good; `before` an operation was handed to NCCL, or behind some.
+    #[doc(hidden)]
+    pub fn of_lost_context(error: &Error, before: bool, evidence: &str, hint: &str) -> Self {
+        let mut cause = Self::from(error);
+        if let RootCause::CallFailed { failed_before, .. } = &mut cause.root {
+            *failed_before = before;
+        }
+        cause.evidence.push(evidence.to_owned());
+        cause.hint = hint.to_owned();
+        cause
+    }
+}
+
+impl From<&Error> for Cause {
+    fn from(error: &Error) -> Self {
+        if let Some(fault) = error.fault() {
+            return Self::told(fault);
+        }
+        let operation = error
+            .operation()
+            .map(FaultOperation::from)
+            .unwrap_or_default();
+        let (class, role, root) = match error.kind() {
+            // A call that should have come back, whatever the others do.
+            ErrorKind::TimedOut { what, .. } if error.is(Mark::Inside) => {
+                let operation = what.trim_end_matches(',').to_owned();
+                let root = RootCause::StuckInside { operation };
+                (FaultClass::TimedOut, FaultRole::Initiating, root)
+            }
+            // Whoever waits is not who makes it wait.
+            ErrorKind::TimedOut { .. } => {
+                (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
+            }
+            ErrorKind::Queued { .. } => {
+                let operation = operation.text.clone();
+                let root = RootCause::StuckOutside { operation };
+                (FaultClass::TimedOut, FaultRole::Initiating, root)
+            }
+            ErrorKind::Aborted { .. } => {
+                (FaultClass::Asked, FaultRole::Initiating, RootCause::Asked)
+            }
+            ErrorKind::Nccl(failure) => {
+                let root = RootCause::CallFailed {
+                    call: Some(failure.call().to_owned()),
+                    nccl: Some(failure.code()),
+                    cuda: None,
+                    failed_before: false,
+                };
+                (FaultClass::Failed, role_of(failure), root)
+            }
+            ErrorKind::Cuda { error, .. } if error.0 as u32 == OUT_OF_MEMORY => {
+                let resource = String::from("device memory");
+                let root = RootCause::ResourceExhausted { resource };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+            ErrorKind::Cuda { error, .. } => {
+                let root = RootCause::CallFailed {
+                    call: None,
+                    nccl: None,
+                    cuda: Some(error.0 as u32),
+                    failed_before: false,
+                };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+            _ if error.is(Mark::NoThread) => {
+                let resource = String::from("threads or processes");
+                let root = RootCause::ResourceExhausted { resource };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+            kind => {
+                let root = RootCause::ProgramFailed {
+                    reason: kind.to_string(),
+                };
+                (FaultClass::Failed, FaultRole::Initiating, root)
+            }
+        };
+        let mut cause = Self {
+            operation,
+            limit: match *error.kind() {
+                ErrorKind::TimedOut { limit, .. } | ErrorKind::Queued { limit, .. } => Some(limit),
+                _ => None,
+            },
+            hint: error.hint().unwrap_or_default().to_owned(),
+            began: error
+                .operation()
+                .and_then(|operation| Instant::now().checked_sub(operation.elapsed())),
+            ..Self::of(
+                class,
+                role,
+                root,
+                match error.kind() {
+                    ErrorKind::Aborted { reason } => reason.clone(),
+                    kind => kind.to_string(),
+                },
+            )
+        };
+        if let ErrorKind::Nccl(failure) = error.kind() {
+            cause.hear_nccl(FirstWarning::read(failure.last_error()).as_ref(), None);
+        }
+        cause
+    }
+}
+
+/// What a failed call is among all that goes wrong, by its code and by what NCCL said last.
+fn role_of(failure: &NcclFailure) -> FaultRole {
+    // Its peer, or the way to it, was there first.
+    if failure.is_remote() {
+        return FaultRole::Cascade;
+    }
+    // NCCL says one of these where a connection or a thread of its own was cut off as well; any other code is about
+    // this rank's own call or device.
+    let of_either = [
+        sys::ncclResult_t::ncclSystemError,
+        sys::ncclResult_t::ncclInternalError,
+    ];
+    if !of_either.iter().any(|code| failure.is(*code)) {
+        return FaultRole::Initiating;
+    }
+    match Class::of(failure.last_error()) {
+        Class::Consequence => FaultRole::Cascade,
+        Class::Noise => FaultRole::Teardown,
+        Class::Cause | Class::Unknown => FaultRole::Initiating,
+    }
+}
+
+/// CUDA's code for it.
+const OUT_OF_MEMORY: u32 = 2;

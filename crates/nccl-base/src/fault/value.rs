@@ -1,0 +1,500 @@
+//! A fault, as a value.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::cause::{FaultRole, RootCause, Waiting};
+use super::operation::FaultOperation;
+use crate::roster::Roster;
+
+/// Why a communicator was ended, the same on all of its ranks.
+///
+/// [`culprit`](Self::culprit) is the rank that it began with, where that was found; [`host`](Self::host) and
+/// [`pid`](Self::pid) are its host and its process. [`root`](Self::root) is what it was, in values, and
+/// [`cause`](Self::cause) the same in words. How it is found is in `docs/root-cause.md`.
+///
+/// Two are equal when they are of the same cause, whatever else has become known beside it
+/// ([`also`](Self::also)).
+///
+/// ```
+/// # fn show(error: nccl::Error) {
+/// if let Some((fault, rank)) = error.fault().and_then(|fault| Some((fault, fault.culprit()?))) {
+///     eprintln!("look at rank {rank} ({}, pid {})", fault.host(), fault.pid());
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fault {
+    pub(super) class: FaultClass,
+    pub(super) role: FaultRole,
+    pub(super) communicator: String,
+    #[serde(flatten)]
+    pub(super) roster: Roster,
+    #[serde(flatten)]
+    pub(super) origin: Origin,
+    pub(super) host: String,
+    pub(super) pid: u32,
+    pub(super) epoch: u64,
+    #[serde(flatten)]
+    pub(super) operation: FaultOperation,
+    pub(super) root: RootCause,
+    pub(super) cause: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) evidence: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) also: Vec<Waiting>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) hint: String,
+    /// The limit that passed, of the rank that ran out of time first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) limit: Option<Duration>,
+    /// Tells apart what reads the same, with the rank that told of it first.
+    pub(super) number: u64,
+    pub(super) teller: usize,
+}
+
+/// The rank that a fault names, and what it has to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Origin {
+    /// It began with this one of the communicator.
+    Culprit(usize),
+    /// What it began with is not known; this one of the communicator told of it first.
+    ReportedBy(usize),
+    /// The same of a rank that the communicator does not have: it ended with another communicator.
+    Outside {
+        world_rank: usize,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        launcher_rank: Option<usize>,
+    },
+    /// Nothing tells one rank from the others.
+    NoRank {},
+}
+
+impl Origin {
+    /// Of a rank of the communicator.
+    pub(super) fn new(rank: usize, role: FaultRole) -> Self {
+        match role {
+            FaultRole::Initiating => Self::Culprit(rank),
+            FaultRole::Cascade | FaultRole::Teardown | FaultRole::Unknown => Self::ReportedBy(rank),
+        }
+    }
+}
+
+impl PartialEq for Fault {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |fault: &Self| {
+            (
+                fault.class,
+                fault.role,
+                fault.origin,
+                fault.pid,
+                fault.epoch,
+                fault.number,
+                fault.teller,
+            )
+        };
+        of(self) == of(other)
+            && self.texts() == other.texts()
+            && self.root == other.root
+            && self.evidence == other.evidence
+    }
+}
+
+impl Eq for Fault {}
+
+/// What kind of thing it was.
+///
+/// ```
+/// # fn example(fault: &nccl::Fault) {
+/// if fault.class() == nccl::FaultClass::Gone {
+///     eprintln!("its process has to be started again");
+/// }
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FaultClass {
+    /// NCCL or CUDA failed on a rank.
+    Failed,
+    /// An operation of a rank ran into its limit.
+    TimedOut,
+    /// A rank's program ended the communicator, or its abort signal was given.
+    Asked,
+    /// A rank's process is gone, or it said that it fails.
+    Gone,
+    /// A rank's program wants nothing more of it but to shrink it (`Communicator::revoke`).
+    Revoked,
+    /// This rank cannot reach the others any more, and which side is at fault is not known.
+    CutOff,
+}
+
+impl FaultClass {
+    /// All classes, each at its number.
+    #[doc(hidden)]
+    pub const ALL: [Self; 6] = [
+        Self::Failed,
+        Self::TimedOut,
+        Self::Asked,
+        Self::Gone,
+        Self::Revoked,
+        Self::CutOff,
+    ];
+
+    /// As events and metrics call it.
+    #[doc(hidden)]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Asked => "asked",
+            Self::Gone => "gone",
+            Self::Revoked => "revoked",
+            Self::CutOff => "cut_off",
+        }
+    }
+}
+
+impl Fault {
+    /// Whether a program wanted it so.
+    #[doc(hidden)]
+    pub fn is_on_purpose(&self) -> bool {
+        matches!(self.class, FaultClass::Asked | FaultClass::Revoked)
+    }
+
+    /// The limit that passed, if one did.
+    #[doc(hidden)]
+    pub fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
+
+    #[doc(hidden)]
+    pub fn communicator(&self) -> &str {
+        &self.communicator
+    }
+
+    #[doc(hidden)]
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// The rank that it names, as the world and its launcher number it, the one that told of it first included.
+    #[doc(hidden)]
+    pub fn named_in_the_world(&self) -> (Option<usize>, Option<usize>) {
+        match self.origin {
+            Origin::Culprit(rank) | Origin::ReportedBy(rank) => (
+                Some(self.roster.world_rank(rank)),
+                self.roster.launcher_rank(rank),
+            ),
+            Origin::Outside {
+                world_rank,
+                launcher_rank,
+            } if self.role == FaultRole::Initiating => (Some(world_rank), launcher_rank),
+            // A rank outside of the communicator that only told of the fault says nothing about where it began.
+            Origin::Outside { .. } | Origin::NoRank {} => (None, None),
+        }
+    }
+
+    /// The operation in values.
+    #[doc(hidden)]
+    pub fn told_operation(&self) -> &FaultOperation {
+        &self.operation
+    }
+
+    /// What kind of thing it was.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// println!("{:?}", fault.class());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn class(&self) -> FaultClass {
+        self.class
+    }
+
+    /// The rank that it began with, in the communicator. `None` where that was not found
+    /// ([`role`](Self::role) is not [`FaultRole::Initiating`]), where ranks differ and none differs from most of the
+    /// others, and where it began with a rank that this communicator does not have and ended another one first
+    /// ([`world_rank`](Self::world_rank) names it then).
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, fault: &nccl::Fault) {
+    /// match fault.culprit() {
+    ///     Some(rank) if rank == comm.rank() => println!("it began here"),
+    ///     Some(rank) => println!("it began with rank {rank}"),
+    ///     None => println!("what it began with was not found: {fault}"),
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn culprit(&self) -> Option<usize> {
+        match self.origin {
+            Origin::Culprit(rank) => Some(rank),
+            _ => None,
+        }
+    }
+
+    /// The rank that was the first to run out of time, or to see what follows from the cause, in the communicator,
+    /// where the cause was not found; `None` otherwise. Nothing shows that this rank is
+    /// to blame.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if let Some(rank) = fault.reported_by() {
+    ///     println!("begin to look with the log of rank {rank}, and of those that it exchanges data with");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reported_by(&self) -> Option<usize> {
+        match self.origin {
+            Origin::ReportedBy(rank) => Some(rank),
+            _ => None,
+        }
+    }
+
+    /// Which rank of the world it began with: the [`culprit`](Self::culprit), or a rank that this communicator does not
+    /// have. The world is that of the [`epoch`](Self::epoch). `None` where no rank is known.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if let (Some(rank), Some(world_rank)) = (fault.culprit(), fault.world_rank()) {
+    ///     println!("rank {rank} of its communicator, which is rank {world_rank} of the world");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn world_rank(&self) -> Option<usize> {
+        match self.origin {
+            Origin::Culprit(rank) => Some(self.roster.world_rank(rank)),
+            Origin::Outside { world_rank, .. } if self.role == FaultRole::Initiating => {
+                Some(world_rank)
+            }
+            _ => None,
+        }
+    }
+
+    /// Which rank `nccl-run`, torchrun, MPI or Slurm started that one as, where that is not its
+    /// [`world_rank`](Self::world_rank), as after a recovery; it is the number before the lines of its output. `None`
+    /// where both are the same, no launcher started it, or no rank is known.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if let Some(rank) = fault.launcher_rank().or(fault.world_rank()) {
+    ///     println!("look at the lines that begin with [{rank}]");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn launcher_rank(&self) -> Option<usize> {
+        match self.origin {
+            Origin::Outside { launcher_rank, .. } => {
+                launcher_rank.filter(|_| self.world_rank().is_some())
+            }
+            _ => self.roster.launcher_rank(self.culprit()?),
+        }
+    }
+
+    /// The host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it; empty where no
+    /// rank is named.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if fault.culprit().is_some() {
+    ///     println!("look on {}", fault.host());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it; 0 where no
+    /// rank is named.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if fault.culprit().is_some() {
+    ///     println!("look at process {}", fault.pid());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The epoch of the world that made the communicator (`World::epoch`), or in which the rank has
+    /// its number that this communicator does not have; 0 in the first, and without a world.
+    ///
+    /// ```
+    /// # fn example(world: &nccl::World, fault: &nccl::Fault) {
+    /// if fault.epoch() < world.epoch() {
+    ///     println!("the world has gone on since");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The operation of the rank that it names, if that was in one.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// println!("in {}", fault.operation().unwrap_or("no operation"));
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn operation(&self) -> Option<&str> {
+        (!self.operation.text.is_empty()).then_some(&*self.operation.text)
+    }
+
+    /// What was at the root of it, in values.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// if let nccl::RootCause::CallFailed { nccl: Some(code), .. } = fault.root() {
+    ///     println!("NCCL returned {code} on {}", fault.host());
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn root(&self) -> &RootCause {
+        &self.root
+    }
+
+    /// Whether it began with this, or follows from something that was not found.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// println!("{:?}", fault.role());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn role(&self) -> FaultRole {
+        self.role
+    }
+
+    /// What shows it: one sentence each, the weightiest first.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// for line in fault.evidence() {
+    ///     println!("  {line}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn evidence(&self) -> &[String] {
+        &self.evidence
+    }
+
+    /// Who waited for what meanwhile. Known once all ranks have ended their communicators, or said what they
+    /// were at; of those that did not say, nothing is here.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// for waiting in fault.also() {
+    ///     println!("{waiting}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn also(&self) -> &[Waiting] {
+        &self.also
+    }
+
+    /// What went wrong there.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// println!("{}", fault.cause());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    /// What to do about it, where that is known.
+    ///
+    /// ```
+    /// # fn example(fault: &nccl::Fault) {
+    /// println!("{}", fault.hint().unwrap_or("nothing is known to help"));
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn hint(&self) -> Option<&str> {
+        (!self.hint.is_empty()).then_some(&*self.hint)
+    }
+
+    /// The rank that it names, or else the one that told of it.
+    #[doc(hidden)]
+    pub fn rank(&self) -> usize {
+        match self.origin {
+            Origin::Culprit(rank) | Origin::ReportedBy(rank) => rank,
+            Origin::Outside { .. } | Origin::NoRank {} => self.teller,
+        }
+    }
+
+    /// Whether both began with what one rank told.
+    #[doc(hidden)]
+    pub fn is_of(&self, told: &Self) -> bool {
+        (self.number, self.teller) == (told.number, told.teller)
+    }
+
+    /// The same, with who waited.
+    #[doc(hidden)]
+    pub fn with_also(&self, also: Vec<Waiting>) -> Self {
+        Self {
+            also,
+            ..self.clone()
+        }
+    }
+
+    /// What a rank has seen whose fault became the verdict without what the others were at.
+    #[doc(hidden)]
+    pub fn without_others(&self) -> Self {
+        let mut fault = self.clone();
+        if (fault.class, fault.role) == (FaultClass::TimedOut, FaultRole::Unknown) {
+            fault.hint = NOT_COLLECTED.to_owned();
+        }
+        fault
+    }
+
+    /// Whether it says itself what began it, so that no other rank has to be heard.
+    #[doc(hidden)]
+    pub fn is_certain(&self) -> bool {
+        !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
+    }
+
+    pub(super) fn texts(&self) -> [&str; 5] {
+        [
+            &self.communicator,
+            &self.host,
+            &self.operation.text,
+            &self.cause,
+            &self.hint,
+        ]
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// What is left where no other rank can be waited for.
+#[doc(hidden)]
+pub const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
+                                does not come back, or an operation that takes longer than its limit: look at dmesg for Xid \
+                                messages and at nvidia-smi";
+
+/// What is left where what the other ranks do was not collected.
+#[doc(hidden)]
+pub const NOT_COLLECTED: &str = "what the other ranks were at could not be collected in time: look at what every rank printed \
+                                        last, whether a process is stopped or starved, and at the network between the \
+                                        hosts";

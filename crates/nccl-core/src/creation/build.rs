@@ -1,0 +1,244 @@
+//! The making of a communicator from what its builder was told: every rank checks what it can alone, all tell
+//! each other whether they can take part, and get the token with which they meet inside NCCL.
+
+use crate::communicator::{Communicator, timeouts};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::builder::{CommunicatorBuilder, Origin};
+use super::grow::{self, GrowWay};
+use super::init::{Plan, Prepared, roster_of};
+use super::meeting::{Agreed, Meeting};
+use crate::abort::AbortSignal;
+use crate::communicator::everybody::Birth;
+use crate::communicator::launch_mode::{refuse_contradictions, wish};
+use crate::error::{Error, ErrorKind, Result};
+use crate::events;
+use crate::forked;
+use crate::library::Library;
+use crate::local;
+use crate::operation::{Operation, OperationKind, Shape};
+use crate::peers::About;
+use crate::time::deadline_after;
+use crate::unique_id::UniqueId;
+use nccl_base::from_outside::FromOutside;
+
+impl CommunicatorBuilder<'_> {
+    /// Makes the communicator, together with the other ranks.
+    ///
+    /// What this rank can find wrong by itself is found before any other rank waits for it. Made from a
+    /// `World`, all ranks hear of it at once, instead of waiting for this one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when the ranks were not all there in time; what NCCL had built by then is
+    /// freed. [`ErrorKind::Aborted`] when the abort signal was given. [`ErrorKind::Rendezvous`] when
+    /// another rank could not take part. [`ErrorKind::Preflight`], on all ranks, when what NCCL needs is not
+    /// there (see `World::preflight`). [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`],
+    /// [`ErrorKind::Stream`], [`ErrorKind::NoSuchRank`], [`ErrorKind::Load`] for what is wrong here.
+    ///
+    /// Wraps `ncclCommInitRankConfig`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let world = nccl::World::single();
+    /// let comm = world.communicator("demo").stream(&stream).build()?;
+    /// assert_eq!(comm.world_size(), 1);
+    /// let error = world.communicator("no stream").build().unwrap_err();
+    /// assert!(error.to_string().contains("stream"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn build(self) -> Result<Communicator> {
+        self.build_from(None).map(|(made, _)| made)
+    }
+
+    /// As [`build`](Self::build); with the communicator that is to grow, and how that was done.
+    pub(super) fn build_from(
+        self,
+        parent: Option<&Communicator>,
+    ) -> Result<(Communicator, Option<GrowWay>)> {
+        let kind = match parent {
+            None => OperationKind::Init,
+            Some(_) => OperationKind::Grow,
+        };
+        let started = Instant::now();
+        let (name, rank, world_size) = (self.name, self.rank, self.world_size);
+        let epoch = self.company.as_ref().map_or(0, |(line, _)| line.job().1);
+        let roster = Arc::new(roster_of(self.company.as_ref()));
+        let span = events::init_span((name, &roster), rank, world_size);
+        let _entered = span.enter();
+        let made = self.build_until(parent).map_err(|error| {
+            error.during(|| Operation {
+                kind,
+                communicator: Arc::from(name),
+                rank,
+                world_size,
+                host: crate::host::name(),
+                pid: std::process::id(),
+                epoch,
+                roster: Arc::clone(&roster),
+                sequence: None,
+                plan: None,
+                shape: Shape::default(),
+                elapsed: started.elapsed(),
+            })
+        });
+        events::made(
+            name,
+            started.elapsed(),
+            made.as_ref().map(|(made, _)| made.inner.identity()),
+        );
+        made
+    }
+
+    fn build_until(
+        mut self,
+        parent: Option<&Communicator>,
+    ) -> Result<(Communicator, Option<GrowWay>)> {
+        forked::begin()?;
+        self.timeouts = timeouts::over(FromOutside::of_process()?, self.timeouts);
+        let deadline = deadline_after(self.timeouts.init);
+        let (birth, signal) = self.begin();
+        let agreed = match self.origin {
+            Origin::Given(id) => Agreed {
+                prepared: self.prepare(false, signal, &birth)?.0.alone(),
+                id,
+                way: None,
+                growing: None,
+            },
+            Origin::World(ref terms) => {
+                let prepared = self.prepare(false, signal.clone(), &birth);
+                // A world of one rank has its mode on a library that the others do not use.
+                let inherited = parent.filter(|parent| !local::is(parent.library()));
+                let inherited = inherited.and_then(Communicator::launch_mode);
+                let prepared = prepared.map(|(prepared, _)| prepared.inherits(inherited));
+                // Before NCCL is asked for anything, because it remembers what it found in its environment.
+                let interrupted = || signal.is_aborted();
+                let about = self.checks.then(|| self.about());
+                let checked = terms.check.check(about, deadline, &interrupted);
+                let prepared = match (prepared, checked) {
+                    // It is the same on all ranks.
+                    (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
+                        return Err(error);
+                    }
+                    // Only the ranks together know which token it has to be.
+                    (Ok(prepared), Ok(())) if parent.is_some() => Ok((prepared, None)),
+                    (Ok(prepared), Ok(())) => {
+                        // So that there is time left to tell the others why there is none.
+                        let limit = deadline.saturating_duration_since(Instant::now()) / 2;
+                        self.token(limit).map(|id| (prepared, id))
+                    }
+                    (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+                };
+                let meeting = Meeting {
+                    peers: &*terms.peers,
+                    name: self.name,
+                    parent,
+                    deadline,
+                    signal: &signal,
+                };
+                let agreed = meeting.agree(prepared);
+                agreed.map_err(|error| birth.explain(error))?
+            }
+            Origin::Split => {
+                return Err(Error::new(ErrorKind::InvalidConfig {
+                    field: "build",
+                    reason: String::from("the builder of a split is built by the split"),
+                }));
+            }
+        };
+        let Agreed {
+            prepared,
+            id,
+            way,
+            growing,
+        } = agreed;
+        let inner = match &way {
+            Some(GrowWay::Native) => grow::join(prepared, growing, id, deadline)?,
+            _ => prepared.join(&id, deadline, || false)?,
+        };
+        Ok((Communicator::of(inner), way))
+    }
+
+    fn wanted_library(&self) -> Result<Library> {
+        match (&self.library, &self.origin) {
+            (Some(library), _) => Ok(library.clone()),
+            (None, Origin::World(terms)) if !terms.needs_nccl => local::library(),
+            (None, _) => Library::load(),
+        }
+    }
+
+    /// What the ranks compare before they start.
+    fn about(&self) -> About {
+        // Why there is none, `prepare` tells.
+        let library = self.wanted_library().ok();
+        let wish = library.as_ref().map(|library| wish(self.mode, library));
+        About {
+            stream: self.stream.clone(),
+            wish: wish.and_then(Result::ok).map(|(wish, _)| wish),
+            library,
+        }
+    }
+
+    /// The token, which rank 0 makes.
+    fn token(&self, limit: Duration) -> Result<Option<UniqueId>> {
+        let makes_id = self.rank == 0;
+        makes_id
+            .then(|| UniqueId::within(&self.wanted_library()?, limit))
+            .transpose()
+    }
+
+    /// As [`prepare`](Self::prepare), for a split.
+    pub(super) fn prepare_split(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
+        let (birth, signal) = self.begin();
+        self.prepare(makes_id, signal, &birth)
+    }
+
+    /// From here on, it is among what is aborted with all communicators of the process; and what else ends it.
+    fn begin(&self) -> (Arc<Birth>, AbortSignal) {
+        let birth = Birth::begin(self.name, self.rank, &self.timeouts);
+        let mut signals = self.abort_signals.clone();
+        signals.push(birth.signal().clone());
+        (birth, AbortSignal::any(&signals))
+    }
+
+    /// Everything this rank can check alone; one rank also makes the token.
+    fn prepare(
+        &self,
+        makes_id: bool,
+        abort_signal: AbortSignal,
+        birth: &Arc<Birth>,
+    ) -> Result<(Prepared, Option<UniqueId>)> {
+        let stream = self.stream.clone().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidConfig {
+                field: "stream",
+                reason: String::from("a communicator needs a stream to put its operations on"),
+            })
+        })?;
+        let library = self.wanted_library()?;
+        let (wish, obstacle) = wish(self.mode, &library)?;
+        refuse_contradictions(wish.alone())?;
+        let plan = Plan {
+            library: library.clone(),
+            name: self.name,
+            rank: self.rank,
+            world_size: self.world_size,
+            stream,
+            config: &self.config,
+            wish,
+            timeouts: self.timeouts,
+            abort_signal,
+            company: self.company.clone(),
+            members: self.members.clone(),
+            birth: Arc::clone(birth),
+        };
+        let prepared = plan.prepare()?.with_obstacle(obstacle);
+        let limit = self.timeouts.init.min(self.timeouts.operation / 2);
+        let id = makes_id
+            .then(|| UniqueId::within(&library, limit))
+            .transpose()?;
+        Ok((prepared, id))
+    }
+}

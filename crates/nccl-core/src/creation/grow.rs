@@ -1,0 +1,458 @@
+//! A communicator with more ranks: those that are in it keep their numbers, and those that are new come behind.
+//!
+//! The ranks that have a communicator bring it ([`Communicator::grow`]); those that are new just build one of the
+//! same name. They meet in one round of their world (`meeting.rs`), and agree on one of two ways:
+//!
+//! ```text
+//! all have ncclCommGrow, the first ranks all bring the same one, and it lives ──▶ ncclCommGrow
+//! otherwise                                                                   ──▶ a new communicator
+//! ```
+//!
+//! Where calls block, the child that carries the data grows into the idle parent of the new communicator, and not the old
+//! idle parent: what NCCL grows from a communicator that was split with shared resources uses the proxy of that one, which
+//! takes no connection of those that are new (`initTransportsRank`, init.cc; `nccl-emulator/tests/real_modes.rs`).
+//!
+//! NCCL has the first rank open a door for those that come, and tells the last one by way of the old
+//! communicator, in whose lock each rank stays until the new one is ready: what is exchanged there must not be
+//! mixed with anything else. When it comes to nothing, the old one cannot be relied upon, and is aborted. Before
+//! that the new one is: a thread of NCCL's that makes it uses the old one as long as it runs, and where that
+//! thread does not end, nothing touches either of them any more.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl_sys as sys;
+
+use super::CommunicatorBuilder;
+use super::init::{Begin, Prepared};
+use super::said::Said;
+use super::slot::Slot;
+use super::start::{BINDING, Patience, Sent, as_int, came_back};
+use crate::abort::AbortSignal;
+use crate::communicator::handle::{Guard, RawComm, free};
+use crate::communicator::{Communicator, Inner, Why};
+use crate::driver;
+use crate::error::{Error, Result};
+use crate::expendable::{self, NotBack};
+use crate::ffi;
+use crate::local;
+use crate::peers::{AsWorld, Peers};
+use crate::state::{Left, State, Way};
+use crate::time::deadline_after;
+use crate::unique_id::UniqueId;
+#[cfg(doc)]
+use crate::{ErrorKind, Timeouts};
+
+/// What [`Communicator::grow`] has made, and how.
+///
+/// ```
+/// # fn example(grown: nccl::Grown) {
+/// println!("{} ranks now: {}", grown.communicator.world_size(), grown.way);
+/// # }
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Grown {
+    /// Of all ranks of the world.
+    pub communicator: Communicator,
+    /// How it was made; the same on all of them.
+    pub way: GrowWay,
+}
+
+/// How a communicator was made that was to grow.
+///
+/// ```
+/// # fn example(way: &nccl::GrowWay) {
+/// if let nccl::GrowWay::Anew { why, .. } = way {
+///     println!("ncclCommGrow was not used: {why}");
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GrowWay {
+    /// By `ncclCommGrow`.
+    Native,
+    /// As a new communicator, from a token of its own.
+    #[non_exhaustive]
+    Anew {
+        /// Why NCCL's own way was not possible.
+        why: String,
+    },
+}
+
+impl fmt::Display for GrowWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Native => f.write_str("by ncclCommGrow"),
+            Self::Anew { why } => write!(f, "as a new communicator, because {why}"),
+        }
+    }
+}
+
+impl Communicator {
+    /// Makes a communicator of all ranks of `world`, of which the ranks of this one are the first.
+    ///
+    /// Every rank of this communicator calls it, and every other rank of `world`
+    /// [builds](CommunicatorBuilder::build) a communicator of the same name. The ranks of this one keep their
+    /// numbers; the new one has its stream, limits and launch mode.
+    ///
+    /// `world` is the epoch into which new processes have come (`World::next_epoch_keeping` keeps this
+    /// communicator until then), or the one that this communicator has only a part of.
+    ///
+    /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is; drop
+    /// it when it is not needed any more. When NCCL fails on the way, it is aborted, on all its ranks.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`], within this communicator's init limit ([`Timeouts::init`]). Where
+    /// `ncclCommGrow` is not possible, that is no error: a new communicator is made, and [`Grown::way`] says
+    /// why.
+    ///
+    /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use nccl::{Communicator, GrowWay, LaunchMode, Library, UniqueId, World};
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for world in World::threads(2) {
+    ///         scope.spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    ///             let stream = cudarc::driver::CudaContext::new(world.rank())?.new_stream()?;
+    ///             if world.rank() == 0 {
+    ///                 let id = UniqueId::new(&Library::load()?)?;
+    ///                 let one = Communicator::builder("one", id, 0, 1).stream(&stream);
+    ///                 let one = one.launch_mode(LaunchMode::NonBlocking).build()?;
+    ///                 let grown = one.grow(&world, "both")?;
+    ///                 assert_eq!(grown.way, GrowWay::Native);
+    ///             } else {
+    ///                 let both = world.communicator("both").stream(&stream).build()?;
+    ///                 assert_eq!((both.rank(), both.world_size()), (1, 2));
+    ///             }
+    ///             Ok(())
+    ///         });
+    ///     }
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn grow(&self, world: &impl AsWorld, name: &str) -> Result<Grown> {
+        let terms = world.terms();
+        let world = Arc::clone(&terms.peers);
+        let builder = CommunicatorBuilder::of_grow(name, terms, self);
+        let (communicator, way) = builder.build_from(Some(self))?;
+        // There is one wherever a rank brings a communicator.
+        let way = way.unwrap_or(GrowWay::Native);
+        tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, rank = world.rank(), world_rank = world.rank(), launcher_rank = communicator.inner.roster().launcher_rank(world.rank()), world_ranks = communicator.inner.roster().world_ranks(), %way, nranks = world.size(), "a communicator has grown");
+        Ok(Grown { communicator, way })
+    }
+}
+
+/// Why this rank cannot go NCCL's own way, with the communicator that it brings, if it does.
+pub(super) fn cannot_grow(
+    prepared: &Prepared,
+    parent: Option<&Communicator>,
+    world: &dyn Peers,
+) -> Option<String> {
+    if let Err(error) = prepared.library().function(sys::Api::ncclCommGrow) {
+        return Some(error.kind().to_string());
+    }
+    let parent = &parent?.inner;
+    if local::is(&parent.library) {
+        return Some(String::from(
+            "the communicator is of a world of one rank, of which NCCL does not know",
+        ));
+    }
+    let (rank, size) = (parent.rank, parent.world_size);
+    if parent.phase.get() != State::Ready {
+        let state = parent.phase.get().text();
+        return Some(format!("the communicator is {state}"));
+    }
+    if rank != world.rank() {
+        return Some(format!(
+            "it is rank {rank} of the communicator and would be rank {}, but NCCL lets it keep its number",
+            world.rank()
+        ));
+    }
+    if size >= world.size() {
+        return Some(String::from(
+            "nobody is new, and NCCL adds one rank at least",
+        ));
+    }
+    if size > 1 && parent.board.is_none() {
+        return Some(String::from(
+            "the ranks of the communicator did not meet in a world, and cannot tell that it is the same",
+        ));
+    }
+    if rank == 0 && std::env::var_os("NCCL_COMM_ID").is_some() {
+        return Some(String::from(
+            "NCCL_COMM_ID is set in its environment, with which NCCL makes no token to grow",
+        ));
+    }
+    if parent.blocks && parent.switch.is_none() {
+        return Some(String::from("its calls block, and could not be ended"));
+    }
+    None
+}
+
+/// What all say together comes to; `None` if no rank brings one that is to grow.
+pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
+    said.iter().find(|said| said.parent.is_some())?;
+    let anew = |rank: usize, why: &str| {
+        let why = format!("on rank {rank}: {why}");
+        Some(GrowWay::Anew { why })
+    };
+    let Some(parent) = &said[0].parent else {
+        return anew(0, "it brings no communicator that could grow");
+    };
+    for (rank, said) in said.iter().enumerate() {
+        if let Some(why) = &said.cannot_grow {
+            return anew(rank, why);
+        }
+        match &said.parent {
+            None if rank < parent.1 => return anew(rank, "it brings no communicator to grow"),
+            Some(_) if rank >= parent.1 => {
+                return anew(rank, "it brings a communicator that rank 0 does not have");
+            }
+            Some(other) if other != parent => {
+                return anew(rank, "it brings another communicator than rank 0");
+            }
+            _ => {}
+        }
+    }
+    Some(GrowWay::Native)
+}
+
+/// A communicator that grows, which nobody else calls meanwhile.
+pub(super) struct Growing<'p> {
+    parent: &'p Arc<Inner>,
+    guard: Guard<'p>,
+    raw: RawComm,
+    /// A call on it has not come back.
+    lost: Cell<bool>,
+    /// Its abort has begun here, and is to be carried out.
+    ends: Cell<bool>,
+}
+
+const TOKEN: &str = "ncclCommGetUniqueId";
+const CALL: &str = "ncclCommGrow";
+
+impl<'p> Growing<'p> {
+    pub(super) fn begin(parent: &'p Arc<Inner>, deadline: Instant) -> Result<Self> {
+        let limit = deadline.saturating_duration_since(Instant::now()) / 2;
+        let (guard, _) = parent.handle.take(None, limit)?;
+        let raw = parent.phase.usable(guard.raw);
+        let raw = raw.ok_or_else(|| parent.out_of_use())?;
+        Ok(Self {
+            parent,
+            guard,
+            raw,
+            lost: Cell::new(false),
+            ends: Cell::new(false),
+        })
+    }
+
+    /// The token for those that come; on rank 0.
+    pub(super) fn token(&self, limit: Duration, signal: &AbortSignal) -> Result<UniqueId> {
+        let library = self.parent.library.clone();
+        let get = library.function(sys::Api::ncclCommGetUniqueId)?;
+        let (raw, context) = (self.raw, Arc::clone(&self.parent.context));
+        let made = expendable::call(
+            deadline_after(limit),
+            patiently(|| signal.is_aborted() || self.parent.phase.get().is_aborted()),
+            move || {
+                driver::bind(&context).map_err(Error::cuda(BINDING))?;
+                let raw = raw;
+                let mut token = UniqueId::from_bytes([0; UniqueId::LEN]).raw();
+                // SAFETY: the communicator's lock is held until this call is back, or for ever, so nobody
+                // frees it or calls it; `token` is valid for the call.
+                let code = unsafe { get(raw.as_ptr(), &mut token) };
+                ffi::check(&library, TOKEN, code)?;
+                Ok(UniqueId::from_bytes(token.internal.map(ffi::byte)))
+            },
+            drop,
+        );
+        made.map_err(|not_back| {
+            self.lost.set(!matches!(not_back, NotBack::NoThread(_)));
+            not_back.into_error(TOKEN, limit)
+        })?
+    }
+
+    /// It comes to nothing because of this rank: the others are told before they hear of what follows.
+    pub(super) fn tell(&self, error: &Error) {
+        if self.parent.begin_abort(Why::from(error)) {
+            self.ends.set(true);
+        }
+    }
+
+    /// It has come to nothing; `freed` says whether NCCL has let go of what it had begun to make.
+    pub(super) fn fail(self, error: &Error, freed: bool) {
+        self.tell(error);
+        let Self {
+            parent,
+            guard,
+            lost,
+            ends,
+            ..
+        } = self;
+        if freed && !lost.get() {
+            drop(guard);
+            match ends.get() {
+                true => parent.carry_out_abort(),
+                false => parent.wait_for_the_end(),
+            };
+            return;
+        }
+        // A thread of NCCL's uses it: whoever waits for the lock in order to free it gives up at its limit.
+        std::mem::forget(guard);
+        if ends.get() {
+            parent.carry_out_in_background();
+        }
+    }
+}
+
+/// As `interrupted`, a while later: a call that is given up takes the old communicator with it, and most are back
+/// in no time.
+fn patiently(interrupted: impl Fn() -> bool) -> impl Fn() -> bool {
+    const WHILE: Duration = Duration::from_secs(1);
+    let since: Cell<Option<Instant>> = Cell::new(None);
+    move || {
+        if since.get().is_none() && interrupted() {
+            since.set(Some(Instant::now()));
+        }
+        since.get().is_some_and(|since| since.elapsed() > WHILE)
+    }
+}
+
+/// Makes it, NCCL's own way; with the communicator that grows, unless this rank is new.
+pub(super) fn join(
+    prepared: Prepared,
+    growing: Option<Growing<'_>>,
+    id: UniqueId,
+    deadline: Instant,
+) -> Result<Arc<Inner>> {
+    let made = Arc::new(Slot::default());
+    let parent = growing.as_ref().map(|growing| growing.parent);
+    let is_void = || parent.is_some_and(|parent| parent.phase.get().is_aborted());
+    let raw = growing.as_ref().map(|growing| growing.raw);
+    let prepared = prepared.begun_by(begin(raw, id, &made));
+    let growing = RefCell::new(growing);
+    let grown = prepared.join_or(&id, deadline, is_void, |error, freed| match freed {
+        None => {
+            if let Some(growing) = &*growing.borrow() {
+                growing.tell(error);
+            }
+        }
+        Some(freed) => {
+            if let Some(growing) = growing.take() {
+                growing.fail(error, freed);
+            }
+        }
+    })?;
+    // SAFETY: it is ready: NCCL writes there no more.
+    unsafe { Arc::decrement_strong_count(Arc::as_ptr(&made)) };
+    Ok(grown)
+}
+
+/// The call, on a thread that can be given up: on the first and the last rank of the old communicator it waits.
+fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
+    let made = Arc::clone(made);
+    // NCCL writes there until the new one is ready or freed. One that never is keeps these bytes.
+    std::mem::forget(Arc::clone(&made));
+    Box::new(move |inner, config, patience| {
+        let Inner {
+            library,
+            rank,
+            world_size,
+            ..
+        } = inner;
+        let nothing = |error| (Left::Nothing, error);
+        let grow = library.function(sys::Api::ncclCommGrow).map_err(nothing)?;
+        let world_size = as_int(*world_size).map_err(nothing)?;
+        // Of the old ranks only the one that made the token gives it; NCCL tells the others.
+        let (token, rank) = match (parent, as_int(*rank).map_err(nothing)?) {
+            (Some(_), 0) => (Some(id.raw()), -1),
+            (Some(_), _) => (None, -1),
+            (None, rank) => (Some(id.raw()), rank),
+        };
+        let Patience {
+            context,
+            deadline,
+            limit,
+            interrupted,
+        } = patience;
+        let mut config = Sent(*config);
+        let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
+        let called = expendable::call(
+            deadline,
+            patiently(interrupted),
+            move || {
+                driver::bind(&context).map_err(Error::cuda(BINDING))?;
+                let config = &mut config;
+                let parent = parent.map_or(std::ptr::null_mut(), RawComm::as_ptr);
+                let token = token.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                // SAFETY: the parent is null, or its lock is held until the new communicator is ready or
+                // freed; token and config are valid for the call, and the strings of the config are never
+                // freed; the place stays valid for as long as NCCL writes to it.
+                let code =
+                    unsafe { grow(parent, world_size, token, rank, made.place(), &mut config.0) };
+                match (ffi::check(&theirs, CALL, code), made.take()) {
+                    (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
+                    (Ok(_), None) => Err(ffi::missing(&theirs, CALL).into()),
+                    (Err(failure), Some(raw)) => Ok((raw, Err(failure.into()))),
+                    (Err(failure), None) => Err(failure.into()),
+                }
+            },
+            move |late: Result<(RawComm, Result<()>)>| {
+                if let Ok((raw, _)) = late {
+                    let _ = free(&freeing, Way::Abort, raw);
+                }
+            },
+        );
+        came_back(called, CALL, limit, nothing)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(parent: Option<(&str, usize)>) -> Said {
+        Said {
+            parent: parent.map(|(key, size)| (key.to_owned(), size)),
+            ..Said::default()
+        }
+    }
+
+    #[test]
+    fn ncclcommgrow_is_used_where_the_first_ranks_bring_the_same_one_and_the_others_none() {
+        let old = || said(Some(("a", 2)));
+        assert_eq!(way(&[said(None), said(None)]), None);
+        assert_eq!(way(&[old(), old(), said(None)]), Some(GrowWay::Native));
+        let mut unable = said(None);
+        unable.cannot_grow = Some(String::from("it is too old"));
+        for (ranks, why) in [
+            (vec![said(None), old(), said(None)], "rank 0: it brings no"),
+            (vec![old(), said(None), said(None)], "rank 1: it brings no"),
+            (
+                vec![old(), old(), old()],
+                "rank 2: it brings a communicator that",
+            ),
+            (
+                vec![old(), said(Some(("b", 2))), said(None)],
+                "rank 1: it brings another",
+            ),
+            (
+                vec![old(), said(Some(("a", 3))), said(None)],
+                "rank 1: it brings another",
+            ),
+            (vec![old(), old(), unable], "rank 2: it is too old"),
+        ] {
+            let way = way(&ranks);
+            let text = way.as_ref().map(ToString::to_string).unwrap_or_default();
+            assert!(text.contains(why), "{text}");
+        }
+    }
+}

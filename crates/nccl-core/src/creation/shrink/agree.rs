@@ -1,0 +1,260 @@
+//! The ranks that are to be left tell each other so, and what they can do.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl_sys as sys;
+
+use super::attempt::{Refusal, topic};
+use super::call::ShrinkWay;
+use crate::communicator::Communicator;
+use crate::creation::CommunicatorBuilder;
+use crate::creation::init::Prepared;
+use crate::error::{Error, Result};
+use crate::peers::{Peers, Supervisor};
+use crate::state::State;
+use crate::unique_id::UniqueId;
+use nccl_base::codec::{Fields, put_bytes, put_index};
+use nccl_base::fault::Roster;
+
+/// Between two looks at who is left.
+const PAUSE: Duration = Duration::from_millis(5);
+
+impl Communicator {
+    /// The ranks that are left tell each other what they can do; `refused` where it could not be done before. Who is gone
+    /// may be heard of meanwhile.
+    pub(super) fn agree(
+        &self,
+        board: &dyn Supervisor,
+        name: &str,
+        without: &[usize],
+        aborting: bool,
+        refused: Option<Refusal>,
+        deadline: Instant,
+    ) -> Result<Agreed> {
+        let (peers, members) = (&**board.peers(), board.members());
+        let topic = topic("shrink", board.key());
+        loop {
+            let gone = peers.departed();
+            let places: Vec<usize> = (0..self.world_size())
+                .filter(|place| !without.contains(place) && !gone.contains(&members[*place]))
+                .collect();
+            let own = places.iter().position(|&place| place == self.rank());
+            let own = own.ok_or_else(|| {
+                Error::rendezvous("this rank counts as gone: the others have gone on without it")
+            })?;
+            let ranks: Arc<[usize]> = places.iter().map(|&place| members[place]).collect();
+            let prepared = CommunicatorBuilder::of_split(name, own, self, &places)
+                .prepare_split(false)
+                .map(|(prepared, _)| prepared.inherits(self.inner.launch_mode()));
+            let said = Said {
+                failed: prepared
+                    .as_ref()
+                    .err()
+                    .map(|error| error.kind().to_string()),
+                not_native: match refused {
+                    Some(refusal) => Some(String::from(refusal.text())),
+                    None => self.not_native(&places, aborting),
+                },
+                aborting,
+                token: token()?,
+            };
+            match peers.round(&topic, Some(&ranks), &said.encode(), deadline, None) {
+                Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
+                // A rank that is gone may be known to some, and not yet to others.
+                Err(error) if Instant::now() < deadline && !is_lost(peers) => {
+                    let (rank, roster) = (self.inner.rank, self.inner.roster());
+                    let (world_rank, launcher_rank) =
+                        (roster.world_rank(rank), roster.launcher_rank(rank));
+                    tracing::debug!(name: "nccl.comm.shrink_again", target: "nccl", comm = &*self.inner.name, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, %error, "agreeing on a shrink once more");
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error) => {
+                    return Err(Error::rendezvous(format!(
+                        "the ranks that are to be left do not agree on that: {}; this one leaves out \
+                         {without:?} and those that are gone",
+                        error.kind()
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Why this rank cannot go NCCL's own way.
+    fn not_native(&self, places: &[usize], aborting: bool) -> Option<String> {
+        let inner = &self.inner;
+        let version = inner.library.version();
+        if let Err(error) = inner.library.function(sys::Api::ncclCommShrink) {
+            return Some(error.kind().to_string());
+        }
+        if inner.phase.get() != State::Ready && !inner.is_revoked() {
+            let state = inner.phase.get().text();
+            return Some(format!("the communicator is {state}"));
+        }
+        if inner.blocks && inner.switch.is_none() {
+            return Some(String::from("its calls block, and could not be ended"));
+        }
+        if places.len() == self.world_size() {
+            return Some(format!("NCCL {version} leaves out one rank at least"));
+        }
+        // A thread inside the child comes out only when the parent is aborted.
+        if inner.blocks && aborting {
+            return Some(String::from(
+                "its idle parent ends with what is under way, and NCCL would have to shrink that",
+            ));
+        }
+        if aborting && !inner.is_at_rest() {
+            return Some(String::from(
+                "a launch is under way, which NCCL would go on with after the shrink has freed it",
+            ));
+        }
+        None
+    }
+}
+
+/// What a rank says before a shrink.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    failed: Option<String>,
+    not_native: Option<String>,
+    aborting: bool,
+    /// Names what is made by NCCL's own way, for which there is no token of NCCL's.
+    token: [u8; TOKEN],
+}
+
+const TOKEN: usize = 16;
+
+impl Said {
+    fn encode(&self) -> Vec<u8> {
+        let mut to = Vec::new();
+        put_index(&mut to, self.aborting.into());
+        put_bytes(&mut to, &self.token);
+        for text in [&self.failed, &self.not_native] {
+            put_index(&mut to, text.is_some().into());
+            put_bytes(&mut to, text.as_deref().unwrap_or_default().as_bytes());
+        }
+        to
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut fields = Fields(bytes);
+        let aborting = fields.number().ok()? != 0;
+        let token = fields.bytes().ok()?.try_into().ok()?;
+        let mut text = || {
+            let is_there = fields.number().ok()? != 0;
+            let text = fields.text().ok()?;
+            Some(is_there.then_some(text))
+        };
+        let (failed, not_native) = (text()?, text()?);
+        Some(Self {
+            failed,
+            not_native,
+            aborting,
+            token,
+        })
+    }
+}
+
+/// What came of it.
+pub(super) struct Agreed {
+    pub(super) prepared: Result<Prepared>,
+    /// The ranks that stay, in the parent.
+    pub(super) places: Vec<usize>,
+    /// The same, in the peers.
+    pub(super) ranks: Arc<[usize]>,
+    /// Who cannot take part, and why.
+    pub(super) failed: Option<(usize, String)>,
+    /// Why it is not done NCCL's own way, by the ranks of which that is so.
+    pub(super) not_native: Option<(Vec<usize>, String)>,
+    pub(super) id: UniqueId,
+}
+
+impl Agreed {
+    fn new(
+        prepared: Result<Prepared>,
+        places: Vec<usize>,
+        ranks: Arc<[usize]>,
+        aborting: bool,
+        parts: &[Vec<u8>],
+    ) -> Result<Self> {
+        let said = parts.iter().map(|part| Said::decode(part));
+        let said = said.collect::<Option<Vec<_>>>();
+        let said =
+            said.ok_or_else(|| Error::rendezvous("a rank said something else to a shrink"))?;
+        if let Some(other) = said.iter().position(|said| said.aborting != aborting) {
+            return Err(Error::rendezvous(format!(
+                "rank {} shrinks another way than this one: all have to call shrink, or all \
+                 shrink_aborting",
+                places[other]
+            )));
+        }
+        let mut all = said.iter().zip(&places);
+        let failed = all.find_map(|(said, &place)| Some((place, said.failed.clone()?)));
+        let mut id = [0; UniqueId::LEN];
+        if let Some(first) = said.first() {
+            id[..TOKEN].copy_from_slice(&first.token);
+        }
+        Ok(Self {
+            prepared,
+            failed,
+            not_native: not_native(&said, &places),
+            places,
+            ranks,
+            id: UniqueId::from_bytes(id),
+        })
+    }
+
+    /// How it is to be done; `parent` has the ranks of what is to be shrunk.
+    pub(super) fn way(&self, parent: &Roster) -> ShrinkWay {
+        match &self.not_native {
+            None => ShrinkWay::Native,
+            Some((ranks, why)) if ranks.len() == self.places.len() => {
+                ShrinkWay::Anew { why: why.clone() }
+            }
+            Some((ranks, why)) => ShrinkWay::Anew {
+                why: format!("{why} (on {})", parent.who(ranks)),
+            },
+        }
+    }
+}
+
+/// The first reason against NCCL's own way, and the ranks that have the same.
+fn not_native(said: &[Said], places: &[usize]) -> Option<(Vec<usize>, String)> {
+    let why = said.iter().find_map(|said| said.not_native.as_ref())?;
+    let all = said.iter().zip(places);
+    let of = all.filter(|(said, _)| said.not_native.as_ref() == Some(why));
+    Some((of.map(|(_, &place)| place).collect(), why.clone()))
+}
+
+/// Whether there is no coordinator any more.
+fn is_lost(peers: &dyn Peers) -> bool {
+    peers.rank() != 0 && peers.departed().contains(&0)
+}
+
+fn token() -> Result<[u8; TOKEN]> {
+    let mut token = [0; TOKEN];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    rustix::rand::getrandom(&mut token[..], flags)
+        .map_err(|error| Error::io("getting random numbers")(error.into()))?;
+    Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_says_survives_the_way_through_bytes() {
+        for failed in [None, Some(String::from("no memory"))] {
+            let said = Said {
+                failed,
+                not_native: Some(String::from("it is too old")),
+                aborting: true,
+                token: [7; TOKEN],
+            };
+            let bytes = said.encode();
+            assert_eq!(Said::decode(&bytes), Some(said));
+            assert_eq!(Said::decode(&bytes[..bytes.len() - 1]), None);
+        }
+    }
+}

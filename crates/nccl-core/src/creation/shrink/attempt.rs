@@ -1,0 +1,185 @@
+//! What NCCL's own way has come to, on which the ranks agree before any of them goes on.
+//!
+//! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank learns of such an error for itself. It is
+//! not asked where a launch has begun since the ranks agreed, because it would go on with that launch.
+//! So one rank may be refused while the others wait for it inside NCCL. The rank that is refused ends the new communicator
+//! for that reason, which all ranks hear; they leave NCCL's call, and tell each other how their attempts ended:
+//!
+//! ```text
+//! all have made it                              ──▶ it is handed out
+//! NCCL refused on a rank, nothing else happened ──▶ the parent ends, and a new communicator is made
+//! otherwise                                     ──▶ the parent ends, and so does the shrink
+//! ```
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::communicator::Inner;
+use crate::error::{Error, Result};
+use crate::peers::Supervisor;
+
+/// Why a new communicator is made although all ranks could shrink the parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The parent has an asynchronous error.
+    RemoteError,
+    /// NCCL was not asked.
+    Launching,
+}
+
+impl Refusal {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::RemoteError => "NCCL refused: remote error",
+            Self::Launching => "a launch is under way",
+        }
+    }
+}
+
+/// What NCCL's own way has come to on all ranks.
+pub(super) enum Attempt {
+    Made(Arc<Inner>),
+    /// Nothing is left of it, nor of the parent.
+    Refused(Refusal),
+}
+
+/// What it has come to on one rank; as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Came {
+    Made = 1,
+    Refused = 2,
+    /// Another rank ended it.
+    Ended = 3,
+    Failed = 4,
+    Launching = 5,
+}
+
+impl Came {
+    const ALL: [Self; 5] = [
+        Self::Made,
+        Self::Refused,
+        Self::Ended,
+        Self::Failed,
+        Self::Launching,
+    ];
+
+    fn of(part: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|came| part == [*came as u8])
+    }
+}
+
+/// What the ranks told each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Made,
+    Refused(Refusal),
+    Failed,
+}
+
+impl Verdict {
+    fn of(came: impl Iterator<Item = Option<Came>> + Clone) -> Self {
+        let any = |what| came.clone().any(|came| came == Some(what));
+        if came.clone().all(|came| came == Some(Came::Made)) {
+            Self::Made
+        } else if came
+            .clone()
+            .any(|came| matches!(came, None | Some(Came::Failed)))
+        {
+            Self::Failed
+        } else if any(Came::Refused) {
+            Self::Refused(Refusal::RemoteError)
+        } else if any(Came::Launching) {
+            Self::Refused(Refusal::Launching)
+        } else {
+            Self::Failed
+        }
+    }
+}
+
+/// Tells `ranks` of the line what has come of the attempt here, `refused` if that is why, and hears what came of theirs.
+///
+/// # Errors
+/// A rank is gone, or does not come until `deadline`.
+pub(super) fn tell_each_other(
+    board: &dyn Supervisor,
+    ranks: &Arc<[usize]>,
+    outcome: &Result<Arc<Inner>>,
+    refused: Option<Refusal>,
+    deadline: Instant,
+) -> Result<Verdict> {
+    let came = match outcome {
+        Ok(_) => Came::Made,
+        // All have the same fault, and know from it that there is nothing to agree on.
+        Err(error) if error.fault().is_some_and(|fault| !fault.is_on_purpose()) => {
+            return Ok(Verdict::Failed);
+        }
+        Err(error) => match refused {
+            Some(Refusal::RemoteError) => Came::Refused,
+            Some(Refusal::Launching) => Came::Launching,
+            None if error.is_told() => Came::Ended,
+            None => Came::Failed,
+        },
+    };
+    let made = outcome.as_ref().ok().and_then(|made| made.board.as_ref());
+    // Ranks that know this do not come.
+    let is_over =
+        || made.is_some_and(|made| made.fault().is_some_and(|fault| !fault.is_on_purpose()));
+    let (peers, topic) = (board.peers(), topic("shrunk", board.key()));
+    let parts = peers.round(&topic, Some(ranks), &[came as u8], deadline, Some(&is_over));
+    if parts.is_err() {
+        // Whose death that was is the cause.
+        peers.catch_up();
+    }
+    Ok(Verdict::of(parts?.iter().map(|part| Came::of(part))))
+}
+
+/// The error of an attempt that came to nothing although NCCL made a communicator here, because the ranks `missed` one
+/// another, or because of another rank.
+pub(super) fn unmade(made: &Arc<Inner>, missed: Option<Error>) -> Error {
+    let was_ended = made.phase.get().is_aborted();
+    made.abort("it was not made on all ranks");
+    match missed {
+        Some(missed) if !was_ended => missed,
+        _ => made.conclude(made.out_of_use()),
+    }
+}
+
+pub(super) fn topic(what: &str, key: &str) -> String {
+    format!("{what}/{key}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ranks_go_one_way_whatever_each_of_them_saw() {
+        use Came::{Ended, Failed, Launching, Made, Refused};
+        let refused = Verdict::Refused(Refusal::RemoteError);
+        for (came, verdict) in [
+            (&[Made, Made, Made][..], Verdict::Made),
+            (&[Refused], refused),
+            (&[Ended, Refused, Ended], refused),
+            // Another rank came out with a communicator before NCCL refused here.
+            (&[Made, Refused, Ended], refused),
+            (&[Launching, Refused, Ended], refused),
+            (
+                &[Ended, Launching, Made],
+                Verdict::Refused(Refusal::Launching),
+            ),
+            (&[Launching, Failed], Verdict::Failed),
+            (&[Refused, Failed, Ended], Verdict::Failed),
+            (&[Made, Failed], Verdict::Failed),
+            (&[Ended, Ended], Verdict::Failed),
+        ] {
+            let parts = came.iter().map(|came| [*came as u8]);
+            let heard: Vec<_> = parts.map(|part| Came::of(&part)).collect();
+            assert_eq!(Verdict::of(heard.into_iter()), verdict, "{came:?}");
+        }
+        assert_eq!(
+            Verdict::of([Some(Refused), Came::of(b"?")].into_iter()),
+            Verdict::Failed
+        );
+    }
+}

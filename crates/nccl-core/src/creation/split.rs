@@ -1,0 +1,361 @@
+//! Communicators of some of the ranks.
+//!
+//! The ranks exchange colours over the communicator itself, and each colour makes a communicator of its
+//! own, with nothing shared: an abort of the one leaves the other alone. `ncclCommSplit` is not used,
+//! because what it shares depends on the parent's configuration.
+
+use crate::communicator::{Communicator, timeouts};
+use std::time::Instant;
+
+use super::CommunicatorBuilder;
+use super::init::Prepared;
+use crate::communicator::launch_mode::{Wish, common_mode};
+use crate::driver;
+use crate::envelope;
+use crate::error::{Error, Result};
+use crate::events;
+use crate::forked;
+use crate::inside::Place;
+use crate::operation::{OperationKind, Shape};
+use crate::time::deadline_after;
+use crate::unique_id::UniqueId;
+use nccl_base::fault::Roster;
+use nccl_base::from_outside::FromOutside;
+
+/// What a rank tells the others: whether it takes part, and as what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice {
+    color: Option<u32>,
+    key: i64,
+}
+
+impl Choice {
+    const LEN: usize = 16;
+
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = u8::from(self.color.is_some());
+        bytes[4..8].copy_from_slice(&self.color.unwrap_or_default().to_le_bytes());
+        bytes[8..].copy_from_slice(&self.key.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let field = |range: std::ops::Range<usize>| &bytes[range];
+        let color = u32::from_le_bytes(field(4..8).try_into().unwrap_or_default());
+        let key = i64::from_le_bytes(field(8..16).try_into().unwrap_or_default());
+        Self {
+            color: (bytes[0] != 0).then_some(color),
+            key,
+        }
+    }
+}
+
+/// The ranks of the parent that have the colour of `rank`, in the order of their new ranks.
+fn members(choices: &[Choice], rank: usize) -> Vec<usize> {
+    let mut members: Vec<usize> = (0..choices.len())
+        .filter(|&other| choices[other].color == choices[rank].color)
+        .collect();
+    members.sort_by_key(|&member| (choices[member].key, member));
+    members
+}
+
+/// The answer of the second round: a token from the first rank of a colour, or why a rank cannot.
+const READY: u8 = 0;
+const FAILED: u8 = 1;
+/// Which of them, how many bytes follow, and the launch mode.
+const HEAD: usize = 4;
+const MODE: usize = 3;
+/// All ranks give as much: an envelope around the token with two names, or the start of a reason.
+const ANSWER: usize = 1024;
+/// The most bytes of a name in an envelope.
+const LONGEST_NAME: usize = 300;
+
+impl Communicator {
+    /// Makes a communicator of the ranks that give the same `color`; `None` takes no part in any.
+    ///
+    /// The new ranks are in the order of `key`, and of the old ranks where keys are equal. All ranks have
+    /// to call it. The new communicator has this one's stream, limits and launch mode.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks that would need it say
+    /// so and which. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not call it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("model").stream(&stream).build()?;
+    /// // Pairs of neighbours.
+    /// let pair = comm.split("model/tp", Some(comm.rank() as u32 / 2), 0)?;
+    /// assert_eq!(pair.expect("a colour was given").world_size(), 1); // one rank only
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split(&self, name: &str, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        self.split_with(name, color, key, |builder| builder)
+    }
+
+    /// [`split`](Self::split), with settings that `set` makes for the new communicator.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let stream = context.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("model").stream(&stream).build()?;
+    /// let other = context.new_stream()?;
+    /// let all = comm.split_with("model/ep", Some(0), 0, |builder| builder.stream(&other))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split_with(
+        &self,
+        name: &str,
+        color: Option<u32>,
+        key: i64,
+        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+    ) -> Result<Option<Self>> {
+        forked::check()?;
+        let started = Instant::now();
+        let made = self
+            .split_in(name, Choice { color, key }, set)
+            .map_err(|error| {
+                error.during(|| {
+                    let inner = &self.inner;
+                    inner.operation(OperationKind::Split, Shape::default(), None, started)
+                })
+            });
+        match &made {
+            Ok(Some(comm)) => events::made(name, started.elapsed(), Ok(comm.inner.identity())),
+            Ok(None) => {}
+            Err(error) => events::made(name, started.elapsed(), Err(error)),
+        }
+        made
+    }
+
+    fn split_in(
+        &self,
+        name: &str,
+        choice: Choice,
+        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+    ) -> Result<Option<Self>> {
+        let outside = FromOutside::of_process()?;
+        let choices = self.exchange(&choice.to_bytes())?;
+        let choices: Vec<Choice> = choices
+            .chunks(Choice::LEN)
+            .map(Choice::from_bytes)
+            .collect();
+        let members = match choice.color {
+            Some(_) => members(&choices, self.rank()),
+            None => Vec::new(),
+        };
+
+        // Everything this rank can find wrong is found before the others wait for it.
+        let prepared = members
+            .iter()
+            .position(|&member| member == self.rank())
+            .map(|rank| {
+                let builder = CommunicatorBuilder::of_split(name, rank, self, &members);
+                let mut builder = set(builder);
+                builder.timeouts = timeouts::over(outside, builder.timeouts);
+                let (prepared, id) = builder.prepare_split(rank == 0)?;
+                let prepared = prepared.inherits(self.inner.launch_mode());
+                Ok(Part {
+                    prepared,
+                    id,
+                    limit: builder.init_limit(),
+                })
+            });
+        let (job, epoch) = self.job();
+        let job = short(job);
+        let seal = |id: &UniqueId| envelope::seal(&job, epoch, &short(name), id);
+        let answers = self.exchange(&answer(&prepared, seal))?;
+        let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
+        let Some(prepared) = prepared else {
+            return Ok(None);
+        };
+        // What is wrong here is the better answer on this rank.
+        let Part {
+            prepared, limit, ..
+        } = prepared?;
+        for &member in &members {
+            if answers[member][0] == FAILED {
+                let text = unpack(answers[member]);
+                return Err(Error::rendezvous(format!(
+                    "{} cannot take part in {name:?}: {}",
+                    self.inner.member(member),
+                    String::from_utf8_lossy(text)
+                )));
+            }
+        }
+        let wish_of = |&member: &usize| answers[member].get(MODE).copied().and_then(Wish::of_code);
+        let wishes: Vec<_> = members.iter().map(wish_of).collect();
+        let who = |member: usize| self.inner.member(members[member]);
+        let prepared = prepared.in_mode(common_mode(&wishes, who)?);
+        let sealed = unpack(answers[members[0]]);
+        let id = envelope::open(&job, epoch, &short(name), sealed).map_err(|why| {
+            Error::rendezvous(format!(
+                "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
+                self.inner.member(members[0])
+            ))
+        })?;
+        let rank = members.iter().position(|&member| member == self.rank());
+        let roster = self.roster_of(&members);
+        let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
+        let _entered = span.enter();
+        // When this one ends meanwhile, some ranks may not have come so far.
+        let is_void = || self.inner.phase.get().is_aborted();
+        let inner = prepared.join(&id, deadline_after(limit), is_void);
+        let inner = inner.map_err(|error| match is_void() {
+            true => self.inner.conclude(self.inner.out_of_use()),
+            false => error,
+        })?;
+        Ok(Some(Self::of(inner)))
+    }
+
+    /// Which ranks of the world its ranks `members` are.
+    fn roster_of(&self, members: &[usize]) -> Roster {
+        let board = self.inner.board.as_ref();
+        board.map_or_else(Roster::default, |board| {
+            let ranks = board.members();
+            let ranks: Vec<_> = members.iter().map(|&member| ranks[member]).collect();
+            board.peers().roster(&ranks)
+        })
+    }
+
+    /// The job's name and epoch, where the ranks met in one.
+    fn job(&self) -> (&str, u64) {
+        let board = self.inner.board.as_ref();
+        board.map_or(("", 0), |board| board.peers().job())
+    }
+
+    /// Gives every rank the bytes of all ranks, which are as many on each.
+    fn exchange(&self, bytes: &[u8]) -> Result<Vec<u8>> {
+        // A stream of its own, so that what is on the user's is not waited for.
+        let context = &self.inner.context;
+        let stream = driver::undisturbed(context, || context.new_stream())
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+        let x = driver::undisturbed(context, || stream.clone_htod(bytes))
+            .map_err(Error::cuda("copying to the device"))?;
+        let len = bytes.len() * self.world_size();
+        let mut y = driver::undisturbed(context, || stream.alloc_zeros::<u8>(len))
+            .map_err(Error::cuda("allocating device memory"))?;
+        self.on(&stream).all_gather(&x, &mut y)?.wait()?;
+        let _inside = self.inner.enter(Place::Look, self.limit);
+        driver::undisturbed(context, || stream.clone_dtoh(&y))
+            .map_err(Error::cuda("copying from the device"))
+    }
+}
+
+/// This rank's part of a split: what it prepared, the token if it made one, and its limit.
+struct Part {
+    prepared: Prepared,
+    id: Option<UniqueId>,
+    limit: std::time::Duration,
+}
+
+fn answer(
+    prepared: &Option<Result<Part>>,
+    seal: impl FnOnce(&UniqueId) -> Vec<u8>,
+) -> [u8; ANSWER] {
+    let (kind, wish, bytes) = match prepared {
+        None => (READY, Wish::Either, Vec::new()),
+        Some(Ok(part)) => {
+            let id = part.id.as_ref().map(seal);
+            (READY, part.prepared.wish(), id.unwrap_or_default())
+        }
+        Some(Err(error)) => {
+            let text = error.kind().to_string().into_bytes();
+            (FAILED, Wish::Either, text)
+        }
+    };
+    let mut answer = [0; ANSWER];
+    let len = bytes.len().min(ANSWER - HEAD);
+    answer[0] = kind;
+    answer[1..MODE].copy_from_slice(&(len as u16).to_le_bytes());
+    answer[MODE] = wish.code();
+    answer[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
+    answer
+}
+
+/// What was put into an answer.
+fn unpack(answer: &[u8]) -> &[u8] {
+    let len = usize::from(u16::from_le_bytes([answer[1], answer[2]]));
+    answer.get(HEAD..HEAD + len).unwrap_or_default()
+}
+
+/// A name as the envelope of a token has it: as many bytes as there is room for, and still another for
+/// another name.
+fn short(name: &str) -> String {
+    if name.len() <= LONGEST_NAME {
+        return name.to_owned();
+    }
+    let end = (0..=LONGEST_NAME)
+        .rev()
+        .find(|&at| name.is_char_boundary(at));
+    let start = &name[..end.unwrap_or_default()];
+    format!(
+        "{start}… {:016x}",
+        nccl_base::codec::checksum(name.as_bytes())
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_survives_the_way_through_bytes() {
+        for choice in [
+            Choice {
+                color: None,
+                key: 0,
+            },
+            Choice {
+                color: Some(0),
+                key: -1,
+            },
+            Choice {
+                color: Some(u32::MAX),
+                key: i64::MIN,
+            },
+        ] {
+            assert_eq!(Choice::from_bytes(&choice.to_bytes()), choice);
+        }
+    }
+
+    #[test]
+    fn a_token_comes_through_with_long_names_and_not_for_another_one() {
+        let id = UniqueId::from_bytes([7; UniqueId::LEN]);
+        let (job, name) = ("ä".repeat(300), "x".repeat(5000));
+        let seal = |id: &UniqueId| envelope::seal(&short(&job), 1, &short(&name), id);
+        let sealed = seal(&id);
+        assert!(sealed.len() <= ANSWER - HEAD, "{}", sealed.len());
+        let mut answer = [0; ANSWER];
+        answer[1..MODE].copy_from_slice(&(sealed.len() as u16).to_le_bytes());
+        answer[HEAD..HEAD + sealed.len()].copy_from_slice(&sealed);
+        let open = |name: &str| envelope::open(&short(&job), 1, &short(name), unpack(&answer));
+        assert_eq!(open(&name), Ok(id));
+        assert!(open(&format!("{name}y")).is_err());
+    }
+
+    #[test]
+    fn members_are_in_the_order_of_their_keys_and_then_of_their_ranks() {
+        let choose = |color, key| Choice { color, key };
+        let choices = [
+            choose(Some(1), 5),
+            choose(Some(2), 0),
+            choose(Some(1), -5),
+            choose(None, 0),
+            choose(Some(1), 5),
+        ];
+        assert_eq!(members(&choices, 0), [2, 0, 4]);
+        assert_eq!(members(&choices, 1), [1]);
+    }
+}

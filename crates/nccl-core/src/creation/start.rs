@@ -1,0 +1,227 @@
+//! The calls that begin to make a communicator, and the wait until it is ready: each on a thread that can be
+//! given up, because nobody looks yet for calls on it that do not come back.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaContext;
+use nccl_sys as sys;
+
+use crate::communicator::Switch;
+use crate::communicator::free::free_with;
+use crate::communicator::handle::{RawComm, Unsettled, free, settle};
+use crate::driver;
+use crate::error::{Error, Result};
+use crate::expendable::{self, NotBack};
+use crate::ffi;
+use crate::library::Library;
+use crate::state::{Left, Way};
+use crate::unique_id::UniqueId;
+
+pub(super) const CALL: &str = "ncclCommInitRankConfig";
+pub(super) const BINDING: &str = "binding the context to this thread (cuCtxSetCurrent)";
+pub(super) const SPLIT: &str = "ncclCommSplit";
+
+/// Begins to split the child that carries the data from the idle parent, on a thread that can be given up as in
+/// [`start`].
+pub(super) fn start_split(
+    library: &Library,
+    parent: RawComm,
+    rank: usize,
+    switch: &Arc<Switch>,
+    config: &sys::ncclConfig_t,
+    patience: Patience<'_>,
+) -> Result<(), (Left<RawComm>, Error)> {
+    const COLOR: i32 = 0;
+    let here = |error| (Left::Here(parent), error);
+    let split = library.function(sys::Api::ncclCommSplit).map_err(here)?;
+    let key = as_int(rank).map_err(here)?;
+    let Patience {
+        context,
+        deadline,
+        limit,
+        interrupted,
+    } = patience;
+    let mut config = Sent(*config);
+    let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
+    let (switch, held) = (Arc::clone(switch), Arc::clone(switch));
+    let begun = expendable::call(
+        deadline,
+        interrupted,
+        move || {
+            driver::bind(&context).map_err(Error::cuda(BINDING))?;
+            let (parent, config) = (parent, &mut config);
+            // SAFETY: the parent is at rest and this thread alone has it; the place stays valid until the
+            // parent is at rest again or freed (the switch keeps it); the config is valid for the call, and
+            // the strings that it points to are never freed.
+            let code = unsafe { split(parent.as_ptr(), COLOR, key, switch.place(), &mut config.0) };
+            ffi::check(&theirs, SPLIT, code)?;
+            Ok(())
+        },
+        move |_: Result<()>| {
+            let _ = free_with(&freeing, Way::Abort, parent, Some(&held));
+        },
+    );
+    came_back(begun, SPLIT, limit, here)
+}
+
+/// What a call came to that could be given up; `left` says what is left of the communicator where the call failed, or
+/// was not made.
+pub(super) fn came_back<T>(
+    call: std::result::Result<Result<T>, NotBack>,
+    name: &'static str,
+    limit: Duration,
+    left: impl FnOnce(Error) -> (Left<RawComm>, Error),
+) -> Result<T, (Left<RawComm>, Error)> {
+    match call {
+        Ok(result) => result.map_err(left),
+        Err(not_back) => {
+            let lost = !matches!(not_back, NotBack::NoThread(_));
+            let error = not_back.into_error(name, limit);
+            Err(if lost {
+                (Left::Lost, error)
+            } else {
+                left(error)
+            })
+        }
+    }
+}
+
+/// Makes the call, on a thread that can be given up: it may wait although it should not. The communicator that
+/// comes back is not ready yet, and has to be freed when the call failed.
+pub(super) fn start(
+    library: &Library,
+    rank: usize,
+    world_size: usize,
+    id: &UniqueId,
+    config: &sys::ncclConfig_t,
+    patience: Patience<'_>,
+) -> Result<(RawComm, Result<()>), (Left<RawComm>, Error)> {
+    let nothing = |error| (Left::Nothing, error);
+    let init = library.function(sys::Api::ncclCommInitRankConfig);
+    let init = init.map_err(nothing)?;
+    let rank = as_int(rank).map_err(nothing)?;
+    let world_size = as_int(world_size).map_err(nothing)?;
+    let Patience {
+        context,
+        deadline,
+        limit,
+        interrupted,
+    } = patience;
+    if !crate::local::is(library) {
+        nccl_base::system::late::nccl_starts();
+    }
+    let (id, mut config) = (id.raw(), Sent(*config));
+    let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
+    let made = expendable::call(
+        deadline,
+        interrupted,
+        move || {
+            driver::bind(&context).map_err(Error::cuda(BINDING))?;
+            let config = &mut config;
+            // Null, because releases up to 2.18 follow whatever they find here when they fail.
+            let mut comm: sys::ncclComm_t = std::ptr::null_mut();
+            // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
+            // returns; the strings that `config` points to are never freed.
+            let code = unsafe { init(&mut comm, world_size, id, rank, &mut config.0) };
+            let raw = NonNull::new(comm).map(RawComm);
+            match (ffi::check(&theirs, CALL, code), raw) {
+                (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
+                (Ok(_), None) => Err(ffi::missing(&theirs, CALL).into()),
+                (Err(failure), raw) => {
+                    if failure.is(sys::ncclResult_t::ncclUnhandledCudaError) {
+                        close_leaked_group(&theirs);
+                    }
+                    match raw {
+                        Some(raw) => Ok((raw, Err(failure.into()))),
+                        None => Err(failure.into()),
+                    }
+                }
+            }
+        },
+        // Nobody knows of it, and this thread may wait.
+        move |made: Result<(RawComm, Result<()>)>| {
+            if let Ok((raw, _)) = made {
+                let _ = free(&freeing, Way::Abort, raw);
+            }
+        },
+    );
+    came_back(made, CALL, limit, nothing)
+}
+
+/// Polls until the communicator is at rest, on a thread that can be given up: nobody looks yet for calls on it
+/// that do not come back.
+pub(super) fn settle_apart(
+    library: &Library,
+    raw: RawComm,
+    switch: Option<Arc<Switch>>,
+    call: &'static str,
+    deadline: Instant,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<(), Unsettled> {
+    /// How long a look at NCCL's state may take.
+    const LOOK: Duration = Duration::from_secs(1);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (theirs, stopped, freeing) = (library.clone(), Arc::clone(&stop), library.clone());
+    let since: Cell<Option<Instant>> = Cell::new(None);
+    let settled = expendable::call(
+        deadline.checked_add(LOOK).unwrap_or(deadline),
+        || {
+            if since.get().is_none() && interrupted() {
+                stop.store(true, Ordering::Release);
+                since.set(Some(Instant::now()));
+            }
+            since.get().is_some_and(|since| since.elapsed() > LOOK)
+        },
+        move || {
+            settle(&theirs, raw, call, deadline, || {
+                stopped.load(Ordering::Acquire)
+            })
+        },
+        move |_| {
+            let _ = free_with(&freeing, Way::Abort, raw, switch.as_deref());
+        },
+    );
+    match settled {
+        Ok(settled) => settled,
+        Err(NotBack::NoThread(_)) => settle(library, raw, call, deadline, interrupted),
+        Err(NotBack::TimedOut | NotBack::Interrupted) => Err(Unsettled::Lost),
+    }
+}
+
+/// How long, and until when, the call may take.
+pub(super) struct Patience<'p> {
+    pub(super) context: &'p Arc<CudaContext>,
+    pub(super) deadline: Instant,
+    /// For the error.
+    pub(super) limit: Duration,
+    pub(super) interrupted: &'p dyn Fn() -> bool,
+}
+
+/// On its way to the thread of the call.
+pub(super) struct Sent(pub(super) sys::ncclConfig_t);
+
+// SAFETY: its pointers are null or lead to strings that are never freed nor changed.
+unsafe impl Send for Sent {}
+
+/// Releases from 2.23.4 on leave this thread inside a group when the very first CUDA call fails; every
+/// later call on this thread would be queued for ever. This crate never calls init inside a group of
+/// its own, so one group end repairs it, and is refused harmlessly where there is nothing to repair.
+fn close_leaked_group(library: &Library) {
+    if let Some(end) = library.api().ncclGroupEnd {
+        // SAFETY: takes no arguments; outside of a group it only returns an error.
+        let _ = unsafe { end() };
+    }
+}
+
+pub(super) fn as_int(rank: usize) -> Result<i32> {
+    i32::try_from(rank).map_err(|_| {
+        Error::rendezvous(format!(
+            "{rank} is more than the {} ranks that NCCL can count",
+            i32::MAX
+        ))
+    })
+}

@@ -1,0 +1,388 @@
+//! The operations of several communicators, issued in one group.
+//!
+//! The same steps as in `issue`, each for all communicators before the next. When one fails, all are
+//! aborted, because any of them may have launched its part. The locks are taken in the order of their
+//! addresses, so that two threads with the same communicators do not wait for each other.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::communicator::everybody::abort_together;
+use crate::communicator::handle::{Guard, Handle, RawComm, Unsettled};
+use crate::communicator::order::{self, Capture};
+use crate::communicator::switch::{Inside, Switch};
+use crate::communicator::{Communicator, Inner, SharedLaunch};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::Progress;
+use crate::group::Group;
+use crate::inside::Place;
+use crate::issuing::issue::{Lent, not_put};
+use crate::operation::{OperationKind, Shape};
+use crate::recorded;
+use crate::recorded::Calls;
+use crate::request::Request;
+use crate::supervision::watchdog;
+
+/// Why nothing, or not everything, was issued.
+enum Refused {
+    /// NCCL was not asked.
+    Before(usize, Error),
+    /// NCCL was asked, and no communicator of the group can be used again.
+    Underway(usize, Error),
+    /// The same; of those that are true, another thread's capture may have taken the work.
+    InCapture {
+        captured: Vec<bool>,
+        /// Whether all else is on the streams.
+        is_settled: bool,
+        at: usize,
+        error: Error,
+    },
+}
+
+const KIND: OperationKind = OperationKind::Group;
+
+/// Issues what is recorded for each communicator. All of them live in the same library.
+pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
+    let started = Instant::now();
+    match issue_locked(all, started) {
+        Ok(sequences) => Ok(all
+            .iter()
+            .zip(sequences)
+            .map(|(group, sequence)| {
+                let nothing = group.frame.batch().recorded.is_empty();
+                Request::new(
+                    group.comm,
+                    KIND,
+                    Shape::default(),
+                    sequence,
+                    started,
+                    nothing,
+                )
+            })
+            .collect()),
+        Err(refused) => {
+            let (Refused::Before(at, _) | Refused::Underway(at, _) | Refused::InCapture { at, .. }) =
+                refused;
+            let inner = &all[at].comm.inner;
+            let describe = || inner.operation(KIND, Shape::default(), None, started);
+            let error = match refused {
+                Refused::Before(_, error) => {
+                    return Err(inner.conclude_before(error.during(describe)));
+                }
+                Refused::Underway(_, error) => {
+                    let error = inner.with_cause(error.during(describe));
+                    abandon_all(all, at, &error);
+                    error
+                }
+                Refused::InCapture {
+                    captured,
+                    is_settled,
+                    error,
+                    ..
+                } => {
+                    let error = inner.with_cause(error.during(describe));
+                    let lent = Lent::of(inner);
+                    let captured = outlast_all(all, &captured);
+                    match is_settled && captured.contains(&true) {
+                        true => abandon_the_rest(all, &captured, &error),
+                        // What has not settled may still come to the stream.
+                        false => abandon_all(all, at, &error),
+                    }
+                    std::mem::forget(lent);
+                    error
+                }
+            };
+            Err(inner.conclude(error).during(describe))
+        }
+    }
+}
+
+/// Waits for the ends of the captures that were in the way, for all of them until one deadline; which have not ended.
+fn outlast_all(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
+    let both = || all.iter().zip(captured);
+    let in_the_way = both().filter(|(_, captured)| **captured);
+    let deadline = in_the_way
+        .map(|(group, _)| group.comm.inner.patience_with_captures())
+        .min();
+    both()
+        .map(|(group, captured)| {
+            let frame = &group.frame;
+            let deadline = deadline.filter(|_| *captured);
+            deadline.is_some_and(|deadline| group.comm.inner.outlast(frame, deadline).is_none())
+        })
+        .collect()
+}
+
+/// All at once: an abort may wait until its neighbours in the group are aborted as well. First that of number
+/// `at`, so that what all ranks tell is what the call returns.
+fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
+    let lent = Lent::of(&all[at].comm.inner);
+    let first = std::iter::once(&all[at]);
+    let all_of_them = first.chain(all).map(|group| &*group.comm.inner);
+    abort_together(all_of_them, || reason.into());
+    for group in all {
+        group.comm.inner.abandon(reason, &group.frame);
+    }
+    std::mem::forget(lent);
+}
+
+/// Aborts all. Those of which a capture that does not end has all the work are not waited for: NCCL waits for that capture.
+fn abandon_the_rest(all: &[Group<'_>], captured: &[bool], reason: &Error) {
+    let Some(first) = all.first() else { return };
+    let lent = Lent::of(&first.comm.inner);
+    let is_captured = |inner: &Arc<Inner>| {
+        let both = all.iter().zip(captured);
+        let mut own = both.filter(|(group, _)| Arc::ptr_eq(&group.comm.inner, inner));
+        own.all(|(_, captured)| *captured)
+    };
+    let inners = || all.iter().map(|group| &*group.comm.inner);
+    for inner in inners().filter(|inner| is_captured(inner)) {
+        inner.abort_in_background(reason);
+    }
+    abort_together(inners().filter(|inner| !is_captured(inner)), || {
+        reason.into()
+    });
+    for group in all {
+        if !is_captured(&group.comm.inner) {
+            group.comm.inner.abandon(reason, &group.frame);
+        }
+    }
+    std::mem::forget(lent);
+}
+
+fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused> {
+    let mut inners: Vec<&Arc<Inner>> = all.iter().map(|group| &*group.comm.inner).collect();
+    inners.sort_by_key(|inner| Arc::as_ptr(inner));
+    inners.dedup_by_key(|inner| Arc::as_ptr(inner));
+    let mut handles: Vec<Guard<'_>> = Vec::with_capacity(inners.len());
+    let mut started = started;
+    for &inner in &inners {
+        let at = all
+            .iter()
+            .position(|group| Arc::ptr_eq(&group.comm.inner, inner));
+        let at = at.unwrap_or_else(|| unreachable!("every communicator is of a group"));
+        let turn = inner
+            .handle
+            .take(Some(OperationKind::Group), all[at].comm.limit);
+        let (handle, waited) = turn.map_err(|error| Refused::Before(at, error))?;
+        if waited {
+            // The time of others is not that of this group.
+            started = Instant::now();
+        }
+        handles.push(handle);
+    }
+    let handle_of = |comm: &Communicator| {
+        let found =
+            inners.binary_search_by_key(&Arc::as_ptr(&comm.inner), |inner| Arc::as_ptr(inner));
+        found.unwrap_or_else(|_| unreachable!("every communicator is in the list"))
+    };
+
+    // 1. Nothing of this reaches NCCL.
+    let mut raws: Vec<RawComm> = Vec::with_capacity(all.len());
+    for (at, group) in all.iter().enumerate() {
+        let comm = group.comm;
+        let handle = &handles[handle_of(comm)];
+        let ready = comm.inner.ready(handle).and_then(|raw| {
+            comm.inner.prepare(handle, &group.frame)?;
+            Ok(raw)
+        });
+        raws.push(ready.map_err(|error| Refused::Before(at, error))?);
+    }
+    let Some(first) = all.first() else {
+        return Ok(Vec::new());
+    };
+    watchdog::ensure().map_err(|error| Refused::Before(0, error))?;
+    let library = first.comm.library();
+    let _inside = first.comm.inner.enter(Place::Issue, first.comm.limit);
+
+    // 2. and 3.
+    let lent = Lent::of(&first.comm.inner);
+    let mut sequences = Vec::with_capacity(all.len());
+    let mut tickets = Vec::with_capacity(all.len());
+    let company = Company::enter(all, started);
+    let made = recorded::group(library, || {
+        all.iter().zip(&raws).try_for_each(|(group, raw)| {
+            let handle = &mut *handles[handle_of(group.comm)];
+            handle.sequence += 1;
+            sequences.push(handle.sequence);
+            let batch = group.frame.batch();
+            let count = batch.recorded.len();
+            let (on, limit) = (group.frame.on, group.comm.limit);
+            let ticket = handle
+                .recorder
+                .begin(handle.sequence, KIND, started, on, limit, count);
+            let issue = watchdog::Issue {
+                inner: &group.comm.inner,
+                on,
+                number: handle.sequence,
+                kind: KIND,
+                limit,
+            };
+            // Its threads run, so that it cannot fail.
+            let is_marked = ticket.is_unusual && watchdog::before(issue).unwrap_or(false);
+            tickets.push((ticket, is_marked.then_some(issue)));
+            let calls = Calls {
+                library,
+                comm: raw.as_ptr(),
+                stream: group.frame.on.cu_stream().cast(),
+            };
+            recorded::call_each(batch, &calls, &mut handle.recorder)
+        })
+    });
+    // The abort of one of them brings the thread out of the calls on all.
+    let ended = |at: usize| {
+        let is_ending = |group: &Group<'_>| group.comm.inner.interrupted();
+        let ending = || all.iter().position(is_ending);
+        let at_first = Some(at).filter(|&at| is_ending(&all[at]));
+        at_first.or_else(ending).unwrap_or(at)
+    };
+    let failed = |failure| {
+        let at = ended(0);
+        let Communicator { inner, limit, .. } = all[at].comm;
+        (at, inner.failed_inside(failure, *limit))
+    };
+    let launched = match company.leave().and(made.map_err(failed)) {
+        Ok(Progress::Done) => Ok(()),
+        Ok(Progress::Pending) => {
+            let shares = |launch: Option<Arc<SharedLaunch>>| {
+                for inner in &inners {
+                    *inner.launch.lock() = launch.clone();
+                }
+            };
+            // Before their locks are free again, and an abort can take their pointers.
+            shares(Some(Arc::default()));
+            let settled = all
+                .iter()
+                .zip(&raws)
+                .enumerate()
+                .try_for_each(|(at, (group, raw))| {
+                    // An abort of one waits for all locks, so it ends the wait for each.
+                    let is_ended = || all.iter().any(|group| group.comm.inner.interrupted());
+                    let comm = group.comm;
+                    let settled = comm.inner.settled(*raw, started, comm.limit, is_ended);
+                    settled.map_err(|error| (at, error))
+                });
+            match settled {
+                Ok(()) => shares(None),
+                Err(_) => inners.iter().for_each(|inner| inner.left_unsettled()),
+            }
+            settled
+        }
+        Err(failed) => Err(failed),
+    };
+    let launched = launched.map_err(|(at, error)| (ended(at), error));
+
+    for (group, (ticket, marked)) in all.iter().zip(tickets) {
+        handles[handle_of(group.comm)]
+            .recorder
+            .end(ticket, launched.as_ref().err().map(|(_, error)| error));
+        if let Some(issue) = marked {
+            watchdog::after(issue);
+        }
+    }
+
+    // 4. On every path, for every communicator.
+    let (mut ordered, mut captured) = (Ok(()), Vec::with_capacity(all.len()));
+    for (at, group) in all.iter().enumerate() {
+        let join = &handles[handle_of(group.comm)].join;
+        let left = group.comm.inner.leave(&group.frame, join);
+        captured.push(left.is_none());
+        let left = left.unwrap_or(Ok(()));
+        ordered = ordered.and(left.map_err(|error| (at, error)));
+    }
+    std::mem::forget(lent);
+    let is_settled = launched.is_ok();
+    let failed = launched.and(ordered).err();
+    let first = captured.iter().position(|captured| *captured);
+    match (failed, first) {
+        (None, None) => Ok(sequences),
+        (Some((at, error)), None) => Err(Refused::Underway(at, error)),
+        (failed, Some(first)) => {
+            let (at, failed) = failed.map_or((first, None), |(at, error)| (at, Some(error)));
+            Err(Refused::InCapture {
+                captured,
+                is_settled,
+                at,
+                error: order::captured(Capture::Void, failed),
+            })
+        }
+    }
+}
+
+/// Communicators that block, while one thread is inside all of them: what ends one call has to end the other,
+/// and the shortest limit is that of all.
+struct Company<'g> {
+    all: &'g [Group<'g>],
+    inside: Vec<(usize, Inside<'g>)>,
+    limit: Duration,
+}
+
+impl<'g> Company<'g> {
+    fn enter(all: &'g [Group<'g>], started: Instant) -> Self {
+        let limits = all.iter().map(|group| group.comm.limit);
+        let limit = limits.min().unwrap_or_default();
+        let mut switches: Vec<(usize, &'g Arc<Switch>)> = all
+            .iter()
+            .enumerate()
+            .filter_map(|(at, group)| Some((at, group.comm.inner.switch.as_ref()?)))
+            .collect();
+        switches.sort_by_key(|(_, switch)| Arc::as_ptr(switch));
+        switches.dedup_by_key(|(_, switch)| Arc::as_ptr(switch));
+        for (at, switch) in &switches {
+            let others = switches.iter().filter(|(other, _)| other != at);
+            switch.in_company(others.map(|(_, other)| Arc::downgrade(other)).collect());
+        }
+        let left = limit.saturating_sub(started.elapsed());
+        let inside = switches
+            .into_iter()
+            .map(|(at, switch)| (at, switch.enter(left)))
+            .collect();
+        Self { all, inside, limit }
+    }
+
+    /// Which was made to come out, and why; of several the one whose limit passed.
+    fn leave(self) -> Result<(), (usize, Error)> {
+        let mut ended: Vec<(usize, Unsettled)> = self
+            .inside
+            .into_iter()
+            .filter_map(|(at, inside)| Some((at, inside.leave()?)))
+            .collect();
+        for group in self.all {
+            if let Some(switch) = &group.comm.inner.switch {
+                switch.in_company(Vec::new());
+            }
+        }
+        ended.sort_by_key(|(_, ended)| !matches!(ended, Unsettled::TimedOut));
+        match ended.into_iter().next() {
+            None => Ok(()),
+            Some((at, ended)) => Err((at, not_put(ended, self.limit))),
+        }
+    }
+}
+
+impl Inner {
+    /// Says in an error that follows from the end of this communicator what ended it, for what ends with it.
+    fn with_cause(&self, error: Error) -> Error {
+        let cause = self.board.as_ref().and_then(|board| board.cause());
+        match (error.kind(), cause) {
+            (ErrorKind::Aborted { .. }, Some(cause)) => error.with_fault(cause),
+            _ => error,
+        }
+    }
+
+    /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
+    /// abort.
+    pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
+        let raw = self
+            .phase
+            .usable(handle.raw)
+            .ok_or_else(|| self.out_of_use())?;
+        if self.abort_signal.is_aborted() {
+            self.abort_in_background("its abort signal was given");
+            return Err(Error::new(ErrorKind::Aborted {
+                reason: String::from("its abort signal was given"),
+            }));
+        }
+        Ok(raw)
+    }
+}

@@ -1,0 +1,122 @@
+//! The rank of a world to which a communicator belongs: what tells apart, in one process and between
+//! several, whose record it is.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::clock::Clock;
+use super::place::Place;
+use crate::sync::{Mutex, MutexGuard};
+
+/// A rank of a world, as long as its line or one of its communicators' records lives.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct Home {
+    pub(crate) place: Place,
+    /// Where a recording is written when a communicator is aborted.
+    directory: OnceLock<PathBuf>,
+    /// Whether one is about to be taken.
+    pub(crate) coming: AtomicBool,
+    /// How the clock of this process stands to that of rank 0, if that was measured.
+    clock: OnceLock<Clock>,
+    /// Since when there is a fault after which this rank has not gone on.
+    broken: Mutex<Option<Instant>>,
+    /// The rank of the epoch before, until there is a communicator in this one.
+    past: Mutex<Option<Arc<Self>>>,
+}
+
+impl Home {
+    #[doc(hidden)]
+    pub fn new(job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<Self> {
+        let home = Arc::new(Self {
+            place: Place {
+                job: job.to_owned(),
+                epoch,
+                rank,
+                world_size,
+            },
+            directory: OnceLock::new(),
+            coming: AtomicBool::new(false),
+            clock: OnceLock::new(),
+            broken: Mutex::new(None),
+            past: Mutex::new(None),
+        });
+        let mut all = all();
+        all.retain(|home| home.strong_count() > 0);
+        all.push(Arc::downgrade(&home));
+        home
+    }
+
+    #[doc(hidden)]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The first directory stays.
+    #[doc(hidden)]
+    pub fn set_directory(&self, directory: PathBuf) {
+        let _ = self.directory.set(directory);
+    }
+
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.directory.get().map(PathBuf::as_path)
+    }
+
+    /// This rank has heard of a fault. The first one counts until it has gone on.
+    #[doc(hidden)]
+    pub fn breaks(&self) {
+        self.broken().get_or_insert_with(Instant::now);
+    }
+
+    /// This is the rank of the next epoch: what is broken there, or is about to be heard of, is to be mended here.
+    #[doc(hidden)]
+    pub fn goes_on_from(&self, past: &Arc<Self>) {
+        let since = past.since();
+        *past.broken() = since;
+        *self.past() = Some(Arc::clone(past));
+    }
+
+    /// There is a communicator to go on with. How long there was none.
+    pub(crate) fn mends(&self) -> Option<Duration> {
+        self.since().map(|since| since.elapsed())
+    }
+
+    fn since(&self) -> Option<Instant> {
+        let past = self.past().take();
+        let before = past.and_then(|past| past.broken().take());
+        let own = self.broken().take();
+        before.into_iter().chain(own).min()
+    }
+
+    fn past(&self) -> MutexGuard<'_, Option<Arc<Self>>> {
+        self.past.lock()
+    }
+
+    fn broken(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.broken.lock()
+    }
+
+    #[doc(hidden)]
+    pub fn set_clock(&self, clock: Clock) {
+        let _ = self.clock.set(clock);
+    }
+
+    pub(crate) fn clock(&self) -> Option<Clock> {
+        self.clock.get().copied()
+    }
+}
+
+fn all() -> MutexGuard<'static, Vec<Weak<Home>>> {
+    static ALL: Mutex<Vec<Weak<Home>>> = Mutex::new(Vec::new());
+    ALL.lock()
+}
+
+/// Which rank this process is; `None` if it is none, or several.
+pub(crate) fn only() -> Option<Place> {
+    let homes: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
+    let (first, others) = homes.split_first()?;
+    let same = others.iter().all(|home| home.place == first.place);
+    same.then(|| first.place.clone())
+}

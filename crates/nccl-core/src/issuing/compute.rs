@@ -1,0 +1,81 @@
+//! Kernels and copies of this crate's own, ordered like an operation.
+//!
+//! They stand before or behind the messages of one operation, on the same stream, and have no number of their
+//! own. Their buffers are borrowed, as those of any operation: on every path the streams of the buffers wait for
+//! whatever got onto the stream before the borrow ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaSlice, DeviceRepr, DriverError};
+
+use super::frame::Frame;
+use super::issue::Lent;
+use crate::communicator::order::{self, Capture};
+use crate::communicator::{Communicator, Inner};
+use crate::driver;
+use crate::error::{Error, Result};
+use crate::inside::Place;
+use crate::operation::{Operation, OperationKind};
+
+impl Communicator {
+    /// Copies what an operation has written, which is over, to the host. On a stream of its own: whatever comes behind the
+    /// operation on the communicator's may wait for other ranks.
+    #[doc(hidden)]
+    pub fn read_back<T: DeviceRepr>(
+        &self,
+        from: &CudaSlice<T>,
+    ) -> std::result::Result<Vec<T>, DriverError> {
+        let _inside = self.inner.enter(Place::Look, self.limit);
+        let context = &self.inner.context;
+        let stream = driver::undisturbed(context, || context.new_stream())?;
+        // Waits for the copy alone.
+        driver::undisturbed(context, || stream.clone_dtoh(from))
+    }
+}
+
+impl Inner {
+    /// Joins the streams in `frame` around `launch`, which puts work on the frame's, and calls NCCL for nothing.
+    ///
+    /// # Errors
+    /// What the checks of the stream say; nothing was launched then, and the communicator is as good as before.
+    /// What `launch` says: the communicator is aborted, because the other ranks go on to messages that this one
+    /// does not send.
+    #[doc(hidden)]
+    pub fn compute(
+        self: &Arc<Self>,
+        frame: &Frame<'_>,
+        kind: OperationKind,
+        limit: Duration,
+        describe: impl Fn() -> Operation,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let before = |error: Error| self.conclude_before(error.during(&describe));
+        let (launched, left) = {
+            let (handle, _) = self.handle.take(Some(kind), limit).map_err(before)?;
+            self.ready(&handle).map_err(before)?;
+            let _inside = self.enter(Place::Issue, limit);
+            self.prepare(&handle, frame).map_err(before)?;
+            let lent = Lent::of(self);
+            let launched = launch();
+            let left = self.leave(frame, &handle.join);
+            std::mem::forget(lent);
+            (launched, left)
+        };
+        let put = match left {
+            Some(ordered) => launched.and(ordered),
+            None => {
+                let lent = Lent::of(self);
+                // NCCL has no part in it, and does not wait for the end of the capture.
+                let _ = self.outlast(frame, self.patience_with_captures());
+                std::mem::forget(lent);
+                Err(order::captured(Capture::Void, launched.err()))
+            }
+        };
+        put.map_err(|error| {
+            let error = error.during(&describe);
+            self.abandon(&error, frame);
+            self.conclude(error).during(describe)
+        })
+    }
+}

@@ -1,0 +1,494 @@
+//! The buffers of one operation, from the moment when they are taken to the moment when their borrow
+//! may end.
+//!
+//! Taking a buffer turns it into an address at once; what has to be kept beside that (cudarc's guard,
+//! the stream it was allocated on) is kept here, and only where there is something to keep. A buffer of
+//! the operation's own stream that cudarc does not track costs its address and nothing else.
+//!
+//! What must stay true: a frame borrows its buffers for `'a` and is given to `Inner::issue`, which
+//! drops it when the work is on the stream and the streams of the buffers wait for it. So an address
+//! never outlives its frame.
+
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
+
+use super::steps::{Copy, Step};
+use crate::buffer::sealed_buffer::Lend;
+use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::communicator::order::{self, Capture};
+use crate::communicator::{Backoff, Inner};
+use crate::driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
+use crate::inside::Place;
+use crate::recorded::{Batch, More, Recorded};
+use crate::reduce::Operator;
+
+/// See the module.
+#[doc(hidden)]
+pub struct Frame<'a> {
+    pub(crate) on: &'a Arc<CudaStream>,
+    /// What buffers are leased for, without the way over `on`.
+    stream: &'a CudaStream,
+    /// The address of the operation's stream, whose buffers need no more than to be asked for theirs;
+    /// 0, which is none, for a plan, and where cudarc orders the buffers.
+    home: usize,
+    /// The operations, in the order in which they are issued.
+    recorded: Vec<Recorded>,
+    /// Whether a single operation has to be a group as well.
+    #[doc(hidden)]
+    pub grouped: bool,
+    rest: ManuallyDrop<Box<Rest<'a>>>,
+    /// Whether cudarc orders the operation with other users of the buffers.
+    is_tracked: bool,
+    /// For a plan: the only memory that may be used. It is ordered when the plan is launched.
+    owned: Option<&'a [Range<CUdeviceptr>]>,
+}
+
+/// What came of the second half of the joins.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// No capture was in the way.
+    Ordered(Result<()>),
+    /// There is one: if it is void, its end is to be waited for.
+    Captured(Capture),
+}
+
+/// What only some frames need. Apart from the frame, which is small so that it can be moved.
+struct Rest<'a> {
+    /// For each operation that is a collective, in the same order.
+    more: Vec<More>,
+    /// Streams that have to be ordered with the operation's.
+    foreign: Vec<Arc<CudaStream>>,
+    guards: Vec<SyncOnDrop<'a>>,
+    /// Why the operation is not ordered with other users of the buffers.
+    unordered: Option<DriverError>,
+    /// Which operations are, or have among them, messages to oneself.
+    own: Vec<usize>,
+    /// What the operations reduce with, kept until they are issued.
+    operators: Vec<Arc<Operator>>,
+    /// Empty where all that is recorded is one group.
+    steps: Vec<StepEnd>,
+    copies: Vec<Copy>,
+}
+
+/// Where a step ends, in what is recorded and in the copies.
+#[derive(Clone, Copy, Debug)]
+struct StepEnd {
+    recorded: usize,
+    more: usize,
+    copies: usize,
+}
+
+/// The allocations of a past frame.
+struct Scratch {
+    recorded: Vec<Recorded>,
+    rest: Option<Box<Rest<'static>>>,
+}
+
+thread_local! {
+    /// A lock would cost as much as a message does. One is enough: frames are rarely nested.
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::NONE) };
+}
+
+impl Scratch {
+    const NONE: Self = Self {
+        recorded: Vec::new(),
+        rest: None,
+    };
+}
+
+impl<'a> Frame<'a> {
+    /// An empty frame for an operation on `on`.
+    ///
+    /// # Errors
+    /// When taking a buffer would put cudarc's waits into a graph.
+    #[inline]
+    #[doc(hidden)]
+    pub fn new(on: &'a Arc<CudaStream>) -> Result<Self> {
+        Self::admit(on)?;
+        Ok(Self::empty(on, None))
+    }
+
+    /// The check of [`Frame::new`].
+    #[inline]
+    pub(crate) fn admit(on: &CudaStream) -> Result<()> {
+        forked::check()?;
+        if on.context().is_managing_stream_synchronization() {
+            order::not_capturing(order::OPERATION, on)?;
+        }
+        Ok(())
+    }
+
+    /// An empty frame for operations on a stream that was admitted, or of a plan that owns `owned`.
+    #[inline]
+    pub(crate) fn empty(on: &'a Arc<CudaStream>, owned: Option<&'a [Range<CUdeviceptr>]>) -> Self {
+        // Nothing is kept any more while the thread ends.
+        let scratch = SCRATCH
+            .try_with(|scratch| scratch.replace(Scratch::NONE))
+            .unwrap_or(Scratch::NONE);
+        let is_tracked = on.context().is_managing_stream_synchronization();
+        Self {
+            on,
+            stream: on,
+            home: match owned {
+                None if !is_tracked => address(on),
+                _ => 0,
+            },
+            recorded: scratch.recorded,
+            grouped: false,
+            rest: ManuallyDrop::new(scratch.rest.unwrap_or_else(Rest::new)),
+            is_tracked,
+            owned,
+        }
+    }
+
+    /// Whether this is for a plan that owns `owned`, or for none.
+    #[inline]
+    pub(crate) fn is_for(&self, owned: Option<&[Range<CUdeviceptr>]>) -> bool {
+        match (self.owned, owned) {
+            (Some(a), Some(b)) => std::ptr::eq(a, b),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether a buffer needs no more than [`lease`](Self::lease), for which CUDA is not asked. Without this question it is taken as
+    /// well; to ask first is faster.
+    #[inline]
+    pub(crate) fn is_home(&self, buffer: &impl Lend<'a>) -> bool {
+        address(buffer.home()) == self.home
+    }
+
+    /// Takes a buffer that the operation reads.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn read(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
+        if !self.is_home(&buffer) {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase().range());
+            }
+            order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
+        }
+        Ok(self.lease(buffer))
+    }
+
+    /// Takes a buffer that the operation writes.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn write(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
+        if !self.is_home(&buffer) {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase_mut().range());
+            }
+            order::visit(buffer.home(), self.on, &mut self.rest.foreign)?;
+        }
+        Ok(self.lease(buffer))
+    }
+
+    /// Takes a buffer of the operation's own stream.
+    // Always: this is the larger half of what a message costs, and the optimizer shares one copy among
+    // messages and collectives otherwise.
+    #[inline(always)]
+    pub(crate) fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        if self.is_tracked {
+            return self.lease_tracked(buffer);
+        }
+        let (address, guard) = buffer.lease(self.stream);
+        self.keep(guard);
+        address
+    }
+
+    #[inline(always)]
+    fn keep(&mut self, guard: SyncOnDrop<'a>) {
+        // By its parts: a guard that is moved has to be put into memory, for every message.
+        match &*ManuallyDrop::new(guard) {
+            // Does nothing when it is dropped.
+            SyncOnDrop::Record(None) => {}
+            &SyncOnDrop::Record(Some((event, _))) => self.keep_event(event),
+            &SyncOnDrop::Sync(stream) => self.rest.guards.push(SyncOnDrop::Sync(stream)),
+        }
+    }
+
+    /// Records a message.
+    #[inline]
+    #[doc(hidden)]
+    pub fn push_message(&mut self, message: Recorded, to_oneself: bool) {
+        if to_oneself {
+            self.next_is_own();
+        }
+        self.recorded.push(message);
+    }
+
+    /// Records a collective of rank `own`.
+    #[inline]
+    pub(crate) fn push_collective(&mut self, collective: Recorded, more: More, own: usize) {
+        self.rest.more.push(more);
+        self.push_message(collective, collective.op.has_message_to(own));
+    }
+
+    /// Records bytes that the device moves before the operations of this step.
+    pub(crate) fn copy(&mut self, copy: Copy) {
+        self.rest.copies.push(copy);
+    }
+
+    /// What is recorded from here on comes after what was recorded before: in a group of its own.
+    pub(crate) fn next_step(&mut self) {
+        let end = StepEnd {
+            recorded: self.recorded.len(),
+            more: self.rest.more.len(),
+            copies: self.rest.copies.len(),
+        };
+        self.rest.steps.push(end);
+    }
+
+    /// Whether there are several steps, or copies.
+    #[inline]
+    pub(crate) fn has_steps(&self) -> bool {
+        !self.rest.steps.is_empty()
+    }
+
+    /// The steps, one after another: first the copies, then the group. The last ends with a call of
+    /// [`next_step`](Self::next_step) as well.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = Step<'_>> {
+        let mut begin = StepEnd {
+            recorded: 0,
+            more: 0,
+            copies: 0,
+        };
+        self.rest.steps.iter().map(move |end| {
+            let step = Step {
+                copies: &self.rest.copies[begin.copies..end.copies],
+                batch: Batch {
+                    recorded: &self.recorded[begin.recorded..end.recorded],
+                    more: &self.rest.more[begin.more..end.more],
+                    grouped: self.grouped,
+                },
+            };
+            begin = *end;
+            step
+        })
+    }
+
+    /// Keeps what the next operation reduces with, if that can be destroyed.
+    #[inline]
+    pub(crate) fn reduce_with(&mut self, operator: Option<Arc<Operator>>) {
+        if operator.is_some() {
+            self.rest.operators.extend(operator);
+        }
+    }
+
+    /// The places of operations that are, or have among them, messages to oneself.
+    #[inline]
+    pub(crate) fn own(&self) -> &[usize] {
+        &self.rest.own
+    }
+
+    /// The operations.
+    #[inline]
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch {
+            recorded: &self.recorded,
+            more: &self.rest.more,
+            grouped: self.grouped,
+        }
+    }
+
+    /// What they reduce with.
+    pub(crate) fn take_operators(&mut self) -> Vec<Arc<Operator>> {
+        std::mem::take(&mut self.rest.operators)
+    }
+
+    /// The streams that have to be ordered with the operation's.
+    #[inline]
+    pub(super) fn foreign(&self) -> &[Arc<CudaStream>] {
+        &self.rest.foreign
+    }
+
+    /// Refuses an operation that cudarc could not order with other users of the buffers.
+    #[inline]
+    pub(super) fn is_ordered(&self) -> Result<()> {
+        match self.rest.unordered {
+            None => Ok(()),
+            Some(error) => Err(Error::cuda("ordering the operation behind its buffers")(
+                error,
+            )),
+        }
+    }
+
+    /// After the operation, on every path: the streams of its buffers wait for it, and so does whatever uses the buffers next
+    /// on a stream that cudarc orders. Should another thread have begun a capture on the stream, it is made void: an event that is
+    /// recorded in it would order nothing. To be called inside of a call of the communicator's.
+    #[inline]
+    pub(crate) fn leave(&self, inner: &Inner, join: &CudaEvent) -> Left {
+        if self.needs_no_order() {
+            let capture = order::void_capture(self.on);
+            return capture.map_or(Left::Ordered(Ok(())), Left::Captured);
+        }
+        self.order_behind(inner, join)
+    }
+
+    /// Whether all buffers are of the operation's own stream, and cudarc does not order them.
+    #[inline]
+    pub(super) fn needs_no_order(&self) -> bool {
+        self.rest.foreign.is_empty() && self.rest.guards.is_empty()
+    }
+
+    fn void_capture(&self, inner: &Inner) -> Option<Capture> {
+        let _inside = inner.enter(Place::Look, inner.timeouts.abort);
+        order::void_capture(self.on)
+    }
+
+    /// Not ordered if a capture has taken the events, or may have.
+    fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> Left {
+        let _inside = inner.enter(Place::Look, inner.timeouts.abort);
+        // A group over several devices has bound the last one's.
+        let _ = driver::bind(self.on.context());
+        if let Some(capture) = order::void_capture(self.on) {
+            return Left::Captured(capture);
+        }
+        let left = order::leave(self.on, self.foreign(), join);
+        let ordered = left.and_then(|()| self.record_guards());
+        let capture = order::void_capture(self.on);
+        capture.map_or(Left::Ordered(ordered), Left::Captured)
+    }
+
+    /// Waits for the end of the capture that was in the way, and does then what [`leave`](Self::leave) could not, unless it
+    /// has not ended at the deadline. Nothing of the communicator is used, whose lock is not to be held.
+    #[cold]
+    pub(crate) fn outlast(&self, inner: &Inner, deadline: Instant) -> Left {
+        let mut backoff = Backoff::new();
+        while let Some(capture) = self.void_capture(inner) {
+            if capture == Capture::InGraph || Instant::now() >= deadline {
+                return Left::Captured(capture);
+            }
+            backoff.pause();
+        }
+        if self.needs_no_order() {
+            return Left::Ordered(Ok(()));
+        }
+        let join = driver::new_event(&inner.context, None);
+        match join.map_err(Error::cuda("creating an event (cuEventCreate)")) {
+            Ok(join) => match self.order_behind(inner, &join) {
+                // Another capture has begun.
+                Left::Captured(Capture::Void) => self.outlast(inner, deadline),
+                left => left,
+            },
+            Err(error) => Left::Ordered(Err(error)),
+        }
+    }
+
+    /// Records the events of cudarc's guards, as their drops do, which an error that cudarc keeps would hinder.
+    fn record_guards(&self) -> Result<()> {
+        for guard in &self.rest.guards {
+            match guard {
+                &SyncOnDrop::Record(Some((event, stream))) => driver::record(event, stream)
+                    .map_err(Error::cuda(
+                        "recording an event of a buffer behind the operation",
+                    ))?,
+                SyncOnDrop::Record(None) => {}
+                // Not of memory on a device.
+                SyncOnDrop::Sync(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    // Apart, so that its result is in no message's way where cudarc orders nothing.
+    #[inline(never)]
+    fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        let stream = self.stream;
+        let ((address, guard), ordered) = driver::heard(stream.context(), || buffer.lease(stream));
+        if let Err(error) = ordered {
+            self.rest.unordered.get_or_insert(error);
+        }
+        self.keep(guard);
+        address
+    }
+
+    #[cold]
+    fn next_is_own(&mut self) {
+        self.rest.own.push(self.recorded.len());
+    }
+
+    #[inline(never)]
+    fn keep_event(&mut self, event: &'a CudaEvent) {
+        let guard = SyncOnDrop::Record(Some((event, self.stream)));
+        self.rest.guards.push(guard);
+    }
+}
+
+/// Tells two streams apart, as `Arc::ptr_eq` does.
+#[inline]
+fn address(stream: &Arc<CudaStream>) -> usize {
+    Arc::as_ptr(stream).addr()
+}
+
+impl<'a> Rest<'a> {
+    #[cold]
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            more: Vec::new(),
+            foreign: Vec::new(),
+            guards: Vec::new(),
+            unordered: None,
+            own: Vec::new(),
+            operators: Vec::new(),
+            steps: Vec::new(),
+            copies: Vec::new(),
+        })
+    }
+
+    /// Forgets what was kept.
+    #[inline]
+    fn emptied(mut self: Box<Self>) -> Box<Rest<'static>> {
+        self.more.clear();
+        self.foreign.clear();
+        self.own.clear();
+        self.unordered = None;
+        // What their drops do was done by `Frame::leave`. Without it nothing of the operation runs, and an event that is recorded
+        // now would take the place of an earlier one that others wait for.
+        self.guards.drain(..).for_each(std::mem::forget);
+        self.operators.clear();
+        self.steps.clear();
+        self.copies.clear();
+        // SAFETY: only the lifetime changes, and nothing in it has one: the guards are the only field
+        // with it, and there are none.
+        unsafe { std::mem::transmute::<Box<Rest<'a>>, Box<Rest<'static>>>(self) }
+    }
+}
+
+/// The address of memory that lies in one of the plan's buffers.
+#[cold]
+fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUdeviceptr> {
+    let contains = |whole: &Range<CUdeviceptr>| whole.start <= used.start && used.end <= whole.end;
+    if owned.iter().any(contains) {
+        Ok(used.start)
+    } else {
+        Err(Error::new(ErrorKind::NotInPlan {
+            address: used.start,
+            bytes: (used.end - used.start) as usize,
+        }))
+    }
+}
+
+impl Drop for Frame<'_> {
+    /// Keeps the allocations.
+    #[inline]
+    fn drop(&mut self) {
+        self.recorded.clear();
+        // SAFETY: taken once, here, and not used afterwards.
+        let rest = unsafe { ManuallyDrop::take(&mut self.rest) };
+        let scratch = Scratch {
+            recorded: std::mem::take(&mut self.recorded),
+            rest: Some(rest.emptied()),
+        };
+        let _ = SCRATCH.try_with(|kept| kept.replace(scratch));
+    }
+}

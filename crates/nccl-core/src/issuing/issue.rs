@@ -1,0 +1,398 @@
+//! One operation, from the checks to the request.
+//!
+//! The order of things is what makes it safe:
+//! 1. everything that can fail without NCCL: lengths and buffers (by the caller, into a frame), state,
+//!    streams, waits;
+//! 2. the C calls, between group start and end when there are several, in one go;
+//! 3. the poll until NCCL has put its work on the stream: before that nothing may be recorded behind
+//!    it, and no borrow may end. A communicator that blocks has done that when its calls return; while they do
+//!    not, the guard looks at the deadline;
+//! 4. the other half of the joins, and the end of cudarc's guards: on every path, also when a call
+//!    failed, because part of the work may be on the stream.
+//!
+//! When the poll does not come to an end in time, the communicator is aborted. NCCL joins its own
+//! threads in that call, so nothing is put on a stream afterwards; but something may have been put
+//! there since step 4, and the abort does not always wait for it: with several ranks in one process all
+//! but the last only count. So the second half of the joins is done once more, and only then the guards
+//! and the borrow end. When the abort does not come back, or the streams cannot be joined, NCCL still
+//! holds pointers into memory that is only borrowed, and this function must not return: it ends the
+//! process.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaEvent;
+
+use super::check;
+use super::frame::{Frame, Left};
+use crate::communicator::handle::{Handle, RawComm, Unsettled, settle};
+use crate::communicator::order::Capture;
+use crate::communicator::{Backoff, Communicator, Inner, order};
+use crate::error::{Error, ErrorKind, NcclFailure, Result};
+use crate::fatal::{FatalCause, FatalReport, end_the_process};
+use crate::ffi::Progress;
+use crate::inside::Place;
+use crate::operation::{Operation, OperationKind, Shape};
+use crate::recorded;
+use crate::request::Request;
+use crate::supervision::watchdog;
+use crate::time::{deadline_after, later};
+
+/// Why an operation was not issued.
+enum Refused {
+    /// NCCL was not asked; the communicator is as good as before.
+    Before(Error),
+    /// NCCL was not asked, because the abort signal was given.
+    Signalled(Error),
+    /// NCCL was asked, and part of the work may be on its way; the communicator cannot be used again.
+    Underway(Error),
+    /// NCCL was asked, and another thread's capture may have taken the work; why the calls failed, if they did.
+    InCapture(Option<Error>),
+}
+
+impl Communicator {
+    /// Issues what is recorded in `frame`.
+    #[doc(hidden)]
+    pub fn issue(&self, frame: &Frame<'_>, kind: OperationKind, shape: Shape) -> Result<Request> {
+        let started = Instant::now();
+        let inner = &self.inner;
+        match inner.issue_locked(frame, kind, started, self.limit) {
+            Ok(sequence) => {
+                let nothing = frame.batch().recorded.is_empty();
+                Ok(Request::new(self, kind, shape, sequence, started, nothing))
+            }
+            Err((refused, sequence)) => {
+                let describe = || inner.operation(kind, shape, sequence, started);
+                Err(self.not_issued(refused, frame, &describe))
+            }
+        }
+    }
+
+    #[cold]
+    fn not_issued(
+        &self,
+        refused: Refused,
+        frame: &Frame<'_>,
+        describe: &dyn Fn() -> Operation,
+    ) -> Error {
+        let inner = &self.inner;
+        let error = match refused {
+            Refused::Before(error) => {
+                return inner.conclude_before(error.during(describe));
+            }
+            Refused::Signalled(error) => {
+                let error = error.during(describe);
+                // Nothing is lent to NCCL by this operation: it may well be leaked.
+                inner.abort(&error);
+                error
+            }
+            Refused::Underway(error) => {
+                let error = error.during(describe);
+                inner.abandon(&error, frame);
+                error
+            }
+            Refused::InCapture(failed) => {
+                let lent = Lent::of(inner);
+                let has_ended = inner
+                    .outlast(frame, inner.patience_with_captures())
+                    .is_some();
+                let is_settled = failed.is_none();
+                let error = order::captured(Capture::Void, failed).during(describe);
+                match is_settled && !has_ended {
+                    // The capture has all of the work, and NCCL waits for it.
+                    true => inner.abort_in_background(&error),
+                    // What has not settled may still come to the stream.
+                    false => inner.abandon(&error, frame),
+                }
+                std::mem::forget(lent);
+                error
+            }
+        };
+        inner.conclude(error).during(describe)
+    }
+}
+
+impl Inner {
+    fn issue_locked(
+        self: &Arc<Self>,
+        frame: &Frame<'_>,
+        kind: OperationKind,
+        started: Instant,
+        limit: Duration,
+    ) -> Result<u64, (Refused, Option<u64>)> {
+        let (mut handle, waited) = match self.handle.take(Some(kind), limit) {
+            Ok(turn) => turn,
+            Err(error) => return Err((Refused::Before(error), None)),
+        };
+        // The time of others is not that of this operation.
+        let started = if waited { Instant::now() } else { started };
+        let sequence = handle.sequence + 1;
+        match self.issue_on(&mut handle, frame, kind, started, limit) {
+            Ok(()) => Ok(sequence),
+            Err(refused) => Err((refused, Some(sequence))),
+        }
+    }
+
+    fn issue_on(
+        self: &Arc<Self>,
+        handle: &mut Handle,
+        frame: &Frame<'_>,
+        kind: OperationKind,
+        started: Instant,
+        limit: Duration,
+    ) -> Result<(), Refused> {
+        let Some(raw) = self.phase.usable(handle.raw) else {
+            return Err(Refused::Before(self.out_of_use()));
+        };
+        if self.abort_signal.is_aborted() {
+            return Err(Refused::Signalled(Error::new(ErrorKind::Aborted {
+                reason: String::from("its abort signal was given"),
+            })));
+        }
+
+        let _inside = self.enter(Place::Issue, limit);
+        if check::is_wanted() {
+            self.compare_call(kind, frame.batch().recorded, later(started, limit))
+                .map_err(Refused::Before)?;
+        }
+
+        // 1. Nothing of this reaches NCCL.
+        self.prepare(handle, frame).map_err(Refused::Before)?;
+
+        // 2. and 3.
+        let lent = Lent::of(self);
+        handle.sequence += 1;
+        let calls = recorded::Calls {
+            library: &self.library,
+            comm: raw.as_ptr(),
+            stream: frame.on.cu_stream().cast(),
+        };
+        let (batch, writer) = (frame.batch(), &mut handle.recorder);
+        let ticket = writer.begin(
+            handle.sequence,
+            kind,
+            started,
+            frame.on,
+            limit,
+            batch.recorded.len(),
+        );
+        let issue = watchdog::Issue {
+            inner: self,
+            on: frame.on,
+            number: handle.sequence,
+            kind,
+            limit,
+        };
+        let mut is_marked = false;
+        if ticket.is_unusual {
+            match watchdog::before(issue) {
+                Ok(marked) => is_marked = marked,
+                Err(error) => {
+                    std::mem::forget(lent);
+                    handle.recorder.end(ticket, Some(&error));
+                    return Err(Refused::Before(error));
+                }
+            }
+        }
+        // The clock is read again only where something before may have taken its time.
+        let left = match check::is_wanted() || ticket.is_unusual {
+            true => limit.saturating_sub(started.elapsed()),
+            false => limit,
+        };
+        let launched = match frame.has_steps() {
+            false => self.launch(raw, started, (limit, left), || {
+                recorded::call(batch, &calls, writer)
+            }),
+            true => frame.steps().try_for_each(|step| {
+                self.launch_step(raw, (started, limit), step, frame.on, &calls, writer)
+            }),
+        };
+
+        handle.recorder.end(ticket, launched.as_ref().err());
+        if is_marked {
+            watchdog::after(issue);
+        }
+
+        // 4. On every path.
+        let left = self.leave(frame, &handle.join);
+        std::mem::forget(lent);
+        match left {
+            Some(ordered) => launched.and(ordered).map_err(Refused::Underway),
+            None => Err(Refused::InCapture(launched.err())),
+        }
+    }
+
+    /// The second half of the joins; `None` if a capture was in the way, which is void. Ends the process if that has become a
+    /// graph, in which the memory may be that was lent to the operation.
+    #[inline]
+    pub(crate) fn leave(&self, frame: &Frame<'_>, join: &CudaEvent) -> Option<Result<()>> {
+        match frame.leave(self, join) {
+            Left::Ordered(ordered) => Some(ordered),
+            Left::Captured(Capture::Void) => None,
+            Left::Captured(Capture::InGraph) => {
+                end_the_process(FatalReport::new(self.identity(), FatalCause::InGraph))
+            }
+        }
+    }
+
+    /// Until when the end of another thread's capture is waited for.
+    pub(crate) fn patience_with_captures(&self) -> Instant {
+        deadline_after(self.timeouts.abort / 2)
+    }
+
+    /// The second half of the joins after the end of another thread's capture; `None` if that does not come and they are not needed.
+    /// Ends the process if they cannot be had. To be called without the lock: an abort needs that.
+    #[cold]
+    pub(crate) fn outlast(&self, frame: &Frame<'_>, deadline: Instant) -> Option<Result<()>> {
+        let cause = match frame.outlast(self, deadline) {
+            Left::Ordered(ordered) => return Some(ordered),
+            Left::Captured(Capture::Void) if frame.needs_no_order() => return None,
+            Left::Captured(Capture::Void) => FatalCause::Captured {
+                limit: self.timeouts.abort,
+            },
+            Left::Captured(Capture::InGraph) => FatalCause::InGraph,
+        };
+        end_the_process(FatalReport::new(self.identity(), cause))
+    }
+
+    /// Checks the operation's stream, and makes it wait for the streams of the buffers.
+    pub(crate) fn prepare(&self, handle: &Handle, frame: &Frame<'_>) -> Result<()> {
+        order::admit(order::OPERATION, frame.on, &self.context)?;
+        frame.is_ordered()?;
+        order::enter(frame.on, frame.foreign(), &handle.join)
+    }
+
+    /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `limit` after
+    /// `started`, of which so much is `left`.
+    #[inline]
+    pub(crate) fn launch(
+        &self,
+        raw: RawComm,
+        started: Instant,
+        (limit, left): (Duration, Duration),
+        calls: impl FnOnce() -> Result<Progress, NcclFailure>,
+    ) -> Result<()> {
+        let called = match &self.switch {
+            None => calls(),
+            Some(switch) => {
+                let inside = switch.enter(left);
+                let called = calls();
+                if let Some(ended) = inside.leave() {
+                    return Err(not_put(ended, limit));
+                }
+                called
+            }
+        };
+        match called {
+            Ok(Progress::Done) => Ok(()),
+            Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
+            Err(failure) => Err(self.failed_inside(failure, limit)),
+        }
+    }
+
+    /// The error for a call that failed. One that was inside NCCL while the communicator was aborted failed
+    /// for that.
+    #[cold]
+    pub(crate) fn failed_inside(&self, failure: NcclFailure, limit: Duration) -> Error {
+        match self.switch.is_some() && self.phase.get().is_aborted() {
+            true => not_put(Unsettled::Interrupted, limit),
+            false => failure.into(),
+        }
+    }
+
+    /// Polls until the work is on the stream.
+    pub(crate) fn settled(
+        &self,
+        raw: RawComm,
+        started: Instant,
+        limit: Duration,
+        interrupted: impl Fn() -> bool,
+    ) -> Result<()> {
+        let deadline = later(started, limit);
+        settle(&self.library, raw, "launch", deadline, interrupted).map_err(|unsettled| {
+            self.left_unsettled();
+            not_put(unsettled, limit)
+        })
+    }
+
+    pub(crate) fn interrupted(&self) -> bool {
+        // Not by a finalize: that waits for this operation.
+        self.abort_signal.is_aborted() || self.phase.get().is_aborted()
+    }
+
+    /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for
+    /// whatever it still put on the operation's. Ends the process when NCCL keeps pointers into memory
+    /// that it was only lent.
+    pub(crate) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
+        let lent = Lent::of(self);
+        let limit = self.abort_limit();
+        if !self.end_for(reason) {
+            end_the_process(FatalReport::new(
+                self.identity(),
+                FatalCause::NotFreed { limit },
+            ));
+        }
+        if !self.left_again(frame) && !self.is_over(frame) {
+            end_the_process(FatalReport::new(
+                self.identity(),
+                FatalCause::NotEnded { limit },
+            ));
+        }
+        std::mem::forget(lent);
+    }
+
+    /// The second half of the joins once more, if the lock can be had within the abort limit.
+    fn left_again(&self, frame: &Frame<'_>) -> bool {
+        let deadline = deadline_after(self.timeouts.abort);
+        let Some(handle) = self.handle.take_until(deadline) else {
+            return false;
+        };
+        let inside = self.enter(Place::Look, self.timeouts.abort);
+        let left = self.leave(frame, &handle.join);
+        drop((inside, handle));
+        let left = left.or_else(|| self.outlast(frame, self.patience_with_captures()));
+        left.is_none_or(|ordered| ordered.is_ok())
+    }
+
+    /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that
+    /// failed runs nothing.
+    fn is_over(&self, frame: &Frame<'_>) -> bool {
+        let deadline = deadline_after(self.timeouts.abort);
+        let mut backoff = Backoff::new();
+        // Each look by itself, so that the sentinel does not take the wait for a call that does not come back.
+        let is_busy = || {
+            let _inside = self.enter(Place::Look, self.timeouts.abort);
+            order::is_busy(frame.on)
+        };
+        while is_busy() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            backoff.pause();
+        }
+        true
+    }
+}
+
+/// The error for an operation that did not get onto its stream.
+#[cold]
+pub(crate) fn not_put(unsettled: Unsettled, limit: Duration) -> Error {
+    unsettled.into_error("putting the operation on its stream", limit)
+}
+
+/// Memory is lent to NCCL while this lives: a panic must not give it back to the caller.
+pub(crate) struct Lent<'i>(&'i Inner);
+
+impl<'i> Lent<'i> {
+    pub(crate) fn of(inner: &'i Inner) -> Self {
+        Self(inner)
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            end_the_process(FatalReport::new(self.0.identity(), FatalCause::Panicked));
+        }
+    }
+}

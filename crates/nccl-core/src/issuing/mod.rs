@@ -1,0 +1,17 @@
+//! The way of an operation to NCCL.
+//!
+//! - `frame`: the buffers of one operation while it is issued;
+//! - `issue`: one operation, from the checks to the request; `steps`: one of several groups, with copies in between;
+//! - `check`: the ranks compare their calls, where that is wanted;
+//! - `compute`: kernels and copies of this crate's own; `replay`: the launch of a captured plan.
+
+mod check;
+mod compute;
+mod frame;
+pub(crate) mod issue;
+mod replay;
+mod steps;
+
+pub use frame::Frame;
+pub(crate) use replay::NotLaunched;
+pub(crate) use steps::{Copy, Step};

@@ -1,0 +1,128 @@
+//! The launch of a captured plan, ordered like an operation.
+//!
+//! The communicator's lock is not held during it: a launch may wait inside CUDA while too many are on
+//! their way, and an abort, which needs the lock, is what ends that.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaEvent;
+
+use super::frame::{Frame, Left};
+use crate::communicator::Inner;
+use crate::communicator::order::{self, Capture};
+use crate::error::{Error, Result};
+use crate::inside::Place;
+use crate::operation::{Operation, OperationKind, Shape};
+use crate::stats::Volume;
+use crate::supervision::watchdog;
+
+/// Why there is no replay.
+pub(crate) enum NotLaunched {
+    /// CUDA was not asked.
+    Refused(Error),
+    /// CUDA was asked, and the ranks are not in step any more.
+    Failed(Error),
+}
+
+impl Inner {
+    /// Joins the streams in `frame` around `launch`, which puts work on the frame's. The operation's
+    /// number. Counts `volume`, if it was not counted yet.
+    pub(crate) fn replay(
+        self: &Arc<Self>,
+        frame: &Frame<'_>,
+        join: &CudaEvent,
+        volume: Option<&Volume>,
+        limit: Duration,
+        plan: u64,
+        launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
+    ) -> Result<u64> {
+        let (sequence, ticket) = {
+            let (mut handle, _) = self.handle.take(Some(OperationKind::Replay), limit)?;
+            let started = Instant::now();
+            self.ready(&handle)?;
+            handle.sequence += 1;
+            let sequence = handle.sequence;
+            self.plans.replays(sequence, plan);
+            let recorder = &mut handle.recorder;
+            let ticket =
+                recorder.begin(sequence, OperationKind::Replay, started, frame.on, limit, 0);
+            self.tracked.track().launches();
+            if let Some(volume) = volume {
+                recorder.replays(volume);
+            }
+            (sequence, ticket)
+        };
+        let inside = self.enter(Place::Replay, limit);
+        if let Err(error) = self.ordered_behind_buffers(frame, join) {
+            self.tracked.launched(ticket, false);
+            return Err(error);
+        }
+        let issue = watchdog::Issue {
+            inner: self,
+            on: frame.on,
+            number: sequence,
+            kind: OperationKind::Replay,
+            limit,
+        };
+        let mut is_marked = false;
+        if ticket.is_unusual {
+            is_marked =
+                watchdog::before(issue).inspect_err(|_| self.tracked.launched(ticket, false))?;
+        }
+        let launched = launch(self);
+        self.tracked.launched(ticket, launched.is_ok());
+        if is_marked {
+            watchdog::after(issue);
+        }
+        let left = frame.leave(self, join);
+        drop(inside);
+        // Whether the work is on the stream or will never get there.
+        let (captured, is_apart) = match &left {
+            Left::Ordered(_) => (None, true),
+            Left::Captured(Capture::Void) => {
+                let ended = self.outlast(frame, self.patience_with_captures());
+                (Some(Capture::Void), ended.is_some())
+            }
+            Left::Captured(Capture::InGraph) => {
+                // That capture is over. What came before it is on the stream, and the buffers' streams have to wait for it.
+                let _ = self.outlast(frame, self.patience_with_captures());
+                (Some(Capture::InGraph), false)
+            }
+        };
+        let (failed, is_launched) = match (launched, left) {
+            (Err(NotLaunched::Refused(error)), _) => return Err(error),
+            (Err(NotLaunched::Failed(error)), _) => (Some(error), false),
+            (Ok(()), Left::Ordered(Err(error))) => (Some(error), true),
+            (Ok(()), _) => (None, true),
+        };
+        let error = match (captured, failed) {
+            (Some(capture), failed) => order::captured(capture, failed),
+            (None, Some(error)) => error,
+            (None, None) => return Ok(sequence),
+        };
+        let (kind, now) = (OperationKind::Replay, Instant::now());
+        let error = error.during(|| self.operation(kind, Shape::default(), Some(sequence), now));
+        match is_launched && !is_apart {
+            // The plan keeps its memory, and NCCL waits for the end of that capture, and of its graph.
+            true => self.abort_in_background(&error),
+            false => self.abandon(&error, frame),
+        }
+        Err(error)
+    }
+
+    /// A replay that has no number.
+    pub(crate) fn replay_of(&self, plan: u64, started: Instant) -> Operation {
+        let shape = Shape::default();
+        Operation {
+            plan: Some(plan),
+            ..self.operation(OperationKind::Replay, shape, None, started)
+        }
+    }
+
+    fn ordered_behind_buffers(&self, frame: &Frame<'_>, join: &CudaEvent) -> Result<()> {
+        order::admit(order::OPERATION, frame.on, &self.context)?;
+        frame.is_ordered()?;
+        order::enter(frame.on, frame.foreign(), join)
+    }
+}

@@ -1,0 +1,188 @@
+//! A recording in a file when a communicator is aborted, where that is wanted.
+//!
+//! The abort only says that it has begun; a thread of its own waits a moment, so that the others of a process
+//! are seen to be aborted as well, copies and writes. What it writes appears under its name when it is whole.
+//! The exit of the process waits for it as it does for aborts.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use nccl_base::variables::RECORD_DIR as VARIABLE;
+
+use super::snapshot::{Snapshot, of_place, snapshot};
+use super::track::Tracked;
+use crate::identity::Home;
+use crate::{reaper, whole_file};
+
+/// How long after the first abort the recording is taken.
+const SETTLE: Duration = Duration::from_millis(30);
+
+/// Recordings of one process. A program that goes on after each fault must not fill a disk.
+const MOST: usize = 16;
+
+impl Tracked {
+    /// The communicator is being aborted: writes what led to it where that is wanted, and waits for nothing.
+    pub(crate) fn aborted(&self, reason: &str) {
+        let identity = &self.track().identity;
+        aborted(identity.home.as_ref(), identity.rank, reason);
+    }
+}
+
+/// A communicator of `home`, or of no world, is being aborted because of `reason`. Never waits.
+fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
+    static OF_NO_WORLD: AtomicBool = AtomicBool::new(false);
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+    let own = home.and_then(|home| home.directory());
+    let Some(directory) = own.or_else(from_environment) else {
+        return;
+    };
+    let coming = home.map_or(&OF_NO_WORLD, |home| &home.coming);
+    // One that is coming will have this in it.
+    if coming.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    match WRITTEN.fetch_add(1, Ordering::Relaxed) {
+        ..MOST => {}
+        MOST => {
+            tracing::warn!(
+                name: "nccl.recording.no_more",
+                target: "nccl",
+                "{MOST} recordings of faults were written; this process writes no more"
+            );
+            return;
+        }
+        _ => return,
+    }
+    let (home, directory) = (home.cloned(), directory.to_owned());
+    let reason = reason.to_owned();
+    let write = move |()| {
+        std::thread::sleep(SETTLE);
+        let coming = home.as_ref().map_or(&OF_NO_WORLD, |home| &home.coming);
+        coming.store(false, Ordering::Release);
+        let mut recording = match &home {
+            Some(home) => of_place(home.place()),
+            None => snapshot(),
+        };
+        recording.reason = Some(reason);
+        recording.clock = home.as_ref().and_then(|home| home.clock());
+        let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
+        keep(&directory, rank, &recording);
+    };
+    // Where there is no thread for it, the abort goes on without.
+    let _ = reaper::on_a_thread((), write);
+}
+
+fn from_environment<'a>() -> Option<&'a Path> {
+    static DIRECTORY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+        let value = std::env::var_os(VARIABLE)?;
+        (!value.is_empty()).then(|| value.into())
+    });
+    DIRECTORY.as_deref()
+}
+
+/// Whether faults of `home` are to be recorded.
+#[doc(hidden)]
+pub fn is_wanted(home: &Home) -> bool {
+    home.directory().is_some() || from_environment().is_some()
+}
+
+fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    match write(directory, rank, recording) {
+        Ok(path) => {
+            let launcher_rank = recording.launcher_rank();
+            tracing::warn!(name: "nccl.recording.written", target: "nccl", rank, launcher_rank, path = %path.display(), "recorded what led to a fault");
+        }
+        Err(error) if !WARNED.swap(true, Ordering::Relaxed) => {
+            tracing::warn!(
+                name: "nccl.recording.failed",
+                target: "nccl",
+                directory = %directory.display(), %error,
+                "a recording of a fault could not be written; this is said once"
+            );
+        }
+        Err(_) => {}
+    }
+}
+
+/// Writes it under a name that nobody has.
+fn write(directory: &Path, rank: usize, recording: &Snapshot) -> io::Result<PathBuf> {
+    std::fs::create_dir_all(directory)?;
+    let name = format!("rank-{rank}.pid-{}", recording.pid);
+    let path = reserve(directory, &name)?;
+    let content = recording.to_json() + "\n";
+    // Only what was reserved here is replaced.
+    whole_file::write(&path, content.as_bytes()).inspect_err(|_| {
+        let _ = std::fs::remove_file(&path);
+    })?;
+    Ok(path)
+}
+
+/// An empty file of its own.
+fn reserve(directory: &Path, name: &str) -> io::Result<PathBuf> {
+    for number in 1..10_000 {
+        let name = match number {
+            1 => format!("{name}.json"),
+            number => format!("{name}.{number}.json"),
+        };
+        let path = directory.join(name);
+        match File::create_new(&path) {
+            Ok(_) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_recording_gets_a_name_of_its_own_and_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("new/one");
+        let recording = snapshot();
+        let pid = std::process::id();
+        for name in [
+            format!("rank-3.pid-{pid}.json"),
+            format!("rank-3.pid-{pid}.2.json"),
+        ] {
+            let path = write(&place, 3, &recording).unwrap();
+            assert_eq!(path, place.join(name));
+            let text = std::fs::read_to_string(path).unwrap();
+            assert_eq!(Snapshot::from_json(&text).unwrap(), recording);
+        }
+        assert_eq!(std::fs::read_dir(place).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_nothing_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        File::create(&file).unwrap();
+        assert!(write(&file, 0, &snapshot()).is_err());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_of_others_under_foreseeable_names_are_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let precious = directory.path().join("precious");
+        std::fs::write(&precious, "mine").unwrap();
+        let name = format!("rank-0.pid-{}.json", std::process::id());
+        for taken in [format!("{name}.part"), name] {
+            symlink(&precious, directory.path().join(taken)).unwrap();
+        }
+        let path = write(directory.path(), 0, &snapshot()).unwrap();
+        assert!(path.symlink_metadata().unwrap().is_file());
+        assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
+    }
+}

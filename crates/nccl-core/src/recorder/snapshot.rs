@@ -1,0 +1,459 @@
+//! What the recorder shows to whoever asks: plain values, copied while the communicators go on.
+
+pub use nccl_base::reduce_op::RecordedReduction;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::fields;
+use super::notes::{self, Note};
+use super::spans::{CallSpan, Reader};
+use super::track::{self, IssueRecord, Progress, Track};
+use crate::identity::{self, Clock, Place};
+use crate::op::Descriptor;
+use crate::operation::OperationKind;
+use nccl_base::data_type::DataType;
+use nccl_base::fault::Roster;
+
+/// What all communicators of this process did last, and what the program noted.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
+/// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+/// for communicator in nccl::recorder::snapshot().communicators {
+///     println!("{} on rank {}:", communicator.name, communicator.rank);
+///     for call in &communicator.calls {
+///         println!("  {} #{} is {:?}", call.kind, call.sequence, call.state);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The host, as its kernel names it.
+    pub host: String,
+    /// Which running kernel that is: processes for which it is the same have one clock. Empty where the
+    /// system does not say.
+    #[serde(default)]
+    pub boot: String,
+    /// The process.
+    pub pid: u32,
+    /// Which rank of which world the process is; `None` if it is none, or several.
+    #[serde(default)]
+    pub place: Option<Place>,
+    /// The zero of the process's times, by the clock on the wall of that moment. All other times are this
+    /// and what a clock that only goes forward has counted since then.
+    #[serde(rename = "origin_unix_ns", with = "fields::unix_time")]
+    pub origin: SystemTime,
+    /// When the snapshot was taken.
+    #[serde(rename = "taken_unix_ns", with = "fields::unix_time")]
+    pub taken: SystemTime,
+    /// Why it was taken, where the crate did that by itself: the fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How the process's clock stands to that of rank 0, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Clock>,
+    /// Those that live and the last that ended, in the order in which they were made.
+    pub communicators: Vec<Recording>,
+    /// The last notes and phases of the program, oldest first.
+    pub notes: Vec<Note>,
+    /// How many more notes there were, left out for want of room.
+    #[serde(default)]
+    pub notes_left_out: usize,
+}
+
+/// What one communicator did last.
+///
+/// ```
+/// for recording in nccl::recorder::snapshot().communicators {
+///     println!("{} (rank {}): {}", recording.name, recording.rank, recording.life);
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Recording {
+    /// Its name.
+    pub name: String,
+    /// What tells it apart from all others of this name, and is the same on all of its ranks; `None` for one
+    /// that was made outside of this crate.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// The epoch of the world that made it; 0 where there is none.
+    #[serde(default)]
+    pub epoch: u64,
+    /// Its number among the communicators of this process, from 1.
+    pub number: u64,
+    /// This rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub world_size: usize,
+    /// The ranks of the world that are its ranks, in their order; `None` when these are all in order, or when
+    /// no world made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<Vec<usize>>,
+    /// As what the launcher started its ranks, in their order; `None` where these are the numbers in the world, or not
+    /// known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launcher_ranks: Option<Vec<usize>>,
+    /// Where it is in its life: `ready`, `aborted`, …
+    pub life: String,
+    /// Why it was aborted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The last calls, oldest first.
+    pub calls: Vec<Call>,
+    /// How many calls before these the recorder still had, left out for want of room.
+    #[serde(default)]
+    pub left_out: usize,
+}
+
+/// A call that has a sequence number: a collective, a group, a capture, or a replay.
+///
+/// ```
+/// use nccl::recorder::{Call, Recording};
+///
+/// /// The call that the device is still at, or was never asked about.
+/// fn pending(recording: &Recording) -> Option<&Call> {
+///     recording.calls.iter().find(|call| call.done.is_none())
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Call {
+    /// Its number on the communicator, from 1; [`Request::sequence`](crate::Request::sequence).
+    pub sequence: u64,
+    /// What was called.
+    #[serde(with = "fields::operation_kind")]
+    pub kind: OperationKind,
+    /// When, since the origin of the process's times ([`Snapshot::origin`]). From a clock that only goes
+    /// forward.
+    #[serde(rename = "since_ns", with = "fields::nanoseconds")]
+    pub since: Duration,
+    /// When, by the clock on the wall of the origin.
+    #[serde(rename = "unix_ns", with = "fields::unix_time")]
+    pub at: SystemTime,
+    /// CUDA's handle of the stream.
+    #[serde(with = "fields::handle")]
+    pub stream: u64,
+    /// How far it has come.
+    pub state: CallState,
+    /// When it was known to be done, since the origin: at the latest by then it was. `None` while that is not
+    /// known.
+    #[serde(
+        rename = "done_ns",
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "fields::nanoseconds_if_any"
+    )]
+    pub done: Option<Duration>,
+    /// The span of `tracing` in which it was called; `None` outside of any, and where nobody listens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub span: Option<CallSpan>,
+    /// What it is made of, in the order of the calls into NCCL. Nothing for a replay.
+    pub operations: Vec<RecordedOperation>,
+    /// How many operations are not listed: they were overwritten, or are not called yet.
+    #[serde(default, skip_serializing_if = "fields::is_zero")]
+    pub missing: usize,
+}
+
+/// How far a call has come, as this rank knows it without asking the device.
+///
+/// ```
+/// use nccl::recorder::{CallState, Recording};
+///
+/// /// Whether a thread is inside NCCL at this moment.
+/// fn is_inside(recording: &Recording) -> bool {
+///     recording.calls.iter().any(|call| call.state == CallState::Issuing)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CallState {
+    /// NCCL was called, and has not come back.
+    Issuing,
+    /// The work is on the stream. Whether it is done, nobody has asked since.
+    Issued,
+    /// It is done, as a [`Request`](crate::Request) on its stream has found: its own, or a later one.
+    Done,
+    /// The call failed.
+    Failed,
+    /// The communicator was aborted before anybody saw it done.
+    Aborted,
+}
+
+/// One call into NCCL.
+///
+/// ```
+/// use nccl::recorder::Call;
+///
+/// /// The bytes of all operations of a call, where all types are known.
+/// fn bytes(call: &Call) -> Option<u64> {
+///     let size = |data_type: nccl::DataType| data_type.size_in_bytes().map(|size| size as u64);
+///     call.operations.iter().map(|one| Some(one.count * size(one.data_type)?)).sum()
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RecordedOperation {
+    /// Which.
+    #[serde(with = "fields::operation_kind")]
+    pub kind: OperationKind,
+    /// Elements, as NCCL's function counts them.
+    pub count: u64,
+    /// Their type.
+    #[serde(rename = "type", with = "fields::data_type")]
+    pub data_type: DataType,
+    /// The other rank of a message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<usize>,
+    /// For a message: its number among those to, or from, its peer, from 1. The n-th message to a rank is the n-th
+    /// that it receives from here. Messages of replays are not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<u32>,
+    /// The root of a collective that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<usize>,
+    /// What a reduction reduces with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduction: Option<RecordedReduction>,
+}
+
+impl RecordedOperation {
+    /// Without peer, root and reduction.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new(kind: OperationKind, count: u64, data_type: DataType) -> Self {
+        Self {
+            kind,
+            count,
+            data_type,
+            peer: None,
+            message: None,
+            root: None,
+            reduction: None,
+        }
+    }
+}
+
+/// What all communicators of this process did last.
+///
+/// Any thread may ask at any time: communicators go on meanwhile, and neither waits for the other. A call
+/// that is overwritten while it is read is left out.
+///
+/// ```
+/// assert_eq!(nccl::recorder::snapshot().pid, std::process::id());
+/// ```
+#[must_use]
+pub fn snapshot() -> Snapshot {
+    take(identity::only(), |_| true)
+}
+
+/// What the communicators of one rank did last, where several ranks are threads of this process; and those
+/// that no world made.
+#[doc(hidden)]
+pub fn of_place(place: &Place) -> Snapshot {
+    let belongs = |track: &Track| {
+        let other = track.identity.home.as_ref();
+        other.is_none_or(|other| other.place == *place)
+    };
+    take(Some(place.clone()), belongs)
+}
+
+fn take(place: Option<Place>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
+    let tracks = track::tracks();
+    let tracks = tracks.iter().filter(|track| belongs(track));
+    let origin = track::origin().wall;
+    let mut spans = Reader::default();
+    Snapshot {
+        host: crate::host::name().to_string(),
+        boot: crate::host::boot().to_owned(),
+        pid: std::process::id(),
+        place,
+        origin,
+        communicators: tracks.map(|track| read(track, &mut spans)).collect(),
+        notes: notes::all(),
+        notes_left_out: 0,
+        // After the rest, so that nothing in it is later.
+        taken: origin + track::now(),
+        reason: None,
+        clock: None,
+    }
+}
+
+impl Snapshot {
+    /// Leaves out what is oldest until it is no more than about so many bytes of JSON.
+    #[doc(hidden)]
+    pub fn limit_to(&mut self, bytes: usize) {
+        // What the program said is short, and says more than the oldest calls.
+        let mut room = bytes / 8;
+        let mut cut = self.notes.len();
+        while cut > 0
+            && let Some(rest) = room.checked_sub(fields::length(&self.notes[cut - 1]) + 1)
+        {
+            room = rest;
+            cut -= 1;
+        }
+        self.notes.drain(..cut);
+        self.notes_left_out += cut;
+        let mut left = bytes - bytes / 8;
+        let mut spend = |cost: usize| {
+            let rest = left.checked_sub(cost);
+            left = rest.unwrap_or(0);
+            rest.is_some()
+        };
+        for recording in &mut self.communicators {
+            let calls = std::mem::take(&mut recording.calls);
+            spend(fields::length(recording));
+            recording.calls = calls;
+        }
+        let mut newest: Vec<_> = self
+            .communicators
+            .iter()
+            .enumerate()
+            .flat_map(|(at, recording)| recording.calls.iter().map(move |call| (call.since, at)))
+            .collect();
+        newest.sort_unstable();
+        // Calls of a communicator are in order, so that counting from its last one is enough.
+        let mut kept = vec![0; self.communicators.len()];
+        for &(_, at) in newest.iter().rev() {
+            let calls = &self.communicators[at].calls;
+            if !spend(fields::length(&calls[calls.len() - 1 - kept[at]]) + 1) {
+                break;
+            }
+            kept[at] += 1;
+        }
+        for (recording, kept) in self.communicators.iter_mut().zip(kept) {
+            let over = recording.calls.len() - kept;
+            recording.calls.drain(..over);
+            recording.left_out += over;
+        }
+    }
+}
+
+impl Snapshot {
+    /// As what the launcher started the process, where that is not its rank in the world.
+    #[doc(hidden)]
+    pub fn launcher_rank(&self) -> Option<usize> {
+        let epoch = self.place.as_ref().map(|place| place.epoch);
+        let mut own = self.communicators.iter();
+        own.find_map(|one| {
+            let launched = one.roster().launcher_rank(one.rank);
+            launched.filter(|_| Some(one.epoch) == epoch)
+        })
+    }
+}
+
+impl Recording {
+    /// Which ranks of the world, and of the launcher, its ranks are.
+    #[doc(hidden)]
+    pub fn roster(&self) -> Roster {
+        Roster::recorded(self.members.as_deref(), self.launcher_ranks.as_deref())
+    }
+}
+
+/// What one of them did last.
+#[doc(hidden)]
+pub fn read_one(track: &Track) -> Recording {
+    read(track, &mut Reader::default())
+}
+
+fn read(track: &Track, spans: &mut Reader) -> Recording {
+    let issues = track.issues.read();
+    // After the issues: whatever they name that is not here is too old, or not called yet.
+    let operations = track.operations.read();
+    let calls = issues.records.iter().enumerate().map(|(at, issue)| {
+        // One that failed has fewer than it announced.
+        let next = issues.records.get(at + 1).map(|next| next.first);
+        let end = issue.first.saturating_add(issue.count);
+        let end = next.map_or(end, |next| end.min(next));
+        let listed: Vec<_> = (issue.first..end)
+            .filter_map(|number| operation(*operations.get(number)?))
+            .collect();
+        call(track, issue, listed, spans)
+    });
+    let mut calls: Vec<_> = calls.collect();
+    // A stream does one after the other: what was done by then was done before what followed.
+    let mut known: Vec<(u64, Duration)> = Vec::new();
+    for call in calls.iter_mut().rev() {
+        let later = known.iter_mut().find(|(stream, _)| *stream == call.stream);
+        call.done = call.done.filter(|done| *done >= call.since);
+        match (call.done, later) {
+            (Some(done), Some((_, known))) => *known = done.min(*known),
+            (Some(done), None) => known.push((call.stream, done)),
+            (None, Some((_, known))) if call.state == CallState::Done => call.done = Some(*known),
+            (None, _) => {}
+        }
+    }
+    let life = track.phase.get();
+    let identity = &track.identity;
+    let members = identity.members.as_deref().filter(|members| {
+        let home = identity.home.as_ref();
+        let everybody = home.is_some_and(|home| home.place.world_size == members.len());
+        !everybody || !members.iter().copied().eq(0..members.len())
+    });
+    Recording {
+        name: identity.name.to_string(),
+        key: identity.key.as_deref().map(str::to_owned),
+        epoch: identity.home.as_ref().map_or(0, |home| home.place.epoch),
+        number: track.number,
+        rank: identity.rank,
+        world_size: identity.world_size,
+        members: members.map(<[usize]>::to_vec),
+        launcher_ranks: identity.roster.launcher_ranks().map(<[usize]>::to_vec),
+        life: life.text().to_owned(),
+        reason: life.is_aborted().then(|| track.phase.reason()).flatten(),
+        calls,
+        left_out: 0,
+    }
+}
+
+fn call(
+    track: &Track,
+    issue: &IssueRecord,
+    operations: Vec<RecordedOperation>,
+    spans: &mut Reader,
+) -> Call {
+    let since = Duration::from_nanos(issue.time);
+    let state = match Progress::from_word(issue.state) {
+        _ if issue.number <= track.done_on(issue.stream) => CallState::Done,
+        Progress::Failed | Progress::GivenUp => CallState::Failed,
+        _ if track.phase.get().is_aborted() => CallState::Aborted,
+        Progress::Issued => CallState::Issued,
+        Progress::Issuing => CallState::Issuing,
+    };
+    Call {
+        sequence: issue.number,
+        kind: OperationKind::from_code((issue.state >> 8) as u8),
+        since,
+        at: track::origin().wall + since,
+        stream: issue.stream,
+        state,
+        done: (issue.done > 0).then(|| Duration::from_nanos(issue.done)),
+        span: spans.read(issue.span),
+        missing: usize::try_from(issue.count)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(operations.len()),
+        operations,
+    }
+}
+
+pub(super) fn operation(record: Option<(Descriptor, u32)>) -> Option<RecordedOperation> {
+    let (op, number) = record?;
+    Some(RecordedOperation {
+        kind: op.function().kind(),
+        count: op.count,
+        data_type: op.data_type(),
+        peer: op.peer(),
+        message: op.is_message().then_some(number),
+        root: op.root(),
+        reduction: op.reduction(),
+    })
+}

@@ -1,0 +1,123 @@
+//! The calls of a communicator, as they are looked at: by the watchdog, and by whoever asks what it stands in.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::slots::{IssueRecord, Progress};
+use super::{ISSUES, Track, limit_of_word};
+use crate::operation::OperationKind;
+use crate::recorder::lane::Slot;
+
+/// A call, as the watchdog looks at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct TrackedCall {
+    #[doc(hidden)]
+    pub number: u64,
+    pub(crate) kind: OperationKind,
+    /// Since [`origin`].
+    pub(crate) since: Duration,
+    /// How long it may run; `None` for ever.
+    pub(crate) limit: Option<Duration>,
+    /// CUDA's handle.
+    pub(crate) stream: u64,
+    /// Whether NCCL, or the launch of a graph, has not come back.
+    #[doc(hidden)]
+    pub issuing: bool,
+}
+
+impl Track {
+    /// The calls that are kept and have not failed, oldest first. What is put on a stream after this was
+    /// called comes behind those that are issued.
+    #[doc(hidden)]
+    pub fn calls(&self) -> Vec<TrackedCall> {
+        let records = self.issues.read().records;
+        let calls = records.iter().map(|issue| TrackedCall {
+            number: issue.number,
+            kind: OperationKind::from_code((issue.state >> 8) as u8),
+            since: Duration::from_nanos(issue.time),
+            limit: limit_of_word(issue.state >> 16),
+            stream: issue.stream,
+            issuing: Progress::from_word(issue.state) == Progress::Issuing,
+        });
+        let failed = records.iter().map(|issue| {
+            let progress = Progress::from_word(issue.state);
+            matches!(progress, Progress::Failed | Progress::GivenUp)
+        });
+        calls
+            .zip(failed)
+            .filter_map(|(call, failed)| (!failed).then_some(call))
+            .collect()
+    }
+
+    /// How many calls were written down so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.issues.written()
+    }
+
+    /// When the last call began, since [`origin`], and whether it is being made; `None` while one is written down.
+    #[doc(hidden)]
+    pub fn last_call(&self) -> Option<(Duration, bool)> {
+        let last = self.issues.last()?;
+        let issuing = Progress::from_word(last.state) == Progress::Issuing;
+        Some((Duration::from_nanos(last.time), issuing))
+    }
+
+    /// The numbers of the calls that are kept and were given up before they were on their stream.
+    #[doc(hidden)]
+    pub fn given_up(&self) -> Vec<u64> {
+        let records = self.issues.read().records;
+        let given_up = |issue: &IssueRecord| Progress::from_word(issue.state) == Progress::GivenUp;
+        let given_up = records.into_iter().filter(given_up);
+        given_up.map(|issue| issue.number).collect()
+    }
+
+    /// How many messages were sent to each rank, and received from it.
+    #[doc(hidden)]
+    pub fn ledgers(&self) -> (Vec<u64>, Vec<u64>) {
+        self.tally.messages.by_peer()
+    }
+
+    /// Whether there was no call to which only some ranks come.
+    #[doc(hidden)]
+    pub fn only_calls_for_all(&self) -> bool {
+        use OperationKind::{Group, Recv, Send};
+        [Group, Send, Recv]
+            .into_iter()
+            .all(|kind| self.tally.calls(kind) == 0)
+    }
+
+    /// What it was waiting in, as far as anybody has asked: a call that NCCL has not come back from, or what is
+    /// not known to be done.
+    pub(crate) fn standing(&self) -> Option<String> {
+        let calls = self.calls();
+        let pending = |call: &&TrackedCall| {
+            call.issuing
+                || (call.kind != OperationKind::Capture && call.number > self.done_on(call.stream))
+        };
+        let first = calls.iter().find(pending)?;
+        let last = calls.iter().rfind(pending)?;
+        let name = format!("{} #{}", last.kind, last.number);
+        Some(match last.number - first.number {
+            0 => name,
+            _ => format!("{name}, or one of those from #{} on", first.number),
+        })
+    }
+
+    /// Up to which number, below `number`, no call on `stream` is still being made. Allocates nothing, and looks at
+    /// the records only while a replay is being launched: all other calls are made one after another.
+    pub(crate) fn issued_below(&self, stream: u64, number: u64) -> u64 {
+        if self.launching.load(Ordering::Acquire) == 0 {
+            return number - 1;
+        }
+        let calls = (0..ISSUES as u64).map(|index| self.issues.slot(index));
+        let issuing = calls.filter_map(|slot| {
+            let issue = slot.copy();
+            let is_one = issue.stream == stream
+                && (1..number).contains(&issue.number)
+                && Progress::from_word(issue.state) == Progress::Issuing;
+            is_one.then_some(issue.number)
+        });
+        issuing.min().unwrap_or(number) - 1
+    }
+}

@@ -1,0 +1,39 @@
+//! What one communicator recorded: two lanes, its marks, and who it is.
+//!
+//! An *issue* is one call of this crate that has a sequence number: a collective, a group, a replay of a
+//! plan. Its *operations* are the C calls it is made of. Both lie in lanes of their own, because a group may
+//! have hundreds; an issue names the first of its operations by number.
+//!
+//! - `record`: both lanes and the rest of one communicator;
+//! - `slots`: where both are written, and copies of them; `limit`: how long an issue may run, in few bits;
+//! - `writer`: who writes; `calls`: what is read of it while it goes on;
+//! - `marks`: up to where the work on each stream is done; `clock`: the time by which all is recorded;
+//! - `tracked`: the records that can be read.
+
+mod calls;
+mod limit;
+mod marks;
+mod record;
+mod slots;
+mod tracked;
+mod writer;
+
+use nccl_base::clock;
+
+pub(crate) use self::calls::TrackedCall;
+pub(super) use self::clock::now;
+#[doc(hidden)]
+pub use self::clock::origin;
+pub(crate) use self::limit::{limit_of_word, limit_word};
+#[doc(hidden)]
+pub use self::record::Track;
+pub(crate) use self::record::handle_of;
+use self::record::{ISSUES, OPERATIONS};
+pub(crate) use self::slots::OperationSlot;
+pub(super) use self::slots::{IssueRecord, Progress};
+pub(crate) use self::tracked::Tracked;
+#[doc(hidden)]
+pub use self::tracked::last_call;
+#[doc(hidden)]
+pub use self::tracked::tracks;
+pub(crate) use self::writer::{Room, Ticket, Writer};

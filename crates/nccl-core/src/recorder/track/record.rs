@@ -1,0 +1,74 @@
+//! The record of one communicator.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::CudaStream;
+
+use super::marks::Marks;
+use super::slots::{Issue, OperationSlot};
+use crate::identity::Identity;
+use crate::recorder::lane::Lane;
+use crate::recorder::usual::Usual;
+use crate::state::Phase;
+use crate::stats::Tally;
+use nccl_base::clock::now;
+
+/// Issues and operations that are kept of each communicator.
+pub(in crate::recorder) const ISSUES: usize = 512;
+
+pub(crate) const OPERATIONS: usize = 2048;
+
+/// The record of one communicator.
+#[doc(hidden)]
+pub struct Track {
+    /// Its number among the communicators of this process, from 1.
+    #[doc(hidden)]
+    pub number: u64,
+    #[doc(hidden)]
+    pub identity: Identity,
+    #[doc(hidden)]
+    pub phase: Arc<Phase>,
+    pub(in crate::recorder) issues: Lane<Issue>,
+    pub(in crate::recorder) operations: Lane<OperationSlot>,
+    pub(super) marks: Marks,
+    /// Replays that are being launched, which happens without the communicator's lock.
+    pub(super) launching: AtomicU64,
+    pub(crate) usual: Usual,
+    pub(in crate::recorder) tally: Arc<Tally>,
+}
+
+/// CUDA's handle of a stream.
+pub(crate) fn handle_of(stream: &CudaStream) -> u64 {
+    stream.cu_stream().addr() as u64
+}
+
+impl Track {
+    /// A replay is about to be launched, without the communicator's lock, which is held now.
+    pub(crate) fn launches(&self) {
+        self.launching.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Up to which number the operations on `stream` are done; 0 for none.
+    pub(crate) fn done_on(&self, stream: u64) -> u64 {
+        self.marks.done_on(stream)
+    }
+
+    /// Notes that operation `number` on `stream` is done, and with it all that were put there before.
+    pub(crate) fn done(&self, stream: &CudaStream, number: u64) {
+        self.stamp(number);
+        self.marks.done_at(handle_of(stream), number);
+    }
+
+    /// Notes that issue `number` is known to be done from now on.
+    fn stamp(&self, number: u64) {
+        // Each number is one record, from 1 on.
+        let slot = self.issues.slot(number.wrapping_sub(1));
+        if slot.number.load(Ordering::Relaxed) == number && slot.done.load(Ordering::Relaxed) == 0 {
+            let now = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
+            // Should the slot become another's just now, that one seems done before it began, and nobody
+            // believes it.
+            slot.done.store(now, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Where an issue and an operation are written, and copies of them.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::error::{Error, ErrorKind};
+use crate::op::Descriptor;
+use crate::recorder::lane::Slot;
+use crate::recorder::spans::Mention;
+
+/// Where an issue is written.
+#[derive(Default)]
+pub(in crate::recorder) struct Issue {
+    pub(super) number: AtomicU64,
+    /// Nanoseconds since [`Origin`].
+    pub(super) time: AtomicU64,
+    pub(super) stream: AtomicU64,
+    /// The number of its first operation.
+    pub(super) first: AtomicU64,
+    /// How many it has in the lower half, and the place of its span's name in the upper.
+    pub(super) count: AtomicU64,
+    /// The number of the span that it was called in.
+    pub(super) span: AtomicU64,
+    /// Its [`Progress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
+    pub(super) state: AtomicU64,
+    /// When it was first known to be done, in nanoseconds since [`Origin`]; 0 while it is not, and for those
+    /// of which only a later one on their stream was asked.
+    pub(super) done: AtomicU64,
+}
+
+/// A copy of it.
+pub(in crate::recorder) struct IssueRecord {
+    pub(in crate::recorder) number: u64,
+    pub(in crate::recorder) time: u64,
+    pub(in crate::recorder) stream: u64,
+    pub(in crate::recorder) first: u64,
+    pub(in crate::recorder) count: u64,
+    pub(in crate::recorder) span: Mention,
+    pub(in crate::recorder) state: u64,
+    pub(in crate::recorder) done: u64,
+}
+
+impl Slot for Issue {
+    type Record = IssueRecord;
+
+    fn copy(&self) -> IssueRecord {
+        let count = self.count.load(Ordering::Relaxed);
+        IssueRecord {
+            number: self.number.load(Ordering::Relaxed),
+            time: self.time.load(Ordering::Relaxed),
+            stream: self.stream.load(Ordering::Relaxed),
+            first: self.first.load(Ordering::Relaxed),
+            count: count & u64::from(u32::MAX),
+            span: Mention {
+                id: self.span.load(Ordering::Relaxed),
+                name: (count >> 32) as u32,
+            },
+            state: self.state.load(Ordering::Relaxed),
+            done: self.done.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Where an operation is written.
+#[derive(Default)]
+pub(crate) struct OperationSlot {
+    count: AtomicU64,
+    rank: AtomicI32,
+    kind: AtomicU32,
+    number: AtomicU32,
+}
+
+impl OperationSlot {
+    #[inline]
+    pub(crate) fn write(&self, op: &Descriptor, number: u32) {
+        self.count.store(op.count, Ordering::Relaxed);
+        self.rank.store(op.rank, Ordering::Relaxed);
+        self.kind.store(op.kind, Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+    }
+}
+
+impl Slot for OperationSlot {
+    /// The operation, and for a message its number among those of its side and peer, from 1.
+    type Record = Option<(Descriptor, u32)>;
+
+    fn copy(&self) -> Self::Record {
+        let op = Descriptor::of(
+            self.count.load(Ordering::Relaxed),
+            self.rank.load(Ordering::Relaxed),
+            self.kind.load(Ordering::Relaxed),
+        );
+        Some((op?, self.number.load(Ordering::Relaxed)))
+    }
+}
+
+/// How far the calls of an issue have come, on this rank and without asking the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(in crate::recorder) enum Progress {
+    /// NCCL is being called, and has not come back.
+    Issuing = 0,
+    /// The work is on the stream.
+    Issued = 1,
+    /// A call failed.
+    Failed = 2,
+    /// It was given up before it was on the stream: it waited for others, for all that is known.
+    GivenUp = 3,
+}
+
+impl Progress {
+    #[cold]
+    pub(super) fn of_failure(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::TimedOut { .. } | ErrorKind::Aborted { .. } => Self::GivenUp,
+            _ => Self::Failed,
+        }
+    }
+
+    pub(in crate::recorder) fn from_word(word: u64) -> Self {
+        match word & 0xff {
+            0 => Self::Issuing,
+            1 => Self::Issued,
+            2 => Self::Failed,
+            _ => Self::GivenUp,
+        }
+    }
+}

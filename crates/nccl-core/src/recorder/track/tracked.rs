@@ -1,0 +1,129 @@
+//! The records that can be read: of the communicators that live, and of those that ended last.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::marks::Marks;
+use super::slots::Progress;
+use super::{ISSUES, OPERATIONS, Ticket, Track, Writer};
+use crate::identity::Identity;
+use crate::operation::OperationKind;
+use crate::recorder::lane::Lane;
+use crate::recorder::usual::Usual;
+use crate::state::Phase;
+use crate::stats::Tally;
+use crate::sync::{Mutex, MutexGuard};
+use nccl_base::clock::{now, origin};
+
+/// Communicators that are kept after their end, for whoever asks what they did last.
+const ENDED: usize = 16;
+
+/// A communicator's part: keeps its record among those that can be read.
+pub(crate) struct Tracked(Arc<Track>);
+
+impl Tracked {
+    /// Begins the record of a communicator.
+    pub(crate) fn new(
+        identity: Identity,
+        phase: &Arc<Phase>,
+        tally: &Arc<Tally>,
+    ) -> (Self, Writer) {
+        let origin = origin().monotonic;
+        let mut all = all();
+        all.made += 1;
+        let track = Arc::new(Track {
+            number: all.made,
+            identity,
+            phase: Arc::clone(phase),
+            issues: Lane::new(ISSUES),
+            operations: Lane::new(OPERATIONS),
+            marks: Marks::default(),
+            launching: AtomicU64::new(0),
+            usual: Usual::default(),
+            tally: Arc::clone(tally),
+        });
+        all.live.retain(|track| track.strong_count() > 0);
+        all.live.push(Arc::downgrade(&track));
+        let writer = Writer {
+            track: Arc::clone(&track),
+            origin,
+            issues: 0,
+            operations: 0,
+            tally: Arc::clone(tally),
+        };
+        (Self(track), writer)
+    }
+
+    pub(crate) fn track(&self) -> &Arc<Track> {
+        &self.0
+    }
+
+    /// Notes how the launch of `ticket` ended, without the communicator's lock.
+    pub(crate) fn launched(&self, ticket: Ticket, issued: bool) {
+        let progress = if issued {
+            Progress::Issued
+        } else {
+            Progress::Failed
+        };
+        self.0.progressed(ticket, progress);
+        self.0.launching.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Tracked {
+    /// What it recorded can be read for a while.
+    fn drop(&mut self) {
+        let mut all = all();
+        if all.ended.len() == ENDED {
+            all.ended.pop_front();
+        }
+        all.ended.push_back(Arc::clone(&self.0));
+    }
+}
+
+struct All {
+    made: u64,
+    live: Vec<Weak<Track>>,
+    ended: VecDeque<Arc<Track>>,
+}
+
+/// Not on the way of an operation: communicators come and go here, and are read.
+fn all() -> MutexGuard<'static, All> {
+    static ALL: Mutex<All> = Mutex::new(All {
+        made: 0,
+        live: Vec::new(),
+        ended: VecDeque::new(),
+    });
+    ALL.lock()
+}
+
+/// Every communicator that has a record, oldest first.
+#[doc(hidden)]
+pub fn tracks() -> Vec<Arc<Track>> {
+    if crate::forked::is_child() {
+        return Vec::new();
+    }
+    // Those that ended are in both lists.
+    all().live.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// The call that was made last on any communicator of a world, in words. A glance at one record of each.
+#[doc(hidden)]
+pub fn last_call() -> Option<String> {
+    let tracks = tracks();
+    let of_worlds = tracks.iter().filter(|track| track.identity.home.is_some());
+    let last = of_worlds.filter_map(|track| Some((track, track.issues.last()?)));
+    let (track, issue) = last.max_by_key(|(_, issue)| issue.time)?;
+    let age = now().saturating_sub(Duration::from_nanos(issue.time));
+    let is_done = issue.number <= track.done_on(issue.stream);
+    Some(format!(
+        "{} #{} on {:?}, called {:.1} s before that{}",
+        OperationKind::from_code((issue.state >> 8) as u8),
+        issue.number,
+        &*track.identity.name,
+        age.as_secs_f64(),
+        if is_done { " and done" } else { "" }
+    ))
+}

@@ -1,0 +1,151 @@
+//! Who writes: whoever has the communicator's lock, and a launch without it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaStream;
+
+use super::slots::{Issue, OperationSlot, Progress};
+use super::{Track, handle_of, limit_word};
+use crate::error::Error;
+use crate::operation::OperationKind;
+use crate::recorder::spans;
+use crate::stats::{self, Tally, Volume};
+use nccl_base::clock::origin;
+
+/// The right to write the record, which whoever holds the communicator's lock has.
+pub(crate) struct Writer {
+    pub(super) track: Arc<Track>,
+    pub(super) origin: Instant,
+    /// Written so far, whether or not they are still there.
+    pub(super) issues: u64,
+    pub(super) operations: u64,
+    pub(super) tally: Arc<Tally>,
+}
+
+/// An issue that is being called.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket {
+    index: u64,
+    number: u64,
+    /// Whether the watchdog wants to be told of it.
+    pub(crate) is_unusual: bool,
+}
+
+/// Where the next operations are written.
+pub(crate) struct Room<'w> {
+    /// As many as lie in a row.
+    pub(crate) slots: &'w [OperationSlot],
+    pub(crate) tally: &'w Tally,
+}
+
+/// Of so many issues of a communicator one is timed, because a clock costs as much as a message. Not the first,
+/// in which NCCL may connect the ranks.
+const TIMED: u64 = 64;
+
+impl Writer {
+    /// Records the issue `number` of `operations` operations, which is about to be called.
+    #[inline]
+    pub(crate) fn begin(
+        &mut self,
+        number: u64,
+        kind: OperationKind,
+        started: Instant,
+        stream: &CudaStream,
+        limit: Duration,
+        operations: usize,
+    ) -> Ticket {
+        let track = &*self.track;
+        let since = started.saturating_duration_since(self.origin);
+        let time = since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos());
+        let index = self.issues;
+        let mention = spans::current();
+        self.tally.call(kind);
+        track.operations.begin(self.operations, operations);
+        track.issues.begin(index, 1);
+        let Issue {
+            number: slot,
+            time: at,
+            stream: on,
+            first,
+            count,
+            span,
+            state,
+            done,
+        } = track.issues.slot(index);
+        slot.store(number, Ordering::Relaxed);
+        at.store(time, Ordering::Relaxed);
+        on.store(handle_of(stream), Ordering::Relaxed);
+        first.store(self.operations, Ordering::Relaxed);
+        let named = u64::from(mention.name) << 32 | u64::from(operations as u32);
+        count.store(named, Ordering::Relaxed);
+        span.store(mention.id, Ordering::Relaxed);
+        done.store(0, Ordering::Relaxed);
+        let limit = limit_word(limit);
+        let word = limit << 16 | (kind as u64) << 8 | Progress::Issuing as u64;
+        state.store(word, Ordering::Relaxed);
+        self.issues += 1;
+        track.issues.publish(self.issues);
+        // After it was written: a watchdog that takes its name off the list finds the call.
+        let is_usual = track
+            .usual
+            .covers(std::ptr::from_ref(stream).addr(), time, limit);
+        Ticket {
+            index,
+            number,
+            is_unusual: !is_usual,
+        }
+    }
+
+    /// Where the next `operations` of the issue that was begun last are written.
+    #[inline]
+    pub(crate) fn room(&self, operations: usize) -> Room<'_> {
+        Room {
+            slots: self.track.operations.slots(self.operations, operations),
+            tally: &self.tally,
+        }
+    }
+
+    /// Hands out the operations that were called.
+    #[inline]
+    pub(crate) fn called(&mut self, operations: usize) {
+        self.operations += operations as u64;
+        self.track.operations.publish(self.operations);
+    }
+
+    /// Counts what a launch replays.
+    pub(crate) fn replays(&self, volume: &Volume) {
+        self.tally.replay(volume);
+    }
+
+    /// Notes how the calls ended.
+    #[inline]
+    pub(crate) fn end(&self, ticket: Ticket, failure: Option<&Error>) {
+        let progress = failure.map_or(Progress::Issued, Progress::of_failure);
+        self.track.progressed(ticket, progress);
+    }
+}
+
+impl Track {
+    /// Notes how the calls of an issue ended.
+    pub(super) fn progressed(&self, ticket: Ticket, progress: Progress) {
+        let slot = self.issues.slot(ticket.index);
+        // Others may have come meanwhile, when the calls were made without the lock.
+        if slot.number.load(Ordering::Relaxed) == ticket.number {
+            let kind = slot.state.load(Ordering::Relaxed) & !0xff;
+            slot.state.store(kind | progress as u64, Ordering::Release);
+            if ticket.index % TIMED == 1 {
+                time(slot, kind);
+            }
+        }
+    }
+}
+
+#[cold]
+fn time(slot: &Issue, kind: u64) {
+    let now = origin().monotonic.elapsed();
+    let began = Duration::from_nanos(slot.time.load(Ordering::Relaxed));
+    let kind = OperationKind::from_code((kind >> 8) as u8);
+    stats::enqueue(kind).add(now.saturating_sub(began));
+}

@@ -1,0 +1,165 @@
+//! The first call of a communicator that is not done, and the error when it is late. The watchdog finds both; a request for the
+//! call tells the same.
+
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Mark};
+use crate::operation::{OperationKind, Shape};
+use crate::recorder::TrackedCall;
+
+/// What a call that is not done is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Clock {
+    /// NCCL, or the launch of a graph, has not come back.
+    Issuing,
+    /// It waits for its turn on its stream.
+    Queued,
+    /// Nothing that is known of is in front of it.
+    Running,
+}
+
+/// The first call of a communicator that is not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) call: TrackedCall,
+    pub(crate) clock: Clock,
+    /// Since when, as far as known.
+    pub(crate) began: Duration,
+    /// How long that may go on; `None` for ever.
+    pub(crate) limit: Option<Duration>,
+    /// When that ends. `None` for ever, and while there is no mark that could tell.
+    pub(crate) deadline: Option<Duration>,
+    /// The last of the calls that cannot be told apart from it.
+    pub(crate) last: u64,
+    /// Whether anything else on the stream cannot be told apart from it.
+    pub(crate) is_alone: bool,
+}
+
+impl Standing {
+    /// A call of which nothing is known but that it was issued.
+    pub(crate) fn of_new(call: TrackedCall) -> Self {
+        Self {
+            call,
+            clock: Clock::Issuing,
+            began: call.since,
+            limit: call.limit,
+            deadline: call.limit.map(|limit| call.since.saturating_add(limit)),
+            last: call.number,
+            is_alone: true,
+        }
+    }
+
+    /// The call is late, as far as can be said without a look at it.
+    pub(crate) fn unseen_overdue(&self, now: Duration) -> Option<Overdue> {
+        let deadline = self.unseen_deadline();
+        Self { deadline, ..*self }.overdue(now)
+    }
+
+    fn unseen_deadline(&self) -> Option<Duration> {
+        let deadline = self.limit.map(|limit| self.began.saturating_add(limit));
+        self.deadline.or(deadline)
+    }
+
+    /// Whether this call is late before the other is.
+    pub(crate) fn ends_before(&self, other: &Self) -> bool {
+        match (self.unseen_deadline(), other.unseen_deadline()) {
+            (Some(this), Some(other)) => this < other,
+            (this, None) => this.is_some(),
+            (None, _) => false,
+        }
+    }
+
+    /// The call is late, if it is.
+    pub(crate) fn overdue(&self, now: Duration) -> Option<Overdue> {
+        let late = self.deadline.is_some_and(|deadline| now >= deadline);
+        late.then_some(Overdue {
+            standing: *self,
+            waited: now.saturating_sub(self.began),
+            shape: Shape::default(),
+            stuck: None,
+        })
+    }
+}
+
+/// A call that is late, and why its communicator is ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Overdue {
+    pub(crate) standing: Standing,
+    pub(crate) waited: Duration,
+    /// What the call is about, as far as its record was there.
+    pub(crate) shape: Shape,
+    /// In which call the watchdog is stuck, and for how long.
+    pub(crate) stuck: Option<(&'static str, Duration)>,
+}
+
+impl Overdue {
+    /// The number of the call.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.standing.call.number
+    }
+
+    pub(crate) fn call(&self) -> TrackedCall {
+        self.standing.call
+    }
+
+    /// The error of it.
+    pub(crate) fn error(&self) -> Error {
+        let error = Error::new(self.kind());
+        let is_inside = match self.standing.clock {
+            Clock::Queued => false,
+            Clock::Issuing => true,
+            Clock::Running => self.stuck.is_some(),
+        };
+        match is_inside {
+            true => error.marked(Mark::Inside),
+            false => error,
+        }
+    }
+
+    pub(crate) fn kind(&self) -> ErrorKind {
+        let Standing {
+            call,
+            clock,
+            limit,
+            last,
+            is_alone,
+            ..
+        } = self.standing;
+        let limit = limit.unwrap_or(Duration::MAX);
+        // Steps of a millisecond are enough.
+        let waited = Duration::from_millis(u64::try_from(self.waited.as_millis()).unwrap_or(0));
+        let what = match call.kind {
+            OperationKind::Replay => "the replay",
+            _ => "the operation",
+        };
+        let mut text = match clock {
+            Clock::Queued => {
+                return ErrorKind::Queued {
+                    what,
+                    waited,
+                    limit,
+                };
+            }
+            Clock::Issuing if call.kind == OperationKind::Replay => {
+                format!("the launch of the replay, under way for {waited:?},")
+            }
+            Clock::Issuing => format!("the call into NCCL, under way for {waited:?},"),
+            Clock::Running if is_alone => format!("{what}, running for {waited:?},"),
+            Clock::Running if last == call.number => format!(
+                "{what}, or what was put on its stream right behind it, running for {waited:?},"
+            ),
+            Clock::Running => format!(
+                "{what}, or one of those up to #{last} or of what else was put on the stream within the \
+                 same moment, running for {waited:?},"
+            ),
+        };
+        if let Some((call, since)) = self.stuck {
+            let since = Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or(0));
+            text.push_str(&format!(
+                " which nobody could look at because {call} has not come back for {since:?},"
+            ));
+        }
+        ErrorKind::TimedOut { what: text, limit }
+    }
+}

@@ -1,0 +1,369 @@
+//! What ranks print, on its way to the person: two threads per fleet, one for each stream, so that a reader
+//! of standard output that stands still does not hold up what is said on standard error.
+//!
+//! A rank that prints without end is read a piece at a time, in turn with the others; nothing is kept but the
+//! line it is in, and the last lines of standard error. When the reader does not keep up, the rank has to
+//! wait, as it would at a pipe. When the reader is gone, the rank's pipe is closed, and it sees that; when the output cannot be
+//! written for another reason, it is read and dropped.
+
+mod lines;
+mod tail;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::io::Errno;
+
+use self::lines::Lines;
+pub(super) use self::tail::Tail;
+use super::event::{Board, Event};
+use super::output::{Line, Output, Stream};
+use crate::say::piece;
+use crate::sync::Mutex;
+use crate::visible;
+
+/// Bytes taken from a rank before it is another's turn.
+const PIECE: usize = 64 << 10;
+
+/// One stream of one rank.
+pub(crate) struct Source {
+    pub(crate) rank: usize,
+    pub(crate) pipe: OwnedFd,
+    pub(crate) file: Option<File>,
+    pub(crate) tail: Option<Arc<Mutex<Tail>>>,
+    /// Set when everything has been read.
+    pub(crate) drained: Arc<AtomicBool>,
+}
+
+/// Both threads.
+pub(crate) struct Pumps {
+    shared: [Arc<Shared>; 2],
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    incoming: Mutex<Vec<Source>>,
+    wake: OwnedFd,
+    leave: AtomicBool,
+    /// Since when the reader of this process's output has taken nothing of what is being written, or the function of
+    /// [`Output::Lines`] has not returned.
+    writing: Mutex<Option<Instant>>,
+}
+
+impl Pumps {
+    /// Starts both. `tell` is called when a stream has been read to its end.
+    pub(crate) fn start(
+        output: &Output,
+        world_size: usize,
+        begun: Instant,
+        tell: &Arc<OwnedFd>,
+        board: &Arc<Board>,
+    ) -> io::Result<Self> {
+        let mut threads = Vec::new();
+        let mut start = |stream: Stream| {
+            let shared = Arc::new(Shared {
+                incoming: Mutex::default(),
+                wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+                leave: AtomicBool::new(false),
+                writing: Mutex::default(),
+            });
+            let pump = Pump {
+                shared: Arc::clone(&shared),
+                stream,
+                sources: Vec::new(),
+                output: output.clone(),
+                width: world_size.saturating_sub(1).max(1).ilog10() as usize + 1,
+                begun,
+                is_screen: match stream {
+                    Stream::Stdout => io::stdout().is_terminal(),
+                    Stream::Stderr => io::stderr().is_terminal(),
+                },
+                closed: false,
+                is_unread: false,
+                tell: Arc::clone(tell),
+                board: Arc::clone(board),
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("nccl {}", stream.name()))
+                .spawn(move || pump.run())?;
+            threads.push(thread);
+            Ok::<_, io::Error>(shared)
+        };
+        let shared = [start(Stream::Stdout)?, start(Stream::Stderr)?];
+        Ok(Self { shared, threads })
+    }
+
+    pub(crate) fn add(&self, stream: Stream, source: Source) {
+        let shared = &self.shared[stream as usize];
+        shared.incoming.lock().push(source);
+        wake(&shared.wake);
+    }
+
+    /// Since when a thread writes and the reader of this process's output has taken nothing.
+    pub(crate) fn writing_since(&self) -> Option<Instant> {
+        let since = |shared: &Arc<Shared>| *shared.writing.lock();
+        self.shared.iter().filter_map(since).min()
+    }
+}
+
+impl Drop for Pumps {
+    /// Ends both threads; one that nobody reads from is left behind after `limit`, with nothing but its pipes.
+    fn drop(&mut self) {
+        let limit = Duration::from_secs(1);
+        for shared in &self.shared {
+            shared.leave.store(true, Ordering::Release);
+            wake(&shared.wake);
+        }
+        let until = Instant::now() + limit;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+pub(crate) fn wake(eventfd: &OwnedFd) {
+    // Full means that it is awake.
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}
+
+struct Reading {
+    rank: usize,
+    /// `None` once there is nothing more to come.
+    pipe: Option<File>,
+    lines: Lines,
+    file: Option<File>,
+    tail: Option<Arc<Mutex<Tail>>>,
+    drained: Arc<AtomicBool>,
+}
+
+struct Pump {
+    shared: Arc<Shared>,
+    stream: Stream,
+    sources: Vec<Reading>,
+    output: Output,
+    /// Digits of the highest rank.
+    width: usize,
+    begun: Instant,
+    /// What is printed goes to a terminal, which obeys escape sequences.
+    is_screen: bool,
+    /// Nothing more can be printed.
+    closed: bool,
+    /// What is printed has no reader any more.
+    is_unread: bool,
+    tell: Arc<OwnedFd>,
+    board: Arc<Board>,
+}
+
+impl Pump {
+    fn run(mut self) {
+        let mut buffer = vec![0u8; PIECE];
+        while !self.shared.leave.load(Ordering::Acquire) {
+            self.sources
+                .extend(self.shared.incoming.lock().drain(..).map(|source| Reading {
+                    rank: source.rank,
+                    pipe: Some(source.pipe.into()),
+                    lines: Lines::default(),
+                    file: source.file,
+                    tail: source.tail,
+                    drained: source.drained,
+                }));
+            let ready = match self.wait() {
+                Ok(ready) => ready,
+                Err(_) => {
+                    // Out of memory, most likely; anything else must not become a busy loop.
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            for index in ready {
+                self.read(index, &mut buffer);
+            }
+            self.sources.retain(|source| source.pipe.is_some());
+        }
+    }
+
+    /// Waits until some source has something, or somebody wakes us.
+    fn wait(&self) -> io::Result<Vec<usize>> {
+        let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        let pipes = self.sources.iter().flat_map(|source| &source.pipe);
+        polled.extend(pipes.map(|pipe| PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN)));
+        match rustix::event::poll(&mut polled, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !polled[0].revents().is_empty() {
+            let _ = rustix::io::read(&self.shared.wake, &mut [0u8; 8]);
+        }
+        let ready = polled.iter().skip(1).enumerate();
+        let ready = ready.filter(|(_, polled)| !polled.revents().is_empty());
+        Ok(ready.map(|(index, _)| index).collect())
+    }
+
+    fn read(&mut self, index: usize, buffer: &mut [u8]) {
+        let source = &mut self.sources[index];
+        let Some(pipe) = &mut source.pipe else { return };
+        let length = match pipe.read(buffer) {
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return,
+            Err(_) => 0,
+        };
+        let bytes = &buffer[..length];
+        if let Some(file) = &mut source.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            let (rank, stream) = (source.rank, self.stream);
+            tracing::warn!(
+                name: "nccl.launch.trouble",
+                target: "nccl",
+                rank,
+                "the file of its {} cannot be written any more: {error}",
+                stream.name()
+            );
+            source.file = None;
+            let error = Arc::new(error);
+            let cut = Event::LogCut {
+                rank,
+                stream,
+                error,
+            };
+            self.board.post(cut, |_| {});
+        }
+        let mut out = Vec::new();
+        let stamp = matches!(self.output, Output::Timed).then(|| self.begun.elapsed());
+        let prefix = prefix(&self.output, self.width, source.rank, stamp);
+        let mut tail = source.tail.as_ref().map(|tail| tail.lock());
+        let (output, rank, stream) = (&self.output, source.rank, self.stream);
+        let (is_screen, writing) = (self.is_screen, &self.shared.writing);
+        let mut each = |line: &[u8]| {
+            let text = line.strip_suffix(b"\n").unwrap_or(line);
+            if let Some(tail) = &mut tail {
+                tail.push(text);
+            }
+            match output {
+                Output::Discard => {}
+                Output::Plain => out.extend_from_slice(line),
+                Output::Lines(function) => {
+                    *writing.lock() = Some(Instant::now());
+                    function(Line {
+                        rank,
+                        stream,
+                        bytes: text,
+                    });
+                    *writing.lock() = None;
+                }
+                Output::Prefixed | Output::Timed => {
+                    out.extend_from_slice(prefix.as_bytes());
+                    match is_screen {
+                        true => out.extend_from_slice(visible::line(text).as_bytes()),
+                        false => out.extend_from_slice(text),
+                    }
+                    out.push(b'\n');
+                }
+            }
+        };
+        if length > 0 {
+            source.lines.feed(bytes, &mut each);
+        } else {
+            let rest = source.lines.finish();
+            if !rest.is_empty() {
+                each(&rest);
+            }
+        }
+        drop(tail);
+        self.print(&out);
+        let source = &mut self.sources[index];
+        let unread = self.is_unread && source.file.is_none() && source.tail.is_none();
+        if length == 0 || unread {
+            source.pipe = None;
+            source.file = None;
+            source.drained.store(true, Ordering::Release);
+            wake(&self.tell);
+        }
+    }
+
+    fn print(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() || self.closed {
+            return;
+        }
+        let writing = || *self.shared.writing.lock() = Some(Instant::now());
+        writing();
+        // What this process itself prints comes in between, not into the middle.
+        let written = match self.stream {
+            Stream::Stdout => write(&mut io::stdout().lock(), bytes, writing),
+            Stream::Stderr => write(&mut io::stderr().lock(), bytes, writing),
+        };
+        *self.shared.writing.lock() = None;
+        if let Err(error) = written {
+            self.closed = true;
+            // A rank whose reader is gone notices that, as it would without this process. It has no part in a full disk.
+            self.is_unread = error.kind() == io::ErrorKind::BrokenPipe;
+            if !self.is_unread {
+                let (stream, error) = (self.stream, Arc::new(error));
+                self.board.post(Event::OutputCut { stream, error }, |_| {});
+            }
+        }
+    }
+}
+
+/// Writes `bytes` in pieces, and calls `taken` after each: a reader that is slow takes some of them.
+fn write(
+    to: &mut (impl Write + AsFd),
+    mut bytes: &[u8],
+    mut taken: impl FnMut(),
+) -> io::Result<()> {
+    to.flush()?;
+    while !bytes.is_empty() {
+        let mut polled = [PollFd::new(to, PollFlags::OUT)];
+        let _ = rustix::event::poll(&mut polled, None);
+        match rustix::io::write(to.as_fd(), piece(bytes)) {
+            Ok(written) => {
+                bytes = &bytes[written..];
+                taken();
+            }
+            // AGAIN: another process has made the terminal or pipe one that does not block.
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn prefix(output: &Output, width: usize, rank: usize, stamp: Option<Duration>) -> String {
+    match (output, stamp) {
+        (Output::Timed, Some(stamp)) => {
+            format!("[{rank:>width$} +{:.3}s] ", stamp.as_secs_f64())
+        }
+        _ => format!("[{rank:>width$}] "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::pipe::PIPE_BUF;
+
+    use super::*;
+
+    #[test]
+    fn each_piece_that_a_reader_takes_counts() {
+        let (mut reader, mut writer) = io::pipe().expect("a pipe");
+        // More than a pipe holds.
+        let text = "what a rank prints\n".repeat(20_000);
+        let read = std::thread::spawn(move || io::read_to_string(&mut reader));
+        let mut taken = 0;
+        write(&mut writer, text.as_bytes(), || taken += 1).expect("somebody reads");
+        drop(writer);
+        assert_eq!(read.join().expect("a reader").expect("text"), text);
+        assert!(taken >= text.len() / PIPE_BUF, "{taken}");
+    }
+}

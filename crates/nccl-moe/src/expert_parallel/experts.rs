@@ -1,0 +1,224 @@
+//! The experts of the ranks of a communicator, and what dispatch and combine have in common.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream};
+
+use super::kernels::Kernels;
+use super::layout::{Layout, Sizes};
+use crate::communicator::Communicator;
+use crate::dtype::DataType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked::Resident;
+use crate::issuing::Frame;
+use crate::op::Function;
+use crate::operation::{OperationKind, Shape};
+use crate::recorded::Recorded;
+
+/// The experts of a mixture, dealt out to the ranks of a communicator: expert `e` of `experts` lives on rank
+/// `e / (experts / ranks)`.
+///
+/// A step is three calls, each of which only puts work on the communicator's stream: [`route`](Self::route) says
+/// which row each choice of a token gets, [`dispatch`](Self::dispatch) brings the rows of the tokens to their
+/// experts, and [`combine`](Self::combine) brings back what those made of them, weighed and added up. A
+/// [`Routing`](super::Routing) can be used for as many dispatches and combines as one likes, and several can be in use at once.
+///
+/// Every rank calls the same operations in the same order, also one without tokens. Rows travel whether or not
+/// they are filled: a buffer of received rows has `experts * capacity` of them, in the order of the
+/// [`ExpertLayout`](super::ExpertLayout); those without a token are zeros.
+///
+/// Operations on captured streams are refused, and a `CapturedPlan` cannot have them.
+/// The kernels have not run on a GPU yet: see the page on expert parallelism.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// use nccl::ExpertParallel;
+///
+/// let (experts, width) = (4, 2);
+/// let mut ep = ExpertParallel::builder(&comm)
+///     .experts(experts)
+///     .top_k(2)
+///     .max_tokens(3)
+///     .max_row_bytes(width * size_of::<f32>())
+///     .build()?;
+/// let mut routing = ep.routing()?;
+///
+/// // Two tokens: the first goes to experts 3 and 1, the second to expert 3 alone.
+/// let topk = stream.clone_htod(&[3i32, 1, 3, -1])?;
+/// let weights = stream.clone_htod(&[0.75f32, 0.25, 1.0, 0.0])?;
+/// let x = stream.clone_htod(&[1.0f32, 2.0, 10.0, 20.0])?;
+/// let mut y = stream.alloc_zeros::<f32>(experts * ep.capacity() * width)?;
+/// let mut out = stream.alloc_zeros::<f32>(2 * width)?;
+///
+/// ep.route(&topk, &mut routing)?;
+/// ep.dispatch(&routing, &x, &mut y)?;
+/// // … the experts work on `y` here …
+/// ep.combine(&routing, &y, &weights, &mut out)?.wait()?;
+///
+/// assert_eq!(stream.clone_dtoh(&out)?, [1.0, 2.0, 10.0, 20.0]);
+/// assert_eq!(routing.counts()?.sent(), [0, 1, 0, 2]); // waits, and says if an expert was full
+/// # Ok(())
+/// # }
+/// ```
+pub struct ExpertParallel {
+    pub(super) comm: Communicator,
+    pub(super) sizes: Sizes,
+    pub(super) kernels: Kernels,
+    /// Rows in the order of their experts: what a dispatch sends, and what a combine receives.
+    pub(super) staging: Staging,
+    /// For copies to the host, which are behind nothing else.
+    pub(super) copies: Resident<Arc<CudaStream>>,
+    /// Tells routings of others apart.
+    pub(super) number: u64,
+}
+
+/// Memory that nobody else has, and that is used on the communicator's stream only.
+pub(super) struct Staging {
+    pub(super) address: CUdeviceptr,
+    pub(super) _memory: Resident<CudaSlice<u8>>,
+}
+
+impl ExpertParallel {
+    /// The communicator whose ranks have the experts.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel) {
+    /// println!("{} ranks", ep.communicator().world_size());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// The number of experts, of all ranks together.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel) {
+    /// assert_eq!(ep.experts(), ep.own_experts() * ep.communicator().world_size());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn experts(&self) -> usize {
+        self.sizes.experts
+    }
+
+    /// The number of experts of each rank.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel) {
+    /// let first = ep.communicator().rank() * ep.own_experts();
+    /// println!("experts {first} to {} are here", first + ep.own_experts() - 1);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn own_experts(&self) -> usize {
+        self.sizes.own
+    }
+
+    /// The number of rows for each pair of a rank and an expert.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel, width: usize) {
+    /// let elements = ep.experts() * ep.capacity() * width; // of a buffer of received rows
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.sizes.capacity
+    }
+
+    /// The order of the rows that are received.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::ExpertParallel) {
+    /// if ep.layout() == nccl::ExpertLayout::ExpertMajor { println!("ready for a grouped GEMM") }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.sizes.layout
+    }
+
+    /// Puts messages between the rows at `by_expert`, in the order of their experts, and those at `by_layout`, in that
+    /// of the layout, into the frame.
+    pub(super) fn exchange(
+        &self,
+        frame: &mut Frame<'_>,
+        (by_expert, by_layout): (CUdeviceptr, CUdeviceptr),
+        (width, data_type): (usize, DataType),
+        way: Way,
+    ) {
+        let row_bytes = (width * data_type.size_in_bytes().unwrap_or_default()) as u64;
+        let (outwards, inwards) = match way {
+            Way::ToExperts => (Function::Send, Function::Recv),
+            Way::Back => (Function::Recv, Function::Send),
+        };
+        let own = self.comm.rank();
+        for message in self.sizes.messages() {
+            let mut push = |function, start: u64, rows: usize| {
+                let (address, count) = (start + rows as u64 * row_bytes, message.rows * width);
+                // Fits: the number of ranks was checked when the communicator was made.
+                let peer = message.peer as i32;
+                let one = Recorded::new(function, address, count, data_type, peer);
+                frame.push_message(one, message.peer == own);
+            };
+            push(outwards, by_expert, message.by_expert);
+            push(inwards, by_layout, message.by_layout);
+        }
+        frame.grouped = true;
+    }
+
+    /// Puts kernels on the stream, between the joins with those of the buffers in the frame.
+    pub(super) fn launched(
+        &self,
+        frame: &Frame<'_>,
+        kind: OperationKind,
+        shape: Shape,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let inner = &self.comm.inner;
+        let started = std::time::Instant::now();
+        let describe = || inner.operation(kind, shape, None, started);
+        inner.compute(frame, kind, self.comm.limit, describe, launch)
+    }
+}
+
+/// Where rows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    ToExperts,
+    Back,
+}
+
+/// An error of a buffer's length.
+pub(super) fn length<T>(
+    buffer: &'static str,
+    given: usize,
+    needed: usize,
+    rule: &'static str,
+) -> Result<T> {
+    Err(Error::new(ErrorKind::Length {
+        buffer,
+        given,
+        needed,
+        rule,
+    }))
+}
+
+impl fmt::Debug for ExpertParallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExpertParallel")
+            .field("communicator", &self.comm.name())
+            .field("experts", &self.sizes.experts)
+            .field("top_k", &self.sizes.top_k)
+            .field("capacity", &self.sizes.capacity)
+            .field("layout", &self.sizes.layout)
+            .finish_non_exhaustive()
+    }
+}
