@@ -420,7 +420,6 @@ impl Coordinator {
                 if let Some(proposal) = &mut self.proposal
                     && term == self.term
                     && proposal.membership.generation == generation
-                    && core.membership.votes(from)
                 {
                     proposal.accepted.insert(from);
                 }
@@ -430,26 +429,6 @@ impl Coordinator {
                     true => Next::Follow(term),
                     false => self.stand(core, term),
                 });
-            }
-            Message::Behind => {
-                let membership = Arc::clone(&core.membership);
-                core.send(from, Message::Ahead(membership));
-                let (term, start) = (self.term, 0);
-                match core
-                    .log
-                    .since(0)
-                    .filter(|_| self.followers.contains_key(&from))
-                {
-                    Some(entries) => core.send(
-                        from,
-                        Message::Lead {
-                            term,
-                            start,
-                            entries,
-                        },
-                    ),
-                    None => core.send(from, Message::TurnAway(Exclusion::PassedOver(core.id()))),
-                }
             }
             Message::Operator(word)
                 if word.generation == core.generation() && core.operator.is_none() =>
@@ -462,6 +441,23 @@ impl Coordinator {
             _ => {}
         }
         self.settle(core)
+    }
+
+    /// A member has not heard of this generation.
+    pub(super) fn is_behind(&mut self, core: &mut Core, from: MemberId) {
+        let membership = Arc::clone(&core.membership);
+        core.send(from, Message::Ahead(membership));
+        let (term, start) = (self.term, 0);
+        let entries = core.log.since(0);
+        let message = match entries.filter(|_| self.followers.contains_key(&from)) {
+            Some(entries) => Message::Lead {
+                term,
+                start,
+                entries,
+            },
+            None => Message::TurnAway(Exclusion::PassedOver(core.id())),
+        };
+        core.send(from, message);
     }
 
     /// A vote was promised for a later term. A coordinator that has a majority leads it in one that is later still.
@@ -881,16 +877,18 @@ impl Coordinator {
             let heard = self.followers.get(id);
             let heard =
                 heard.is_some_and(|heard| core.now.since(heard.heard) < core.timing.suspect);
-            *id == me || (heard && !core.has_ended(*id))
+            *id == me || (heard && core.membership.votes(*id) && !core.has_ended(*id))
         };
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
         let mut others = proposal.membership.voters().map(|peer| peer.id);
         let all = others.all(|id| {
+            // One that comes in needs its lease as well, and is waited for a moment.
             let is_new = !core.membership.votes(id);
-            is_new
+            let waited = core.now.since(proposal.since) >= core.timing.grace;
+            (is_new && (waited || !core.links.is_ready(id)))
                 || proposal.accepted.contains(&id)
                 || core.has_ended(id)
-                || self.is_silent(core, id)
+                || (!is_new && self.is_silent(core, id))
         });
         all && core.is_majority(votes.len(), self.term, |id| votes.contains(&id))
     }
@@ -963,14 +961,22 @@ impl Coordinator {
     }
 
     fn activate(&mut self, core: &mut Core) -> Option<Next> {
-        let membership = self.proposal.take()?.membership;
+        let Proposal {
+            membership,
+            accepted,
+            ..
+        } = self.proposal.take()?;
         let me = core.id();
         for id in membership
             .voters()
             .map(|peer| peer.id)
             .filter(|id| *id != me)
         {
-            core.reach_in(&membership, id, Message::Activate(Arc::clone(&membership)));
+            let activate = Message::Activate {
+                membership: Arc::clone(&membership),
+                accepted: accepted.contains(&id),
+            };
+            core.reach_in(&membership, id, activate);
         }
         for id in core
             .others()

@@ -141,6 +141,8 @@ pub(super) struct Core {
     pub(super) observers: BTreeMap<MemberId, Peer>,
     /// The program leaves, and that is not acknowledged yet.
     pub(super) leaving: Option<Departure>,
+    /// When this process has asked to join, or has accepted the proposal that it knows.
+    pub(super) consented: Time,
     /// Since when there is no coordinator.
     pub(super) lost: Option<Time>,
     /// When NCCL has made progress last.
@@ -179,6 +181,7 @@ impl Core {
             joiners: BTreeMap::new(),
             observers: BTreeMap::new(),
             leaving: None,
+            consented: Time::default(),
             lost: None,
             progress: None,
         }
@@ -416,6 +419,10 @@ impl Core {
             return false;
         }
         self.term = term;
+        let is_known = |known: &(Term, SharedMembership)| known.1.generation == proposal.generation;
+        if !self.accepted.as_ref().is_some_and(is_known) {
+            self.consented = self.now;
+        }
         self.accepted = Some((term, Arc::clone(proposal)));
         true
     }

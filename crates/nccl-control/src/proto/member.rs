@@ -73,8 +73,8 @@ pub enum Command {
     Leave(Departure),
     /// The operator's word.
     Operator(OperatorWord),
-    /// The claim was won.
-    Claimed,
+    /// The claim for this generation was won.
+    Claimed(Generation),
 }
 
 /// What the driver has to do.
@@ -613,7 +613,10 @@ impl Member {
 
     fn message(&mut self, from: MemberId, generation: u64, message: Message) {
         match message {
-            Message::Activate(membership) => return self.activated(membership),
+            Message::Activate {
+                membership,
+                accepted,
+            } => return self.activated(membership, accepted),
             Message::Ahead(membership) => return self.ahead(membership),
             Message::Redirect(peer) => {
                 if let Role::Joining(joining) = &mut self.role {
@@ -622,8 +625,17 @@ impl Member {
                 return;
             }
             Message::Join { peer, slot } => return self.join(from, peer, slot),
+            Message::Behind if self.is_in() => {
+                if let Role::Leading(coordinator) = &mut self.role {
+                    coordinator.is_behind(&mut self.core, from);
+                } else {
+                    self.send_ahead(from);
+                }
+                return;
+            }
             Message::Propose { term, membership } if matches!(self.role, Role::Joining(_)) => {
                 let generation = membership.generation;
+                self.core.consented = self.core.now;
                 return self.core.send(from, Message::Accepted { term, generation });
             }
             _ => {}
@@ -652,7 +664,6 @@ impl Member {
             Message::Testify(ended) if !matches!(self.role, Role::Leading(_)) => {
                 self.know_end(ended)
             }
-            Message::Behind if !matches!(self.role, Role::Leading(_)) => self.send_ahead(from),
             message => self.message_in_role(from, message),
         }
     }
@@ -784,14 +795,18 @@ impl Member {
         }
     }
 
-    fn activated(&mut self, membership: SharedMembership) {
+    fn activated(&mut self, membership: SharedMembership, accepted: bool) {
         let is_next = match self.role {
             Role::Joining(_) => true,
             _ => membership.generation.number > self.core.generation() && self.is_in(),
         };
         if is_next {
-            // The generation was made after this member's wish had come, so none existed without it before.
-            let lease = self.core.wish.map_or(Time::default(), |(_, since)| since);
+            // It became active after this process had agreed to it, so none existed without it before.
+            let lease = if accepted {
+                self.core.consented
+            } else {
+                Time::default()
+            };
             self.enter(membership, lease);
         }
     }
@@ -849,9 +864,11 @@ impl Member {
         for peer in membership.members.iter().filter(|peer| peer.id != me) {
             let (now, number) = (self.core.now, generation.number);
             self.core.links.open(now, peer.id, &peer.at);
-            self.core
-                .links
-                .send(peer.id, number, Message::Activate(Arc::clone(&membership)));
+            let activate = Message::Activate {
+                membership: Arc::clone(&membership),
+                accepted: true,
+            };
+            self.core.links.send(peer.id, number, activate);
         }
         let now = self.core.now;
         self.enter(membership, now);
@@ -971,6 +988,10 @@ impl Member {
 
     /// The next entry of the log. Whether this member still takes part.
     fn appended(&mut self, at: u64, entry: Arc<Entry>) -> bool {
+        if at > self.core.log.end() {
+            // The coordinator sends what is missing.
+            self.follow_leader(self.core.synced);
+        }
         if at != self.core.log.end() {
             return true;
         }
@@ -1086,9 +1107,11 @@ impl Member {
                     }
                 }
             },
-            Command::Claimed => {
-                self.core.claimed = Some(self.core.term);
-                self.settle();
+            Command::Claimed(generation) => {
+                if generation == self.core.membership.generation {
+                    self.core.claimed = Some(self.core.term);
+                    self.settle();
+                }
             }
         }
     }
@@ -1109,6 +1132,7 @@ impl Joining {
     }
 
     fn send(&self, core: &mut Core, at: &str) {
+        core.consented = core.now;
         let (peer, slot) = (core.me.clone(), self.slot);
         core.links.open(core.now, self.asked, at);
         core.links.keep(self.asked, true);

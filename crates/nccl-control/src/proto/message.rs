@@ -185,7 +185,12 @@ pub enum Message {
     /// To a joiner or an observer: this one coordinates.
     Redirect(Peer),
     /// This generation is active, and the receiver is part of it.
-    Activate(SharedMembership),
+    Activate {
+        /// What it is.
+        membership: SharedMembership,
+        /// Whether that was decided after the receiver had accepted it, or asked to join it.
+        accepted: bool,
+    },
     /// The receiver's generation is over: this is the latest.
     Ahead(SharedMembership),
     /// The sender knows no generation as late as that of a message that it got.

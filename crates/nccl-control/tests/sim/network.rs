@@ -552,7 +552,10 @@ fn brief(frame: &Frame) -> String {
                             .map(|(term, next)| (*term, next.generation))
                     )
                 }
-                Message::Activate(next) | Message::Ahead(next) => {
+                Message::Activate {
+                    membership: next, ..
+                }
+                | Message::Ahead(next) => {
                     format!("Activate or Ahead {:?}", next.generation)
                 }
                 Message::Propose { term, membership } => {

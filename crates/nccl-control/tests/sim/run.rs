@@ -368,8 +368,11 @@ impl<'s> Run<'s> {
             Event::NoSuccessor(_) => notes.wished = true,
             Event::Claim(generation) => {
                 if self.schedule.claims && self.claimed.insert(generation.number) {
-                    self.net
-                        .input_in(5 * MILLI, process, Input::Command(Command::Claimed));
+                    self.net.input_in(
+                        5 * MILLI,
+                        process,
+                        Input::Command(Command::Claimed(generation)),
+                    );
                 }
             }
             Event::Coordinator(_)
