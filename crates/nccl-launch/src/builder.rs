@@ -375,12 +375,10 @@ impl FleetBuilder {
         };
         let secret_file = match &self.secret {
             Secret::File(path) => Some(path.clone()),
-            Secret::Given(secret) if secret.trim_ascii().is_empty() => {
-                return Err(Error::launch(
-                    "the ranks' secret is empty: give one (openssl rand -hex 32), or none",
-                ));
+            Secret::Given(secret) => {
+                limits::secret("the ranks' secret", secret).map_err(Error::launch)?;
+                Some(written(Some(secret))?)
             }
-            Secret::Given(secret) => Some(written(Some(secret))?),
             // Nobody could tell it to the others.
             Secret::Fresh if several_hosts => None,
             Secret::Fresh => Some(written(None)?),

@@ -33,7 +33,7 @@ fn ranks_meet_at_any_port_that_is_published() {
     for host in ["127.0.0.1", "::1"] {
         let path = published("any");
         let at = |rank| Rendezvous::tcp(host, 0, rank, 3).unwrap().publish(&path);
-        meet(|rank| at(rank).secret("s"), 3);
+        meet(|rank| at(rank).secret(SECRET), 3);
         assert!(
             !path.exists(),
             "the published address goes with its listener"
@@ -54,7 +54,7 @@ fn an_address_is_published_through_no_link_of_another_user() {
         .join(format!("address.{}", std::process::id()));
     std::os::unix::fs::symlink(&precious, part).unwrap();
     let at = |rank| Rendezvous::tcp("127.0.0.1", 0, rank, 2).unwrap();
-    meet(|rank| at(rank).publish(&path).secret("s"), 2);
+    meet(|rank| at(rank).publish(&path).secret(SECRET), 2);
     assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
 }
 
