@@ -65,7 +65,7 @@ pub(super) struct Decoder {
     /// As they came: frames, or sealed messages.
     came: Bytes,
     limit: usize,
-    opener: Option<Opener>,
+    opener: Option<Box<Opener>>,
 }
 
 /// What opens the sealed messages of one direction, in their order.
@@ -93,7 +93,7 @@ impl Bytes {
     }
 
     /// All that is not taken, to put more behind it.
-    fn to_extend(&mut self) -> &mut Vec<u8> {
+    fn compacted(&mut self) -> &mut Vec<u8> {
         self.all.drain(..self.taken);
         self.taken = 0;
         &mut self.all
@@ -161,16 +161,16 @@ impl Decoder {
 
     /// All behind the frames that were taken is sealed.
     pub(super) fn seal(&mut self, seal: Arc<Seal>) {
-        self.opener = Some(Opener {
+        self.opener = Some(Box::new(Opener {
             seal,
             number: 0,
             plain: Bytes::default(),
             partial: None,
-        });
+        }));
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.came.to_extend().extend_from_slice(bytes);
+        self.came.compacted().extend_from_slice(bytes);
     }
 
     /// The next whole frame. An error is final: where the next frame begins is not known any more.
@@ -210,7 +210,7 @@ impl Opener {
     fn open(&mut self, sealed: &[u8]) -> Result<(), Broken> {
         let to = match &mut self.partial {
             Some((frame, _)) => &mut frame.payload,
-            None => self.plain.to_extend(),
+            None => self.plain.compacted(),
         };
         self.seal.open(self.number, sealed, to)?;
         self.number += 1;

@@ -23,11 +23,14 @@ enum Way {
 /// greeting in plain.
 type Tamper = dyn Fn(Way, usize, Vec<u8>) -> Vec<Vec<u8>> + Send + Sync;
 
+/// Messages in the order in which they came, each with its number.
+type Seen = Mutex<Vec<(Way, usize, Vec<u8>)>>;
+
 /// Listens at one port of the loopback and passes all on to another.
 struct Relay {
     port: u16,
     /// All messages, as they came.
-    seen: Arc<Mutex<Vec<(Way, usize, Vec<u8>)>>>,
+    seen: Arc<Seen>,
     connections: Arc<AtomicUsize>,
 }
 
@@ -75,13 +78,7 @@ impl Relay {
     }
 }
 
-fn pass(
-    way: Way,
-    mut from: TcpStream,
-    mut to: TcpStream,
-    seen: &Mutex<Vec<(Way, usize, Vec<u8>)>>,
-    tamper: &Tamper,
-) {
+fn pass(way: Way, mut from: TcpStream, mut to: TcpStream, seen: &Seen, tamper: &Tamper) {
     for number in 0.. {
         let Some(message) = read_message(&mut from, number == 0) else {
             break;
@@ -148,9 +145,9 @@ fn a_relay_at_another_port_gets_nobody_in_and_both_sides_say_why() {
     let dialled = format!("dialled tcp:127.0.0.1:{first}, and ");
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(at(0).up_to_port(first + 1)).map(drop));
-        // Where rank 0 is, although it sees the relay first.
-        let one = scope.spawn(|| World::join(at(1).up_to_port(first + 1)).map(drop));
         drop(connect(first + 1));
+        // It sees the relay first, and looks on.
+        let one = scope.spawn(|| World::join(at(1).up_to_port(first + 1)).map(drop));
         let error = World::join(at(2)).unwrap_err().to_string();
         for words in [
             &format!(
@@ -210,6 +207,26 @@ fn a_relay_that_changes_the_address_in_a_greeting_gets_nobody_in_and_both_sides_
         let error = zero.join().unwrap().unwrap_err().to_string();
         let words = "another secret than this job, or its greeting was meant for another address";
         assert!(error.contains(words), "{error}");
+    });
+}
+
+#[test]
+fn one_socket_may_be_dialled_by_several_paths() {
+    let directory = tempfile::tempdir().unwrap();
+    let (real, link) = (directory.path().join("real"), directory.path().join("link"));
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let at = |directory: &std::path::Path, rank| {
+        let meet = Rendezvous::unix(directory.join("socket"), rank, 3).unwrap();
+        meet.secret(SECRET).timeout(Duration::from_secs(10))
+    };
+    std::thread::scope(|scope| {
+        for (directory, rank) in [(&real, 1), (&real.join("../link"), 2)] {
+            let meet = at(directory, rank);
+            scope.spawn(|| World::join(meet).unwrap().barrier("end").unwrap());
+        }
+        let world = World::join(at(&link, 0)).unwrap();
+        world.barrier("end").unwrap();
     });
 }
 

@@ -219,3 +219,39 @@ fn a_port_in_time_wait_can_be_had_at_once() {
     );
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
+
+#[test]
+fn a_rank_0_that_keeps_nobody_out_over_tcp_says_so_once_in_each_process() {
+    const CHILD: &str = "NCCL_TEST_OPEN_DOOR";
+    let Some(kind) = std::env::var_os(CHILD) else {
+        let warnings = |kind: &str| {
+            let test =
+                "tests::tcp::a_rank_0_that_keeps_nobody_out_over_tcp_says_so_once_in_each_process";
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test, "--nocapture"])
+                .env(CHILD, kind)
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let count = said.matches("without a secret").count();
+            let remedy = "(umask 077; openssl rand -hex 32 > FILE)";
+            assert!(count == 0 || said.contains(remedy), "{said}");
+            count
+        };
+        let counts = ["open", "secret", "unix"].map(warnings);
+        assert_eq!(counts, [1, 0, 0]);
+        return;
+    };
+    for _ in 0..3 {
+        let alone = match kind.to_str().unwrap() {
+            "open" => Rendezvous::tcp("127.0.0.1", free_port(), 0, 1).unwrap(),
+            "secret" => {
+                let alone = Rendezvous::tcp("127.0.0.1", free_port(), 0, 1).unwrap();
+                alone.secret(SECRET)
+            }
+            _ => rendezvous("open", 0, 1),
+        };
+        World::join(alone).unwrap();
+    }
+}
