@@ -333,12 +333,16 @@ fn greet(
         dialled,
     };
     let (initiator, first) = Initiator::begin(secret, &plain.prologue(), &hello.encode())?;
-    connection.greet(&Greeting::Hello { plain, first });
+    let greeting = Greeting::Hello {
+        plain: plain.clone(),
+        first,
+    };
+    connection.greet(&greeting);
     connection.drain(deadline)?;
     let elsewhere = |why| Ok(Greeted::No(Refusal::Elsewhere(why)));
     let answer = match hear(connection, decoder, deadline) {
         Ok(Greeting::Answer(answer)) => answer,
-        Ok(Greeting::Unproved(unproved)) => return elsewhere(unproved.of_receiver()),
+        Ok(Greeting::Unproved(unproved)) => return elsewhere(unproved.of_receiver(&plain)),
         Ok(Greeting::Refused { why, .. }) => {
             return elsewhere(format!("who answers turned it away: {why}"));
         }
@@ -349,10 +353,10 @@ fn greet(
         Err(error) => return Err(error),
     };
     let Some(seal) = initiator.finish(&answer) else {
-        return elsewhere(Unproved::OtherSecret.of_receiver());
+        return elsewhere(Unproved::OtherSecret.of_receiver(&plain));
     };
     connection.seal(Arc::clone(&seal));
-    // Who answers has proved that it knows the secret, and may say behind its welcome what it likes.
+    // The other side has proved that it knows the secret: its frames may be as large as those of a coordinator.
     decoder.seal(seal);
     decoder.set_limit(LARGEST_FRAME);
     connection.greet(&Greeting::Present);

@@ -211,9 +211,8 @@ impl Rendezvous {
     /// `NCCL_RUN_TRANSLATED=1` after [`from_env`](Self::from_env). Not unless set.
     ///
     /// A connection is otherwise accepted only at the address that was dialled: nothing that listens at another port or
-    /// address can stand in between. Where addresses are translated that is not checked, and who can relay a
-    /// connection learns when ranks talk and how much, but neither reads nor changes what they say. All ranks have to be
-    /// told the same.
+    /// address can stand in between. Where addresses are translated that is not checked: a relay learns when ranks talk
+    /// and how much, but neither reads nor changes what they say. All ranks have to be told the same.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.translated_addresses(true);

@@ -18,9 +18,9 @@
 //!
 //! The handshake ([`noise`](super::noise)) is bound to all that goes in plain before it: both sides put together by themselves
 //! what that has to be ([`Plain::prologue`]), the coordinator from its own address. What was changed on the way, and a
-//! connection that was meant for another address, end there. The coordinator registers nobody before the rank's third
-//! message: the first one may be recorded and sent again. What comes in plain from the coordinator is not proved, and decides
-//! nothing but what this side says of this try.
+//! connection that was meant for another address, end there. The coordinator registers no rank before its second
+//! message: the first one may be recorded and sent again. What comes in plain from the coordinator is not proved: it ends this
+//! try, and sends the rank to no other address.
 //!
 //! Without a secret the key of the handshake is public: it shows mistakes, and keeps nobody out.
 
@@ -120,7 +120,7 @@ pub(super) enum Unproved {
     /// The other way round.
     NotTranslated,
     /// Its sender has dialled another address than that of its receiver.
-    OtherAddress { dialled: Endpoint, here: Endpoint },
+    OtherAddress { here: Endpoint },
 }
 
 /// Whether another try may end better.
@@ -167,6 +167,12 @@ impl Plain {
         })
     }
 
+    /// For sentences.
+    fn dialled_address(&self) -> String {
+        let any = || String::from("an address");
+        self.dialled.as_ref().map_or_else(any, Endpoint::to_string)
+    }
+
     /// To what a handshake is bound.
     pub(super) fn prologue(&self) -> Vec<u8> {
         let mut prologue = Vec::new();
@@ -184,10 +190,9 @@ impl Plain {
         match (&other.dialled, &self.dialled) {
             (None, Some(_)) => Err(Unproved::Translated),
             (Some(_), None) => Err(Unproved::NotTranslated),
-            (Some(dialled), Some(here)) if dialled != here => Err(Unproved::OtherAddress {
-                dialled: dialled.clone(),
-                here: here.clone(),
-            }),
+            (Some(dialled), Some(here)) if dialled != here => {
+                Err(Unproved::OtherAddress { here: here.clone() })
+            }
             _ => Ok(()),
         }
     }
@@ -202,8 +207,8 @@ fn flag(fields: &mut Fields<'_>) -> Result<bool, Broken> {
 }
 
 impl Unproved {
-    /// What the receiver of the first message says of its sender.
-    pub(super) fn of_sender(&self) -> String {
+    /// What the receiver of the first message says of its sender, which has said `sent` in plain.
+    pub(super) fn of_sender(&self, sent: &Plain) -> String {
         match self {
             Self::NoSecret => String::from("it has no secret, and this job has one"),
             Self::NeedlessSecret => String::from("it has a secret, and this job has none"),
@@ -218,14 +223,15 @@ impl Unproved {
                 "it was not told that addresses are translated (NCCL_RUN_TRANSLATED), and this rank was: tell all ranks \
                  the same",
             ),
-            Self::OtherAddress { dialled, here } => {
-                format!("it dialled {dialled}, and this is {here}: {RELAYED}",)
+            Self::OtherAddress { here } => {
+                let dialled = sent.dialled_address();
+                format!("it dialled {dialled}, and this is {here}: {RELAYED}")
             }
         }
     }
 
-    /// What the sender of the first message says of who has answered.
-    pub(super) fn of_receiver(&self) -> String {
+    /// What the sender of the first message, which has said `sent` in plain, says of the answer.
+    pub(super) fn of_receiver(&self, sent: &Plain) -> String {
         let why = match self {
             Self::NoSecret => "this rank has no secret, and who answers has one",
             Self::NeedlessSecret => "this rank has a secret, and who answers has none",
@@ -244,7 +250,8 @@ impl Unproved {
                      all ranks the same",
                 );
             }
-            Self::OtherAddress { dialled, here } => {
+            Self::OtherAddress { here } => {
+                let dialled = sent.dialled_address();
                 return format!(
                     "this rank dialled {dialled}, and who answers is {here}: {RELAYED}"
                 );
@@ -280,9 +287,8 @@ impl Greeting {
                     Unproved::OtherSecret => put_number(&mut to, 2),
                     Unproved::Translated => put_number(&mut to, 3),
                     Unproved::NotTranslated => put_number(&mut to, 4),
-                    Unproved::OtherAddress { dialled, here } => {
+                    Unproved::OtherAddress { here } => {
                         put_number(&mut to, 5);
-                        put_bytes(&mut to, dialled.as_str().as_bytes());
                         put_bytes(&mut to, here.as_str().as_bytes());
                     }
                 }
@@ -327,7 +333,6 @@ impl Greeting {
                 3 => Unproved::Translated,
                 4 => Unproved::NotTranslated,
                 5 => Unproved::OtherAddress {
-                    dialled: Endpoint::written(fields.text()?),
                     here: Endpoint::written(fields.text()?),
                 },
                 _ => return Err(Broken("no reason not to open a first message")),

@@ -188,7 +188,7 @@ impl Peer {
                     Ok(opened) => opened,
                     Err(Unopened::Unproved(unproved)) => {
                         // Instead of the refusal, which says no more.
-                        door.note(&self.from, &unproved.of_sender());
+                        door.note(&self.from, &unproved.of_sender(&plain));
                         self.connection.greet(&Greeting::Unproved(unproved));
                         self.connection.flush_quietly();
                         talk.stage = Stage::Dismissed;

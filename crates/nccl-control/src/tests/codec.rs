@@ -66,10 +66,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         },
         first,
     };
-    let other_address = Unproved::OtherAddress {
-        dialled: Endpoint::written(text("tcp:10.0.0.5:29399")),
-        here: here(),
-    };
+    let other_address = Unproved::OtherAddress { here: here() };
     let refused = Greeting::Refused {
         why: text("no"),
         again: Again::Elsewhere,
