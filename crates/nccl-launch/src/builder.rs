@@ -146,7 +146,7 @@ impl FleetBuilder {
     }
 
     /// What the ranks prove to each other that they know. Unless set, a fresh one for ranks of one host. It is
-    /// handed over in a file that only this user can read. An empty one is an error of [`start`](Self::start); see
+    /// handed over in a file that only this user can read. One of less than 16 bytes is an error of [`start`](Self::start); see
     /// [`Rendezvous::secret`](nccl_control::Rendezvous::secret) for what makes a good one.
     ///
     /// ```no_run
