@@ -37,7 +37,7 @@ fn main() -> ExitCode {
                         Rendezvous::tcp("127.0.0.1", 0, rank, ranks)?.publish(&path)
                     };
                     Ok(if secret {
-                        rendezvous.secret("hush")
+                        rendezvous.secret("hush, and nobody hears it")
                     } else {
                         rendezvous
                     })

@@ -46,7 +46,8 @@ impl Family {
                 .unwrap()
                 .publish(&path);
         }
-        let observer = Observer::start(rendezvous.secret("hush").timeout(LONG)).unwrap();
+        let observer =
+            Observer::start(rendezvous.secret("hush, and nobody hears it").timeout(LONG)).unwrap();
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
                 let child = start_with(before, rank, size, script, &more);

@@ -104,7 +104,9 @@ fn a_rank_that_is_never_started() {
 fn a_rank_whose_process_ends_before_it_joins() {
     let meeting = Meeting::new();
     let place = meeting.place();
-    let watched = Rendezvous::observer(&place).unwrap().secret("hush");
+    let watched = Rendezvous::observer(&place)
+        .unwrap()
+        .secret("hush, and nobody hears it");
     let observer = Observer::start(watched).unwrap();
     let ranks = [0, 1].map(|rank| meeting.start(rank, 3, "meet", LONG));
     meeting.wait_for(1);

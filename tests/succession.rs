@@ -148,7 +148,7 @@ impl Spread {
         let host = |rank: usize| hosts.names[usize::from(self.far.contains(&rank))].clone();
         let variables = [
             ("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400"),
-            ("NCCL_RUN_SECRET", "hush"),
+            ("NCCL_RUN_SECRET", "hush, and nobody hears it"),
         ];
         let mut ranks = apart::start_each(test, self.ranks, &variables, host);
         apart::all_say(&mut ranks, "working");

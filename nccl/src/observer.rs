@@ -64,8 +64,8 @@ impl Observer {
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::Rendezvous`] for an empty secret, and for a job
-    /// beyond the limits. [`ErrorKind::InvalidConfig`] for a limit in the environment
+    /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::Rendezvous`] for a secret of less than 16
+    /// bytes, and for a job beyond the limits. [`ErrorKind::InvalidConfig`] for a limit in the environment
     /// that cannot be read.
     ///
     /// ```

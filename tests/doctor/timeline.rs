@@ -132,8 +132,10 @@ fn a_job_is_asked_with_the_secret_of_the_file_as_its_ranks_read_it() {
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("secret");
     let socket = directory.path().join("world");
-    std::fs::write(&secret, "hush\n").unwrap();
-    let rank = Rendezvous::unix(&socket, 0, 1).unwrap().secret("hush");
+    std::fs::write(&secret, "hush, and nobody hears it\n").unwrap();
+    let rank = Rendezvous::unix(&socket, 0, 1)
+        .unwrap()
+        .secret("hush, and nobody hears it");
     let _world = World::join(rank).unwrap();
     let ask = |mode: u32| {
         std::fs::set_permissions(&secret, Permissions::from_mode(mode)).unwrap();

@@ -256,7 +256,7 @@ pub(crate) fn start_with(
         .env("NCCL_TEST_LIMIT", "15000")
         .env("NCCL_RUN_RANK", rank.to_string())
         .env("NCCL_RUN_WORLD_SIZE", size.to_string())
-        .env("NCCL_RUN_SECRET", "hush")
+        .env("NCCL_RUN_SECRET", "hush, and nobody hears it")
         .envs(more.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

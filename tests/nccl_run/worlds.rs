@@ -103,7 +103,7 @@ fn ranks_of_two_nodes_find_each_other_with_the_same_secret() {
     }
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("secret");
-    std::fs::write(&secret, "between us").unwrap();
+    std::fs::write(&secret, "between us, and nobody else").unwrap();
     std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let port = free_port();
     let node = |node: usize| {
@@ -124,7 +124,7 @@ fn ranks_of_two_nodes_find_each_other_with_the_same_secret() {
         second.stdout().contains("rank 2 (local 0) of 4\n"),
         "{second:?}"
     );
-    assert!(!first.stderr.contains("no secret"), "{first:?}");
+    assert!(!first.stderr.contains("without a secret"), "{first:?}");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_secret_that_is_no_text_keeps_strangers_out() {
             world.barrier("over").map_err(|error| error.to_string())
         });
     }
-    let secret = OsStr::from_bytes(b"\xff\xfe\x80binary");
+    let secret = OsStr::from_bytes(b"\xff\xfe\x80 binary, sixteen bytes");
     let port = free_port();
     let address = format!("tcp:127.0.0.1:{port}");
     let options = format!("-n 1 --nodes 2 --node-rank 0 --rendezvous {address} --job binary");
@@ -161,7 +161,7 @@ fn a_secret_that_is_no_text_keeps_strangers_out() {
     world.barrier("over").unwrap();
     let run = launched.finish();
     assert_eq!(run.code, 0, "{run:?}");
-    assert!(!run.stderr.contains("no secret"), "{run:?}");
+    assert!(!run.stderr.contains("without a secret"), "{run:?}");
 }
 
 fn free_port() -> u16 {

@@ -54,7 +54,7 @@ pub(crate) fn start(
         .env("NCCL_TEST_SCRIPT", script)
         .env("NCCL_RUN_RANK", rank.to_string())
         .env("NCCL_RUN_WORLD_SIZE", size.to_string())
-        .env("NCCL_RUN_SECRET", "hush")
+        .env("NCCL_RUN_SECRET", "hush, and nobody hears it")
         .env("HOME", "/nowhere")
         .envs(more.iter().copied())
         .stdout(Stdio::piped())

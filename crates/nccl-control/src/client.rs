@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
+use super::endpoint::Endpoint;
 use super::environment::Rendezvous;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
-use super::greeting::{Again, Greeting, Hello, Role, Side, is_proved, nonce, prove};
+use super::greeting::{Again, Greeting, Hello, Plain, Role, Unproved};
+use super::noise::Initiator;
 use super::place::{self, Address};
 use super::process;
 use super::reader::{Reader, Sink};
@@ -209,16 +211,17 @@ pub(super) fn attempt(
         true => deadline.min(Instant::now() + TRY),
         false => deadline,
     };
-    match greet(&connection, &mut decoder, job, claim, patience) {
-        Ok(Greeted::Welcome { by, epoch }) => {
-            decoder.set_limit(LARGEST_FRAME);
-            Tried::Met(Met {
-                connection,
-                decoder,
-                by,
-                epoch,
-            })
-        }
+    let dialled = match Endpoint::dialled(address, connection.fd()) {
+        Ok(dialled) => Some(dialled).filter(|_| !job.translated),
+        Err(error) => return Tried::NotYet(error, None),
+    };
+    match greet(&connection, &mut decoder, job, claim, dialled, patience) {
+        Ok(Greeted::Welcome { by, epoch }) => Tried::Met(Met {
+            connection,
+            decoder,
+            by,
+            epoch,
+        }),
         Ok(Greeted::No(Refusal::Follows { rank, at, why })) => Tried::Follows { rank, at, why },
         Ok(Greeted::No(Refusal::Later(why))) => {
             Tried::NotYet(io::Error::other(why.clone()), Some(why))
@@ -311,12 +314,11 @@ fn greet(
     decoder: &mut Decoder,
     job: &Job,
     claim: Claim,
+    dialled: Option<Endpoint>,
     deadline: Instant,
 ) -> io::Result<Greeted> {
     let secret = job.secret.as_ref();
     let hello = Hello {
-        nonce: nonce()?,
-        has_secret: secret.is_some(),
         job: job.name.clone(),
         epoch: job.epoch,
         world_size: claim.size,
@@ -326,52 +328,42 @@ fn greet(
         pid: std::process::id().into(),
         kernel: process::kernel().to_owned(),
     };
-    let mut hear = || {
-        let frame = connection.expect(decoder, deadline)?;
-        Greeting::decode(&frame)
-            .map_err(|broken| io::Error::new(io::ErrorKind::InvalidData, broken.0))
+    let plain = Plain {
+        has_secret: secret.is_some(),
+        dialled,
     };
-    connection.enqueue(Greeting::Hello(hello.clone()).encode());
+    let (initiator, first) = Initiator::begin(secret, &plain.prologue(), &hello.encode())?;
+    let greeting = Greeting::Hello {
+        plain: plain.clone(),
+        first,
+    };
+    connection.greet(&greeting);
     connection.drain(deadline)?;
-    let (nonce, theirs, proof) = match hear() {
-        Ok(Greeting::Challenge {
-            nonce,
-            has_secret,
-            proof,
-        }) => (nonce, has_secret, proof),
+    let elsewhere = |why| Ok(Greeted::No(Refusal::Elsewhere(why)));
+    let answer = match hear(connection, decoder, deadline) {
+        Ok(Greeting::Answer(answer)) => answer,
+        Ok(Greeting::Unproved(unproved)) => return elsewhere(unproved.of_receiver(&plain)),
         Ok(Greeting::Refused { why, .. }) => {
-            let why = format!("who answers turned it away: {why}");
-            return Ok(Greeted::No(Refusal::Elsewhere(why)));
+            return elsewhere(format!("who answers turned it away: {why}"));
         }
         Ok(_) => return Ok(Greeted::No(no_rank_0())),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            let why = format!("who answers is no rank 0: it sent {error}");
-            return Ok(Greeted::No(Refusal::Elsewhere(why)));
+            return elsewhere(format!("who answers is no rank 0: it sent {error}"));
         }
         Err(error) => return Err(error),
     };
-    if !is_proved(secret, Side::Coordinator, &hello, &nonce, &proof) {
-        let why = match (hello.has_secret, theirs) {
-            (true, false) => "this rank has a secret, and who answers has none",
-            (false, true) => "this rank has no secret, and who answers has one",
-            _ => "who answers has another secret than this rank",
-        };
-        let refusal = Greeting::Refused {
-            why: why.to_owned(),
-            again: Again::Elsewhere,
-        };
-        connection.enqueue(refusal.encode());
-        let _ = connection.drain(deadline);
-        return Ok(Greeted::No(Refusal::Elsewhere(format!(
-            "{why}: set NCCL_RUN_SECRET to the same on all ranks, and see that no other job is there"
-        ))));
-    }
-    let own = prove(secret, Side::Rank, &hello, &nonce);
-    connection.enqueue(Greeting::Proof(own).encode());
+    let Some(seal) = initiator.finish(&answer) else {
+        return elsewhere(Unproved::OtherSecret.of_receiver(&plain));
+    };
+    connection.seal(Arc::clone(&seal));
+    // The other side has proved that it knows the secret: its frames may be as large as those of a coordinator.
+    decoder.seal(seal);
+    decoder.set_limit(LARGEST_FRAME);
+    connection.greet(&Greeting::Present);
     connection.drain(deadline)?;
-    match hear()? {
-        Greeting::Welcome { by, epoch } => Ok(Greeted::Welcome { by, epoch }),
-        Greeting::Refused { why, again } => {
+    match hear(connection, decoder, deadline) {
+        Ok(Greeting::Welcome { by, epoch }) => Ok(Greeted::Welcome { by, epoch }),
+        Ok(Greeting::Refused { why, again }) => {
             let why = format!("rank 0 turned it away: {why}");
             Ok(Greeted::No(match again {
                 Again::Elsewhere => Refusal::Elsewhere(why),
@@ -380,8 +372,17 @@ fn greet(
                 Again::Never => Refusal::Final(why),
             }))
         }
-        _ => Ok(Greeted::No(no_rank_0())),
+        Ok(_) => Ok(Greeted::No(no_rank_0())),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            elsewhere(format!("who answers sent {error}"))
+        }
+        Err(error) => Err(error),
     }
+}
+
+fn hear(connection: &Connection, decoder: &mut Decoder, deadline: Instant) -> io::Result<Greeting> {
+    let frame = connection.expect(decoder, deadline)?;
+    Greeting::decode(&frame).map_err(|broken| io::Error::new(io::ErrorKind::InvalidData, broken.0))
 }
 
 fn no_rank_0() -> Refusal {

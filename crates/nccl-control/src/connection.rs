@@ -1,5 +1,10 @@
 //! One stream of frames, written from any thread, read by one.
 //!
+//! A greeting goes in plain; all that is sent behind it is under the seal of the connection. The seal's keys are read by both
+//! sides of the stream without a lock; the number of the next message is the writer's beneath the lock of what waits, and the
+//! reader's in its [`Decoder`]. Frames to many ranks share their payload until they are sealed, one message at a time, when
+//! the system takes more.
+//!
 //! Writing never waits: what the system does not take is kept, and goes out when there is room. A peer
 //! that takes nothing is bounded by [`LARGEST_BACKLOG`].
 
@@ -7,7 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -15,12 +20,21 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::acknowledged::Acknowledged;
-use super::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, Outgoing};
+use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
+use super::greeting::Greeting;
+use super::noise::{LARGEST_PLAIN, Seal};
 use super::reactor::{EventFlags, Reactor, poll};
 use crate::sync::Mutex;
 
 /// The most bytes that wait for one peer: it has not read several of the largest answers.
 const LARGEST_BACKLOG: usize = 4 * LARGEST_FRAME;
+
+/// Frames of up to so many bytes are sealed together.
+const SMALL: usize = 8192;
+const TOGETHER: usize = 2 * SMALL;
+
+/// How much memory for sealed bytes is kept when all are written.
+const KEPT: usize = 4096;
 
 /// How much is read for one connection before others have their turn.
 const TURN: usize = 256 << 10;
@@ -34,9 +48,17 @@ pub(super) struct Connection {
 
 #[derive(Default)]
 struct Out {
-    queue: VecDeque<Outgoing>,
-    /// How much of the first frame is written.
+    /// Behind the greeting, there all the time.
+    seal: Option<Arc<Seal>>,
+    /// The number of the next sealed message.
+    number: u64,
+    /// What goes out as it is, and how much of it is written.
+    ready: Vec<u8>,
     written: usize,
+    /// What is not sealed yet, and how much of the payload of the first is.
+    queue: VecDeque<Outgoing>,
+    begun: usize,
+    /// Those of the queue.
     bytes: usize,
     /// Whether the reactor tells when there is room.
     armed: bool,
@@ -74,7 +96,24 @@ impl Connection {
         let _ = self.token.set(token);
     }
 
-    /// Keeps a frame for [`flush`](Self::flush).
+    /// All that is enqueued from now on is sealed.
+    pub(super) fn seal(&self, seal: Arc<Seal>) {
+        self.out.lock().seal = Some(seal);
+    }
+
+    /// Keeps a greeting for [`flush`](Self::flush): in plain, as long as there is no seal.
+    pub(super) fn greet(&self, greeting: &Greeting) {
+        let frame = greeting.encode();
+        let mut out = self.out.lock();
+        if out.seal.is_some() {
+            drop(out);
+            return self.enqueue(frame);
+        }
+        out.ready.extend_from_slice(&frame.head);
+        out.ready.extend_from_slice(&frame.payload);
+    }
+
+    /// Keeps a frame for [`flush`](Self::flush), which seals it.
     pub(super) fn enqueue(&self, frame: Outgoing) {
         let mut out = self.out.lock();
         if out.failed.is_some() {
@@ -82,8 +121,13 @@ impl Connection {
         }
         out.bytes += frame.len();
         out.queue.push_back(frame);
-        if out.bytes > LARGEST_BACKLOG {
-            out.fail(io::ErrorKind::StorageFull);
+        // Without a seal, nothing but a greeting goes out.
+        let wrong = match &out.seal {
+            None => Some(io::ErrorKind::NotConnected),
+            Some(_) => (out.bytes > LARGEST_BACKLOG).then_some(io::ErrorKind::StorageFull),
+        };
+        if let Some(wrong) = wrong {
+            out.fail(wrong);
             drop(out);
             self.shut();
         }
@@ -95,30 +139,12 @@ impl Connection {
         if let Some(kind) = out.failed {
             return Err(kind.into());
         }
-        while let Some(first) = out.queue.front() {
-            let written = out.written;
-            let rest = if written < HEADER {
-                // Head and payload as one piece where that is cheap; small frames are most.
-                if first.payload.len() <= 8192 {
-                    let mut whole = Vec::with_capacity(16384);
-                    for frame in out.queue.iter().take(64) {
-                        if frame.payload.len() > 8192 || whole.len() > 16384 {
-                            break;
-                        }
-                        whole.extend_from_slice(&frame.head);
-                        whole.extend_from_slice(&frame.payload);
-                    }
-                    rustix::net::send(&self.socket, &whole[written..], SendFlags::NOSIGNAL)
-                } else {
-                    let flags = SendFlags::NOSIGNAL | SendFlags::MORE;
-                    rustix::net::send(&self.socket, &first.head[written..], flags)
-                }
-            } else {
-                let payload = &first.payload[written - HEADER..];
-                rustix::net::send(&self.socket, payload, SendFlags::NOSIGNAL)
-            };
-            match rest {
-                Ok(count) => out.advance(count),
+        loop {
+            if out.written == out.ready.len() && !out.refill()? {
+                break;
+            }
+            match rustix::net::send(&self.socket, &out.ready[out.written..], SendFlags::NOSIGNAL) {
+                Ok(count) => out.written += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(error) => {
@@ -129,7 +155,7 @@ impl Connection {
                 }
             }
         }
-        let wanted = !out.queue.is_empty();
+        let wanted = !out.is_empty();
         if wanted != out.armed
             && let (Some(&token), Ok(reactor)) = (self.token.get(), Reactor::get())
         {
@@ -163,7 +189,7 @@ impl Connection {
     pub(super) fn drain(&self, deadline: Instant) -> io::Result<()> {
         loop {
             self.flush()?;
-            if self.out.lock().queue.is_empty() {
+            if self.out.lock().is_empty() {
                 return Ok(());
             }
             if !poll(&self.socket, PollFlags::OUT, deadline)? {
@@ -174,7 +200,7 @@ impl Connection {
 
     pub(super) fn has_backlog(&self) -> bool {
         let out = self.out.lock();
-        out.failed.is_none() && !out.queue.is_empty()
+        out.failed.is_none() && !out.is_empty()
     }
 
     /// Reads what is there, a turn's worth at most.
@@ -244,22 +270,58 @@ impl Connection {
 }
 
 impl Out {
-    fn advance(&mut self, count: usize) {
-        self.bytes = self.bytes.saturating_sub(count);
-        self.written += count;
-        while let Some(first) = self.queue.front() {
-            if self.written < first.len() {
-                break;
+    fn is_empty(&self) -> bool {
+        self.written == self.ready.len() && self.queue.is_empty()
+    }
+
+    /// Seals what comes next, when all that was sealed is written; whether there is something.
+    fn refill(&mut self) -> io::Result<bool> {
+        self.ready.clear();
+        self.written = 0;
+        let (Some(seal), Some(first)) = (&self.seal, self.queue.front()) else {
+            if self.ready.capacity() > KEPT {
+                self.ready = Vec::new();
             }
-            self.written -= first.len();
+            return Ok(false);
+        };
+        if first.payload.len() > SMALL {
+            // The head alone, so that the payload is sealed from where it is.
+            if self.begun == 0 {
+                seal.seal(self.number, &first.head, &mut self.ready)?;
+                self.number += 1;
+            }
+            let rest = &first.payload[self.begun..];
+            let part = &rest[..rest.len().min(LARGEST_PLAIN)];
+            seal.seal(self.number, part, &mut self.ready)?;
+            self.number += 1;
+            self.begun += part.len();
+            if self.begun == first.payload.len() {
+                self.bytes = self.bytes.saturating_sub(first.len());
+                self.begun = 0;
+                self.queue.pop_front();
+            }
+            return Ok(true);
+        }
+        let mut plain = Vec::with_capacity(first.len());
+        while let Some(frame) = self.queue.front()
+            && frame.payload.len() <= SMALL
+            && plain.len() + frame.len() <= TOGETHER
+        {
+            plain.extend_from_slice(&frame.head);
+            plain.extend_from_slice(&frame.payload);
             self.queue.pop_front();
         }
+        self.bytes = self.bytes.saturating_sub(plain.len());
+        seal.seal(self.number, &plain, &mut self.ready)?;
+        self.number += 1;
+        Ok(true)
     }
 
     fn fail(&mut self, kind: io::ErrorKind) {
         self.failed = Some(kind);
         self.queue.clear();
-        self.bytes = 0;
+        self.ready = Vec::new();
+        (self.bytes, self.begun, self.written) = (0, 0, 0);
     }
 }
 

@@ -17,6 +17,7 @@ use rustix::net::SocketFlags;
 use super::attached::{Attached, host};
 use super::connection::Connection;
 use super::frame::{Decoder, GREETING, Outgoing};
+use super::greeting::Plain;
 use super::hub::{Hub, cut};
 use super::incoming::Answer;
 use super::message::Incomplete;
@@ -344,7 +345,7 @@ impl Door {
             for _ in 0..64 {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
-                    Ok(socket) => self.welcome_guest(socket),
+                    Ok(socket) => self.welcome_guest(socket, listener),
                     Err(Errno::AGAIN) => break,
                     Err(Errno::INTR | Errno::CONNABORTED) => {}
                     Err(error) => return self.pause(&listeners, error),
@@ -368,9 +369,15 @@ impl Door {
         }
     }
 
-    fn welcome_guest(&self, socket: std::os::fd::OwnedFd) {
+    fn welcome_guest(&self, socket: std::os::fd::OwnedFd, listener: &Listener) {
         let from = place::describe_peer(&socket);
-        let stranger = place::admit(&socket).err();
+        // As a greeting has to be meant.
+        let at = listener.end_of(&socket).map_err(|error| error.to_string());
+        let admitted = place::admit(&socket).and(at);
+        let (at, stranger) = match admitted {
+            Ok(at) => (Some(at).filter(|_| !self.job.translated), None),
+            Err(why) => (None, Some(why)),
+        };
         let connection = Arc::new(Connection::new(socket));
         let mut state = self.state.lock();
         if state.closed {
@@ -383,6 +390,10 @@ impl Door {
             door: Weak::clone(&self.this),
             number,
             from,
+            plain: Plain {
+                has_secret: self.job.secret.is_some(),
+                dialled: at,
+            },
             connection,
             talk: Mutex::new(Talk {
                 decoder: Decoder::new(GREETING),

@@ -127,8 +127,8 @@ impl Rendezvous {
     /// Processes that a program starts by itself may set the variables of `nccl-run`:
     /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
     /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
-    /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface) and `NCCL_RUN_PUBLISH` as
-    /// [`publish`](Self::publish). A torchrun job on several hosts that sets none of this meets at
+    /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface), `NCCL_RUN_PUBLISH` as
+    /// [`publish`](Self::publish) and `NCCL_RUN_TRANSLATED` as [`translated_addresses`](Self::translated_addresses). A torchrun job on several hosts that sets none of this meets at
     /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself; a job of Slurm
     /// at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports between 20000 and 29983
     /// that follow from the numbers of job and step; an indexed job of Kubernetes, which has to set
@@ -188,10 +188,12 @@ impl Rendezvous {
 
     /// What the processes of the job know and nobody else; `NCCL_RUN_SECRET`, or the content of the file
     /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env): any bytes, without the whitespace around them. Both
-    /// sides of every connection prove that they know it, without sending it.
+    /// sides of every connection prove that they know it, without sending it, and all that they say is encrypted and
+    /// authenticated: bytes that were changed, repeated or left out on the way end the connection.
     ///
-    /// It has to be random, 128 bits at least (`openssl rand -hex 32`): one connection gives a stranger what is needed to try
-    /// secrets without a further one. An empty one is an error of `World::join`.
+    /// It has to be random, 128 bits at least (`openssl rand -hex 32`): a recorded connection is what is needed to try
+    /// secrets without a further one. One of less than 16 bytes is an error of `World::join`. Without a secret, nothing of
+    /// this is promised; rank 0 says so on stderr when it listens over TCP.
     ///
     /// ```no_run
     /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
@@ -201,6 +203,24 @@ impl Rendezvous {
     #[must_use]
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.job.secret = Some(Secret::new(secret));
+        self
+    }
+
+    /// Whether addresses are translated between the ranks (NAT, a published port of a container, a service of Kubernetes
+    /// with an address of its own), so that a rank dials another address than the one at which the other side listens;
+    /// `NCCL_RUN_TRANSLATED=1` after [`from_env`](Self::from_env). Not unless set.
+    ///
+    /// A connection is otherwise accepted only at the address that was dialled: nothing that listens at another port or
+    /// address can stand in between. Where addresses are translated that is not checked: a relay learns when ranks talk
+    /// and how much, but neither reads nor changes what they say. All ranks have to be told the same.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.translated_addresses(true);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn translated_addresses(mut self, translated: bool) -> Self {
+        self.job.translated = translated;
         self
     }
 
@@ -302,8 +322,8 @@ impl Rendezvous {
         Self::observer_from_variables(|name| std::env::var_os(name))
     }
 
-    /// With what the environment says about the job, as [`from_env`](Self::from_env) takes it: its name, the attempt
-    /// and the secret. For a process that is told the address in another way.
+    /// With what the environment says about the job, as [`from_env`](Self::from_env) takes it: its name, the attempt,
+    /// the secret, and whether addresses are translated. For a process that is told the address in another way.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is not understood;
@@ -356,6 +376,7 @@ impl Rendezvous {
                 name: String::new(),
                 epoch: 0,
                 secret: None,
+                translated: false,
             },
             counts_local: false,
             restarted: false,

@@ -1,10 +1,16 @@
 //! How bytes become frames: a length, a kind, a number, and a payload.
 //!
-//! The length is checked against a limit before anything is kept, so that a stranger can make us keep
+//! The frames of a greeting go as they are. Those behind it are under the seal of the connection
+//! ([`Seal`](super::noise::Seal)): a sealed message holds several small frames, or a part of a large one.
+//!
+//! Lengths are checked against a limit before anything is kept, so that a stranger can make us keep
 //! no more than the limit of its state: [`GREETING`] before it has proved who it is, [`LARGEST_FRAME`]
-//! afterwards. Memory grows as bytes arrive, never by what a length promises.
+//! afterwards. The limit holds for frames, and for sealed messages before they are opened. Memory grows as bytes arrive,
+//! never by what a length promises.
 
 use std::sync::Arc;
+
+use super::noise::{LARGEST_SEALED, LENGTH, Seal, TAG};
 
 pub(crate) use nccl_base::codec::{Broken, Fields, put_bytes, put_index, put_number};
 
@@ -56,18 +62,96 @@ impl Outgoing {
 /// Takes bytes as they come and gives out whole frames.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    buffer: Vec<u8>,
-    /// Where the next frame begins.
-    start: usize,
+    /// As they came: frames, or sealed messages.
+    came: Bytes,
     limit: usize,
+    opener: Option<Box<Opener>>,
 }
+
+/// What opens the sealed messages of one direction, in their order.
+#[derive(Debug)]
+struct Opener {
+    seal: Arc<Seal>,
+    /// The number of the next sealed message.
+    number: u64,
+    /// Frames that are out of their seal.
+    plain: Bytes,
+    /// One of several sealed messages, which are opened into its payload, and how long that is to be.
+    partial: Option<(Frame, usize)>,
+}
+
+/// Bytes of which the first ones were taken.
+#[derive(Debug, Default)]
+struct Bytes {
+    all: Vec<u8>,
+    taken: usize,
+}
+
+impl Bytes {
+    fn rest(&self) -> &[u8] {
+        &self.all[self.taken..]
+    }
+
+    /// All that is not taken, to put more behind it.
+    fn compacted(&mut self) -> &mut Vec<u8> {
+        self.all.drain(..self.taken);
+        self.taken = 0;
+        &mut self.all
+    }
+
+    fn take(&mut self, count: usize) {
+        self.taken += count;
+        if self.taken == self.all.len() {
+            self.taken = 0;
+            // A large frame's memory is not kept for the small ones after it.
+            if self.all.capacity() > 1 << 20 {
+                self.all = Vec::new();
+            } else {
+                self.all.clear();
+            }
+        }
+    }
+}
+
+/// What the head of a frame says.
+struct Head {
+    length: usize,
+    kind: u8,
+    id: u64,
+}
+
+impl Head {
+    /// The head, and what is there behind it.
+    fn read(bytes: &[u8], limit: usize) -> Result<Option<(Self, &[u8])>, Broken> {
+        let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
+        let [a, b, c, d, kind, id @ ..] = *head;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if length > limit {
+            return Err(TOO_LONG);
+        }
+        let id = u64::from_le_bytes(id);
+        Ok(Some((Self { length, kind, id }, rest)))
+    }
+
+    fn frame(&self, payload: &[u8]) -> Frame {
+        Frame {
+            kind: self.kind,
+            id: self.id,
+            payload: payload.to_vec(),
+        }
+    }
+}
+
+const TOO_LONG: Broken = Broken("a frame that is too long");
 
 impl Decoder {
     pub(super) fn new(limit: usize) -> Self {
         Self {
-            buffer: Vec::new(),
-            start: 0,
+            came: Bytes::default(),
             limit,
+            opener: None,
         }
     }
 
@@ -75,44 +159,87 @@ impl Decoder {
         self.limit = limit;
     }
 
+    /// All behind the frames that were taken is sealed.
+    pub(super) fn seal(&mut self, seal: Arc<Seal>) {
+        self.opener = Some(Box::new(Opener {
+            seal,
+            number: 0,
+            plain: Bytes::default(),
+            partial: None,
+        }));
+    }
+
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        if self.start > 0 {
-            self.buffer.drain(..self.start);
-            self.start = 0;
-        }
-        self.buffer.extend_from_slice(bytes);
+        self.came.compacted().extend_from_slice(bytes);
     }
 
     /// The next whole frame. An error is final: where the next frame begins is not known any more.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Broken> {
-        let rest = &self.buffer[self.start..];
-        let Some((head, rest)) = rest.split_first_chunk::<HEADER>() else {
-            return Ok(None);
-        };
-        let [a, b, c, d, kind, id @ ..] = *head;
-        let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        if length > self.limit {
-            return Err(Broken("a frame that is too long"));
-        }
-        let Some(payload) = rest.get(..length) else {
-            return Ok(None);
-        };
-        let frame = Frame {
-            kind,
-            id: u64::from_le_bytes(id),
-            payload: payload.to_vec(),
-        };
-        self.start += HEADER + length;
-        if self.start == self.buffer.len() {
-            self.start = 0;
-            // A large frame's memory is not kept for the small ones after it.
-            if self.buffer.capacity() > 1 << 20 {
-                self.buffer = Vec::new();
-            } else {
-                self.buffer.clear();
+        let Some(opener) = &mut self.opener else {
+            let Some((head, rest)) = Head::read(self.came.rest(), self.limit)? else {
+                return Ok(None);
+            };
+            let frame = rest.get(..head.length).map(|payload| head.frame(payload));
+            if frame.is_some() {
+                self.came.take(HEADER + head.length);
             }
+            return Ok(frame);
+        };
+        loop {
+            if let Some(frame) = opener.next(self.limit)? {
+                return Ok(Some(frame));
+            }
+            let Some((length, rest)) = self.came.rest().split_first_chunk::<LENGTH>() else {
+                return Ok(None);
+            };
+            let length = usize::from(u16::from_le_bytes(*length));
+            if length > LARGEST_SEALED.min(self.limit + HEADER + TAG) {
+                return Err(TOO_LONG);
+            }
+            let Some(sealed) = rest.get(..length) else {
+                return Ok(None);
+            };
+            opener.open(sealed)?;
+            self.came.take(LENGTH + length);
         }
-        Ok(Some(frame))
+    }
+}
+
+impl Opener {
+    /// The next sealed message, behind what came before or into the payload that it belongs to.
+    fn open(&mut self, sealed: &[u8]) -> Result<(), Broken> {
+        let to = match &mut self.partial {
+            Some((frame, _)) => &mut frame.payload,
+            None => self.plain.compacted(),
+        };
+        self.seal.open(self.number, sealed, to)?;
+        self.number += 1;
+        Ok(())
+    }
+
+    /// The next frame of what has been opened.
+    fn next(&mut self, limit: usize) -> Result<Option<Frame>, Broken> {
+        if let Some((frame, length)) = &mut self.partial {
+            if frame.payload.len() < *length {
+                return Ok(None);
+            }
+            self.plain = Bytes {
+                all: frame.payload.split_off(*length),
+                taken: 0,
+            };
+            return Ok(self.partial.take().map(|(frame, _)| frame));
+        }
+        let Some((head, rest)) = Head::read(self.plain.rest(), limit)? else {
+            return Ok(None);
+        };
+        if let Some(payload) = rest.get(..head.length) {
+            let frame = head.frame(payload);
+            self.plain.take(HEADER + head.length);
+            return Ok(Some(frame));
+        }
+        self.partial = Some((head.frame(rest), head.length));
+        self.plain = Bytes::default();
+        Ok(None)
     }
 }
 
@@ -146,6 +273,55 @@ mod tests {
                 assert_eq!(frame.payload, vec![n as u8; n * 7]);
             }
         }
+    }
+
+    #[test]
+    fn sealed_frames_come_out_as_they_went_in_however_they_are_cut() {
+        let (ours, theirs) = Seal::pair();
+        let frames: Vec<_> = (0..20usize)
+            .map(|n| Outgoing::new(n as u8, n as u64, vec![n as u8; n * n * 7].into()))
+            .collect();
+        let mut plain = Vec::new();
+        for frame in &frames {
+            plain.extend_from_slice(&frame.head);
+            plain.extend_from_slice(&frame.payload);
+        }
+        for under_one_seal in [1, 13, 14, 100, 3000, plain.len()] {
+            let mut bytes = Vec::new();
+            for (number, piece) in plain.chunks(under_one_seal).enumerate() {
+                ours.seal(number as u64, piece, &mut bytes).unwrap();
+            }
+            for step in [1, 19, 2000, bytes.len()] {
+                let mut decoder = Decoder::new(3000);
+                decoder.seal(Arc::clone(&theirs));
+                decoder.set_limit(LARGEST_FRAME);
+                let mut got = 0;
+                for piece in bytes.chunks(step) {
+                    decoder.push(piece);
+                    while let Some(frame) = decoder.next().unwrap() {
+                        assert_eq!(usize::from(frame.kind), got);
+                        assert_eq!(frame.payload, vec![got as u8; got * got * 7]);
+                        got += 1;
+                    }
+                }
+                assert_eq!(got, frames.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_sealed_message_of_a_guest_is_refused_by_its_length_alone() {
+        let (_, theirs) = Seal::pair();
+        let mut decoder = Decoder::new(GREETING);
+        decoder.seal(theirs);
+        let most = GREETING + HEADER + TAG;
+        decoder.push(&(most as u16).to_le_bytes());
+        assert_eq!(decoder.next(), Ok(None));
+        let (_, theirs) = Seal::pair();
+        let mut decoder = Decoder::new(GREETING);
+        decoder.seal(theirs);
+        decoder.push(&(most as u16 + 1).to_le_bytes());
+        assert_eq!(decoder.next(), Err(TOO_LONG));
     }
 
     #[test]

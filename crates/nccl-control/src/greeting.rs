@@ -2,40 +2,43 @@
 //!
 //! ```text
 //! rank                                   coordinator
-//!   hello: version, nonce, job, epoch,
-//!          size, role, rank, host,
-//!          pid, kernel             ───▶
-//!                                  ◀───  challenge: nonce, proof of the secret
-//!   proof of the secret            ───▶
+//!   in plain: version, whether it has
+//!      a secret, and what it dialled
+//!   first message of the handshake:
+//!      job, epoch, size, role, rank,
+//!      host, pid, kernel           ───▶
+//!                                  ◀───  the answer of the handshake, or in plain
+//!                                         what is wrong with the first message
+//!   from here on under the seal of this connection:
+//!   that it is there               ───▶
 //!                                  ◀───  welcome, by whom and to which epoch,
 //!                                         or a refusal that says why, and perhaps
 //!                                         where the one is that coordinates
 //! ```
 //!
-//! A proof is an HMAC-SHA-256 over the side's name, the whole hello and the coordinator's nonce, with
-//! the job's secret as the key. So neither side can be played back, nor played back to itself, and both
-//! know that they mean the same rank of the same job. Without a secret the key is empty: it shows
-//! mistakes, and keeps nobody out.
+//! The handshake ([`noise`](super::noise)) is bound to all that goes in plain before it: both sides put together by themselves
+//! what that has to be ([`Plain::prologue`]), the coordinator from its own address. What was changed on the way, and a
+//! connection that was meant for another address, end there. The coordinator registers no rank before its second
+//! message: the first one may be recorded and sent again. What comes in plain from the coordinator is not proved: it ends this
+//! try, and sends the rank to no other address.
+//!
+//! Without a secret the key of the handshake is public: it shows mistakes, and keeps nobody out.
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
-
+use super::endpoint::Endpoint;
 use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
-use super::secret::Secret;
 use crate::visible;
 
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 11;
+pub(super) const VERSION: u64 = 12;
 
-pub(super) const NONCE: usize = 32;
-type Proof = [u8; 32];
-
+/// `HELLO` and `REFUSED` are read by other versions, which have to say that they are other ones.
 mod kind {
     pub(super) const HELLO: u8 = 1;
-    pub(super) const CHALLENGE: u8 = 2;
-    pub(super) const PROOF: u8 = 3;
     pub(super) const WELCOME: u8 = 4;
     pub(super) const REFUSED: u8 = 5;
+    pub(super) const ANSWER: u8 = 6;
+    pub(super) const UNPROVED: u8 = 7;
+    pub(super) const PRESENT: u8 = 8;
 }
 
 /// What somebody wants to be.
@@ -58,8 +61,6 @@ pub(super) enum Role {
 /// Who a rank says it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    pub(super) nonce: [u8; NONCE],
-    pub(super) has_secret: bool,
     pub(super) job: String,
     pub(super) epoch: u64,
     /// An observer that does not know says 0.
@@ -72,16 +73,28 @@ pub(super) struct Hello {
     pub(super) kernel: String,
 }
 
+/// What a first message says in plain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plain {
+    pub(super) has_secret: bool,
+    /// Where the sender has connected to; `None` where addresses are declared to be translated on the way.
+    pub(super) dialled: Option<Endpoint>,
+}
+
 /// The messages before two sides know each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Greeting {
-    Hello(Hello),
-    Challenge {
-        nonce: [u8; NONCE],
-        has_secret: bool,
-        proof: Proof,
+    /// With a [`Hello`] in the first message of the handshake.
+    Hello {
+        plain: Plain,
+        first: Vec<u8>,
     },
-    Proof(Proof),
+    /// The answer of the handshake.
+    Answer(Vec<u8>),
+    /// In plain: the first message cannot be opened.
+    Unproved(Unproved),
+    /// Under the seal: the sender of the first message is there.
+    Present,
     /// Of the rank that coordinates, or of the one whose door it is.
     Welcome {
         by: usize,
@@ -91,6 +104,23 @@ pub(super) enum Greeting {
         why: String,
         again: Again,
     },
+}
+
+/// Why a first message does not open, as its receiver knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unproved {
+    /// Its sender has no secret, and its receiver has.
+    NoSecret,
+    /// The other way round.
+    NeedlessSecret,
+    /// Its sender has another secret, or it was changed on the way.
+    OtherSecret,
+    /// Its sender was told that addresses are translated, and its receiver was not.
+    Translated,
+    /// The other way round.
+    NotTranslated,
+    /// Its sender has dialled another address than that of its receiver.
+    OtherAddress { here: Endpoint },
 }
 
 /// Whether another try may end better.
@@ -109,64 +139,162 @@ pub(super) enum Again {
     },
 }
 
-/// Bytes that nobody can guess.
-pub(super) fn nonce() -> std::io::Result<[u8; NONCE]> {
-    let mut nonce = [0; NONCE];
-    let mut filled = 0;
-    while filled < NONCE {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        match rustix::rand::getrandom(&mut nonce[filled..], flags) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+impl Plain {
+    /// What a side that has a secret or none, and means this address or takes any, goes by.
+    fn put(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&MAGIC);
+        put_number(to, VERSION);
+        put_number(to, self.has_secret.into());
+        put_number(to, self.dialled.is_some().into());
+        if let Some(dialled) = &self.dialled {
+            put_bytes(to, dialled.as_str().as_bytes());
         }
     }
-    Ok(nonce)
+
+    fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
+        if fields.array()? != MAGIC {
+            return Err(Broken("a greeting of something else than a rank"));
+        }
+        if fields.number()? != VERSION {
+            return Err(OTHER_VERSION);
+        }
+        Ok(Self {
+            has_secret: flag(fields)?,
+            dialled: match flag(fields)? {
+                true => Some(Endpoint::written(fields.text()?)),
+                false => None,
+            },
+        })
+    }
+
+    /// For sentences.
+    fn dialled_address(&self) -> String {
+        let any = || String::from("an address");
+        self.dialled.as_ref().map_or_else(any, Endpoint::to_string)
+    }
+
+    /// To what a handshake is bound.
+    pub(super) fn prologue(&self) -> Vec<u8> {
+        let mut prologue = Vec::new();
+        self.put(&mut prologue);
+        prologue
+    }
+
+    /// What is wrong with one that has come to a side that has to hear `self`.
+    pub(super) fn refuse(&self, other: &Self) -> Result<(), Unproved> {
+        match (other.has_secret, self.has_secret) {
+            (false, true) => return Err(Unproved::NoSecret),
+            (true, false) => return Err(Unproved::NeedlessSecret),
+            _ => {}
+        }
+        match (&other.dialled, &self.dialled) {
+            (None, Some(_)) => Err(Unproved::Translated),
+            (Some(_), None) => Err(Unproved::NotTranslated),
+            (Some(dialled), Some(here)) if dialled != here => {
+                Err(Unproved::OtherAddress { here: here.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
 }
+
+fn flag(fields: &mut Fields<'_>) -> Result<bool, Broken> {
+    match fields.number()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Broken("neither yes nor no")),
+    }
+}
+
+impl Unproved {
+    /// What the receiver of the first message says of its sender, which has said `sent` in plain.
+    pub(super) fn of_sender(&self, sent: &Plain) -> String {
+        match self {
+            Self::NoSecret => String::from("it has no secret, and this job has one"),
+            Self::NeedlessSecret => String::from("it has a secret, and this job has none"),
+            Self::OtherSecret => String::from(
+                "it has another secret than this job, or its greeting was meant for another address and changed on the way",
+            ),
+            Self::Translated => String::from(
+                "it was told that addresses are translated (NCCL_RUN_TRANSLATED), and this rank was not: tell all ranks \
+                 the same",
+            ),
+            Self::NotTranslated => String::from(
+                "it was not told that addresses are translated (NCCL_RUN_TRANSLATED), and this rank was: tell all ranks \
+                 the same",
+            ),
+            Self::OtherAddress { here } => {
+                let dialled = sent.dialled_address();
+                format!("it dialled {dialled}, and this is {here}: {RELAYED}")
+            }
+        }
+    }
+
+    /// What the sender of the first message, which has said `sent` in plain, says of the answer.
+    pub(super) fn of_receiver(&self, sent: &Plain) -> String {
+        let why = match self {
+            Self::NoSecret => "this rank has no secret, and who answers has one",
+            Self::NeedlessSecret => "this rank has a secret, and who answers has none",
+            Self::OtherSecret => {
+                "who answers has another secret than this rank, or a relay between the two has changed the greeting"
+            }
+            Self::Translated => {
+                return String::from(
+                    "this rank was told that addresses are translated (NCCL_RUN_TRANSLATED), and who answers was not: tell \
+                     all ranks the same",
+                );
+            }
+            Self::NotTranslated => {
+                return String::from(
+                    "this rank was not told that addresses are translated (NCCL_RUN_TRANSLATED), and who answers was: tell \
+                     all ranks the same",
+                );
+            }
+            Self::OtherAddress { here } => {
+                let dialled = sent.dialled_address();
+                return format!(
+                    "this rank dialled {dialled}, and who answers is {here}: {RELAYED}"
+                );
+            }
+        };
+        format!(
+            "{why}: set NCCL_RUN_SECRET to the same on all ranks, and see that no other job is there"
+        )
+    }
+}
+
+/// The two causes of another address.
+const RELAYED: &str = "another process there passes connections on (a relay), or addresses are translated between the two; \
+     only where that is meant, set NCCL_RUN_TRANSLATED=1 on all ranks";
 
 impl Greeting {
     pub(super) fn encode(&self) -> Outgoing {
         let mut to = Vec::new();
         let kind = match self {
-            Self::Hello(hello) => {
-                to.extend_from_slice(&MAGIC);
-                put_number(&mut to, VERSION);
-                to.extend_from_slice(&hello.nonce);
-                put_number(&mut to, hello.has_secret.into());
-                put_bytes(&mut to, hello.job.as_bytes());
-                put_number(&mut to, hello.epoch);
-                put_index(&mut to, hello.world_size);
-                put_number(
-                    &mut to,
-                    match hello.role {
-                        Role::Rank => 0,
-                        Role::Observer => 1,
-                        Role::Newcomer => 2,
-                        Role::Asker => 3,
-                        Role::Follower => 4,
-                        Role::Onlooker => 5,
-                    },
-                );
-                put_index(&mut to, hello.rank);
-                put_bytes(&mut to, hello.host.as_bytes());
-                put_number(&mut to, hello.pid);
-                put_bytes(&mut to, hello.kernel.as_bytes());
+            Self::Hello { plain, first } => {
+                plain.put(&mut to);
+                put_bytes(&mut to, first);
                 kind::HELLO
             }
-            Self::Challenge {
-                nonce,
-                has_secret,
-                proof,
-            } => {
-                to.extend_from_slice(nonce);
-                put_number(&mut to, (*has_secret).into());
-                to.extend_from_slice(proof);
-                kind::CHALLENGE
+            Self::Answer(answer) => {
+                put_bytes(&mut to, answer);
+                kind::ANSWER
             }
-            Self::Proof(proof) => {
-                to.extend_from_slice(proof);
-                kind::PROOF
+            Self::Unproved(unproved) => {
+                match unproved {
+                    Unproved::NoSecret => put_number(&mut to, 0),
+                    Unproved::NeedlessSecret => put_number(&mut to, 1),
+                    Unproved::OtherSecret => put_number(&mut to, 2),
+                    Unproved::Translated => put_number(&mut to, 3),
+                    Unproved::NotTranslated => put_number(&mut to, 4),
+                    Unproved::OtherAddress { here } => {
+                        put_number(&mut to, 5);
+                        put_bytes(&mut to, here.as_str().as_bytes());
+                    }
+                }
+                kind::UNPROVED
             }
+            Self::Present => kind::PRESENT,
             Self::Welcome { by, epoch } => {
                 put_index(&mut to, *by);
                 put_number(&mut to, *epoch);
@@ -193,40 +321,23 @@ impl Greeting {
     pub(super) fn decode(frame: &Frame) -> Result<Self, Broken> {
         let mut fields = Fields(&frame.payload);
         let greeting = match frame.kind {
-            kind::HELLO => {
-                if fields.array()? != MAGIC {
-                    return Err(Broken("a greeting of something else than a rank"));
-                }
-                if fields.number()? != VERSION {
-                    return Err(OTHER_VERSION);
-                }
-                Self::Hello(Hello {
-                    nonce: fields.array()?,
-                    has_secret: fields.number()? != 0,
-                    job: fields.text()?,
-                    epoch: fields.number()?,
-                    world_size: fields.index()?,
-                    role: match fields.number()? {
-                        0 => Role::Rank,
-                        1 => Role::Observer,
-                        2 => Role::Newcomer,
-                        3 => Role::Asker,
-                        4 => Role::Follower,
-                        5 => Role::Onlooker,
-                        _ => return Err(Broken("a greeting of an unknown role")),
-                    },
-                    rank: fields.index()?,
-                    host: fields.text()?,
-                    pid: fields.number()?,
-                    kernel: fields.text()?,
-                })
-            }
-            kind::CHALLENGE => Self::Challenge {
-                nonce: fields.array()?,
-                has_secret: fields.number()? != 0,
-                proof: fields.array()?,
+            kind::HELLO => Self::Hello {
+                plain: Plain::take(&mut fields)?,
+                first: fields.bytes()?.to_vec(),
             },
-            kind::PROOF => Self::Proof(fields.array()?),
+            kind::ANSWER => Self::Answer(fields.bytes()?.to_vec()),
+            kind::UNPROVED => Self::Unproved(match fields.number()? {
+                0 => Unproved::NoSecret,
+                1 => Unproved::NeedlessSecret,
+                2 => Unproved::OtherSecret,
+                3 => Unproved::Translated,
+                4 => Unproved::NotTranslated,
+                5 => Unproved::OtherAddress {
+                    here: Endpoint::written(fields.text()?),
+                },
+                _ => return Err(Broken("no reason not to open a first message")),
+            }),
+            kind::PRESENT => Self::Present,
             kind::WELCOME => Self::Welcome {
                 by: fields.index()?,
                 epoch: fields.number()?,
@@ -255,59 +366,60 @@ impl Greeting {
 pub(super) const OTHER_VERSION: Broken =
     Broken("a greeting of another protocol version: all ranks need the same release of this crate");
 
-/// Which side proves that it knows the secret.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Side {
-    Coordinator,
-    Rank,
-}
-
-fn mac(secret: Option<&Secret>, side: Side, hello: &Outgoing, nonce: &[u8; NONCE]) -> Hmac<Sha256> {
-    let key = secret.map_or(&[][..], Secret::bytes);
-    let mut mac = Hmac::<Sha256>::new_from_slice(key)
-        .unwrap_or_else(|_| unreachable!("an HMAC takes a key of any length"));
-    mac.update(match side {
-        Side::Coordinator => b"coordinator",
-        Side::Rank => b"rank",
-    });
-    mac.update(&(hello.payload.len() as u64).to_le_bytes());
-    mac.update(&hello.payload);
-    mac.update(nonce);
-    mac
-}
-
-pub(super) fn prove(
-    secret: Option<&Secret>,
-    side: Side,
-    hello: &Hello,
-    nonce: &[u8; NONCE],
-) -> Proof {
-    let hello = Greeting::Hello(hello.clone()).encode();
-    mac(secret, side, &hello, nonce)
-        .finalize()
-        .into_bytes()
-        .into()
-}
-
-/// Whether the proof is right; takes the same time for all wrong ones.
-pub(super) fn is_proved(
-    secret: Option<&Secret>,
-    side: Side,
-    hello: &Hello,
-    nonce: &[u8; NONCE],
-    proof: &Proof,
-) -> bool {
-    let hello = Greeting::Hello(hello.clone()).encode();
-    mac(secret, side, &hello, nonce).verify_slice(proof).is_ok()
-}
-
 impl Hello {
+    /// The payload of a first message.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut to = Vec::new();
+        put_bytes(&mut to, self.job.as_bytes());
+        put_number(&mut to, self.epoch);
+        put_index(&mut to, self.world_size);
+        put_number(
+            &mut to,
+            match self.role {
+                Role::Rank => 0,
+                Role::Observer => 1,
+                Role::Newcomer => 2,
+                Role::Asker => 3,
+                Role::Follower => 4,
+                Role::Onlooker => 5,
+            },
+        );
+        put_index(&mut to, self.rank);
+        put_bytes(&mut to, self.host.as_bytes());
+        put_number(&mut to, self.pid);
+        put_bytes(&mut to, self.kernel.as_bytes());
+        to
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self, Broken> {
+        let mut fields = Fields(payload);
+        let hello = Self {
+            job: fields.text()?,
+            epoch: fields.number()?,
+            world_size: fields.index()?,
+            role: match fields.number()? {
+                0 => Role::Rank,
+                1 => Role::Observer,
+                2 => Role::Newcomer,
+                3 => Role::Asker,
+                4 => Role::Follower,
+                5 => Role::Onlooker,
+                _ => return Err(Broken("a greeting of an unknown role")),
+            },
+            rank: fields.index()?,
+            host: fields.text()?,
+            pid: fields.number()?,
+            kernel: fields.text()?,
+        };
+        fields.end()?;
+        Ok(hello)
+    }
+
     /// Host, process and claim, for sentences.
     pub(super) fn claim(&self) -> String {
         let Self {
             host, pid, rank, ..
         } = self;
-        // The proof is over what was sent.
         let host = visible::name(host);
         match self.role {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
@@ -317,41 +429,5 @@ impl Hello {
             Role::Newcomer => format!("{host}, pid {pid}, which asks to come in"),
             Role::Asker => format!("{host}, pid {pid}, which asks for recordings"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn hello() -> Hello {
-        Hello {
-            nonce: [1; NONCE],
-            has_secret: true,
-            job: String::from("job"),
-            epoch: 3,
-            world_size: 4,
-            role: Role::Rank,
-            rank: 2,
-            host: String::from("node"),
-            pid: 77,
-            kernel: String::from("k"),
-        }
-    }
-
-    #[test]
-    fn a_proof_holds_for_one_secret_one_side_one_hello_and_one_nonce() {
-        let secret = Secret::new("a");
-        let proof = prove(Some(&secret), Side::Rank, &hello(), &[7; NONCE]);
-        let holds = |secret: Option<&Secret>, side, hello: &Hello, nonce| {
-            is_proved(secret, side, hello, &[nonce; NONCE], &proof)
-        };
-        assert!(holds(Some(&secret), Side::Rank, &hello(), 7));
-        assert!(!holds(Some(&Secret::new("b")), Side::Rank, &hello(), 7));
-        assert!(!holds(None, Side::Rank, &hello(), 7));
-        assert!(!holds(Some(&secret), Side::Coordinator, &hello(), 7));
-        assert!(!holds(Some(&secret), Side::Rank, &hello(), 8));
-        let other = Hello { rank: 3, ..hello() };
-        assert!(!holds(Some(&secret), Side::Rank, &other, 7));
     }
 }

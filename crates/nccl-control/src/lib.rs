@@ -3,7 +3,8 @@
 //!
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
-//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire;
+//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `noise`: its proof and seal; `endpoint`:
+//!   to which address that is bound;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
 //!   hears this one;
 //! - `process`: the process at the other end, watched where that can be done;
@@ -49,6 +50,7 @@ mod channels;
 mod client;
 mod connection;
 mod door;
+mod endpoint;
 mod environment;
 mod epoch;
 mod events;
@@ -71,6 +73,7 @@ pub mod limits;
 mod line;
 mod mailbox;
 mod message;
+mod noise;
 mod observer;
 mod panics;
 mod peer;

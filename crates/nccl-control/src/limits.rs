@@ -7,8 +7,10 @@ use crate::error::{Error, Result};
 const RANKS: usize = 1 << 20;
 /// There are numbers left for the attempts behind it.
 const EPOCH: u64 = u64::MAX >> 1;
-/// It has to fit into the first message of a rank ([`GREETING`](super::frame::GREETING)), beside host and nonce.
+/// It has to fit into the first message of a rank ([`GREETING`](super::frame::GREETING)), beside host and address.
 const JOB: usize = 2048;
+/// 128 bits, if every bit is random: what cannot be guessed.
+const SECRET: usize = 16;
 
 /// Why there is no world of this size.
 pub fn size(ranks: usize) -> Result<(), String> {
@@ -37,16 +39,23 @@ pub fn job(name: &str, epoch: u64) -> Result<(), String> {
     Ok(())
 }
 
+/// Why these bytes, which `what` names, are no secret for a job.
+pub fn secret(what: &str, bytes: &[u8]) -> Result<(), String> {
+    let wrong = match bytes.trim_ascii().len() {
+        SECRET.. => return Ok(()),
+        0 => String::from("is empty"),
+        few => format!("has {few} bytes"),
+    };
+    Err(format!(
+        "{what} {wrong}, and {SECRET} random ones are the least: make one with (umask 077; openssl rand -hex 32 > FILE) and \
+         name that file in NCCL_RUN_SECRET_FILE, or leave it out"
+    ))
+}
+
 impl Job {
     pub(super) fn check(&self) -> Result<()> {
-        if self
-            .secret
-            .as_ref()
-            .is_some_and(|secret| secret.bytes().is_empty())
-        {
-            return Err(Error::rendezvous(
-                "the job's secret is empty, which keeps no stranger out: give one (openssl rand -hex 32), or none",
-            ));
+        if let Some(own) = &self.secret {
+            secret("the job's secret", own.bytes()).map_err(Error::rendezvous)?;
         }
         job(&self.name, self.epoch).map_err(Error::rendezvous)
     }

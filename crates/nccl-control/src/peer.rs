@@ -9,11 +9,10 @@ use super::admission::Refusal;
 use super::connection::{Connection, Received};
 use super::door::{Door, PATIENCE};
 use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
-use super::greeting::{
-    Again, Greeting, Hello, NONCE, OTHER_VERSION, Role, Side, is_proved, nonce, prove,
-};
+use super::greeting::{Again, Greeting, Hello, OTHER_VERSION, Plain, Role, Unproved};
 use super::hub::Outlet;
 use super::incoming::Answer;
+use super::noise::Responder;
 use super::process::{self, Bereaved, Vigil};
 use super::reactor::{EventFlags, Source};
 use super::reader::loss_of;
@@ -27,6 +26,9 @@ use nccl_base::clock;
 /// The largest message of an observer: it may have started many ranks.
 const LARGEST_WORD: usize = 1 << 20;
 
+/// Of who sent a first message and nothing under the keys of the handshake.
+const UNSEEN: &str = "sent a greeting and did not show that it made it: it may be a recorded one";
+
 /// Somebody who is connected.
 pub(super) struct Peer {
     pub(super) this: Weak<Self>,
@@ -34,6 +36,8 @@ pub(super) struct Peer {
     pub(super) number: u64,
     /// Where it is, for sentences.
     pub(super) from: String,
+    /// What a greeting has to say in plain that is meant for this door.
+    pub(super) plain: Plain,
     pub(super) connection: Arc<Connection>,
     /// Only the reactor's thread takes it.
     pub(super) talk: Mutex<Talk>,
@@ -46,9 +50,9 @@ pub(super) struct Talk {
 
 pub(super) enum Stage {
     Hello,
-    Proof {
+    /// Its first message was made with the secret, but perhaps not by it.
+    Opened {
         hello: Hello,
-        nonce: [u8; NONCE],
         process: Option<OwnedFd>,
     },
     Member {
@@ -65,6 +69,12 @@ pub(super) enum Stage {
     Messenger,
     /// It was told why it may not come in, and may still read it.
     Dismissed,
+}
+
+/// Why a first message is not answered.
+enum Unopened {
+    Unproved(Unproved),
+    Broken(String),
 }
 
 impl Source for Peer {
@@ -115,12 +125,14 @@ impl Source for Peer {
         match talk.stage {
             Stage::Member { .. } | Stage::Observer | Stage::Newcomer => {}
             Stage::Dismissed | Stage::Messenger => self.close(&door, None),
-            Stage::Hello | Stage::Proof { .. } => {
+            Stage::Hello => {
                 let limit = PATIENCE.as_secs();
-                self.close(
-                    &door,
-                    Some(&format!("it did not say who it is within {limit} s")),
-                );
+                let why = format!("it did not say who it is within {limit} s");
+                self.close(&door, Some(&why));
+            }
+            Stage::Opened { ref hello, .. } => {
+                let why = format!("{}, {UNSEEN}", hello.claim());
+                self.close(&door, Some(&why));
             }
         }
     }
@@ -171,44 +183,32 @@ impl Peer {
             Err(broken) => return Err(format!("it sent {}", broken.0).into()),
         };
         match (std::mem::replace(&mut talk.stage, Stage::Hello), greeting) {
-            (Stage::Hello, Greeting::Hello(hello)) => {
-                let secret = door.job.secret.as_ref();
-                let nonce = nonce().map_err(|error| format!("no random numbers: {error}"))?;
-                let proof = prove(secret, Side::Coordinator, &hello, &nonce);
-                let challenge = Greeting::Challenge {
-                    nonce,
-                    has_secret: secret.is_some(),
-                    proof,
+            (Stage::Hello, Greeting::Hello { plain, first }) => {
+                let (answer, hello) = match self.open(door, &plain, &first) {
+                    Ok(opened) => opened,
+                    Err(Unopened::Unproved(unproved)) => {
+                        // Instead of the refusal, which says no more.
+                        door.note(&self.from, &unproved.of_sender(&plain));
+                        self.connection.greet(&Greeting::Unproved(unproved));
+                        self.connection.flush_quietly();
+                        talk.stage = Stage::Dismissed;
+                        return Ok(());
+                    }
+                    Err(Unopened::Broken(why)) => return Err(why.into()),
                 };
-                self.connection.enqueue(challenge.encode());
+                let (answer, seal) = answer
+                    .answer()
+                    .map_err(|error| format!("there is no answer to it: {error}"))?;
+                self.connection.greet(&Greeting::Answer(answer));
+                self.connection.seal(Arc::clone(&seal));
+                talk.decoder.seal(seal);
                 self.connection.flush_quietly();
-                // Before its proof: then it is alive, and the number is still its own.
+                // Before it is known to be there: then it is alive, and the number is still its own.
                 let process = process::of_peer(self.connection.fd(), hello.pid, &hello.kernel);
-                talk.stage = Stage::Proof {
-                    hello,
-                    nonce,
-                    process,
-                };
+                talk.stage = Stage::Opened { hello, process };
                 Ok(())
             }
-            (
-                Stage::Proof {
-                    hello,
-                    nonce,
-                    process,
-                },
-                Greeting::Proof(proof),
-            ) => {
-                let secret = door.job.secret.as_ref();
-                let claim = hello.claim();
-                if !is_proved(secret, Side::Rank, &hello, &nonce, &proof) {
-                    let why = match (hello.has_secret, secret.is_some()) {
-                        (false, true) => format!("{claim}, has no secret, and this job has one"),
-                        (true, false) => format!("{claim}, has a secret, and rank 0 has none"),
-                        _ => format!("{claim}, has another secret than this job"),
-                    };
-                    return Err(why.into());
-                }
+            (Stage::Opened { hello, process }, Greeting::Present) => {
                 door.check(&hello)?;
                 let (by, epoch) = (door.rank(), door.job.epoch);
                 let welcome = Greeting::Welcome { by, epoch }.encode();
@@ -254,6 +254,22 @@ impl Peer {
             (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}").into()),
             _ => Err(String::from("it greeted out of turn").into()),
         }
+    }
+
+    /// Opens a first message.
+    fn open(
+        &self,
+        door: &Door,
+        plain: &Plain,
+        first: &[u8],
+    ) -> Result<(Responder, Hello), Unopened> {
+        self.plain.refuse(plain).map_err(Unopened::Unproved)?;
+        let secret = door.job.secret.as_ref();
+        let opened = Responder::open(secret, &self.plain.prologue(), first);
+        let (responder, hello) = opened.ok_or(Unopened::Unproved(Unproved::OtherSecret))?;
+        let hello = Hello::decode(&hello);
+        let hello = hello.map_err(|broken| Unopened::Broken(format!("it sent {}", broken.0)))?;
+        Ok((responder, hello))
     }
 
     /// What an observer says.
@@ -320,7 +336,7 @@ impl Peer {
                 door.hub.unobserve(self.number);
                 self.close(door, None);
             }
-            Stage::Hello | Stage::Proof { .. } => {
+            Stage::Hello | Stage::Opened { .. } => {
                 if !matches!(refusal.again, Again::At { .. }) {
                     door.note(&self.from, why);
                 }
@@ -328,7 +344,7 @@ impl Peer {
                     why: why.to_owned(),
                     again: refusal.again.clone(),
                 };
-                self.connection.enqueue(refusal.encode());
+                self.connection.greet(&refusal);
                 self.connection.flush_quietly();
                 talk.stage = Stage::Dismissed;
             }
@@ -352,8 +368,10 @@ impl Peer {
                 door.hub.unobserve(self.number);
                 self.close(door, None);
             }
-            Stage::Hello | Stage::Proof { .. } => {
-                self.close(door, Some("it hung up before it had said who it is"));
+            Stage::Hello => self.close(door, Some("it hung up before it had said who it is")),
+            Stage::Opened { ref hello, .. } => {
+                let why = format!("{}, {UNSEEN}", hello.claim());
+                self.close(door, Some(&why));
             }
         }
     }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::endpoint::Endpoint;
 use super::tcp;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
@@ -64,9 +65,19 @@ pub(super) struct Listener {
     pub(super) at: String,
     /// The same, over TCP.
     address: Option<std::net::SocketAddr>,
+    /// Where connections to it lead, over a Unix socket.
+    endpoint: Option<Endpoint>,
 }
 
 impl Listener {
+    /// Where `socket` leads to, which was accepted here.
+    pub(super) fn end_of(&self, socket: impl AsFd) -> io::Result<Endpoint> {
+        match &self.endpoint {
+            Some(endpoint) => Ok(endpoint.clone()),
+            None => Endpoint::of_accepted(socket),
+        }
+    }
+
     /// Whether it listens at this address.
     pub(super) fn is_at(&self, address: &Address) -> bool {
         self.of.as_ref() == Some(address)
@@ -131,6 +142,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
             of: Some(address.clone()),
             at: format!("tcp:{at}"),
             address: Some(at),
+            endpoint: None,
         });
     }
     let failed = |error| Error::io(format!("listening at {address}"))(error);
@@ -177,6 +189,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
         of: Some(address.clone()),
         at: address.to_string(),
         address: None,
+        endpoint: Endpoint::unix(address),
     })
 }
 
@@ -212,6 +225,7 @@ pub(super) fn listen_beside(
                 of: None,
                 at: format!("tcp:{at}"),
                 address: Some(at),
+                endpoint: None,
             })
         }
     }

@@ -6,15 +6,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use super::limits;
 use crate::error::{Error, Result};
 
-/// The secret of a job. Prints as nothing.
+/// The secret of a job, without the whitespace around it. Prints as nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Secret(Vec<u8>);
 
 impl Secret {
+    /// Of any length: [`Job::check`](super::server::Job::check) refuses one that is too short.
     pub(super) fn new(bytes: impl Into<Vec<u8>>) -> Self {
-        Self(bytes.into())
+        let bytes = bytes.into();
+        Self(bytes.trim_ascii().to_vec())
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -28,12 +31,11 @@ impl Secret {
             (Some(_), Some(path)) => Err(Error::rendezvous(format!(
                 "both NCCL_RUN_SECRET and NCCL_RUN_SECRET_FILE={path:?} are set: leave one"
             ))),
-            (Some(secret), None) => match secret.as_bytes().trim_ascii() {
-                [] => Err(Error::rendezvous(
-                    "NCCL_RUN_SECRET is set and empty: leave it out, or give the job's secret",
-                )),
-                secret => Ok(Some(Self::new(secret))),
-            },
+            (Some(secret), None) => {
+                let secret = secret.as_bytes();
+                limits::secret("NCCL_RUN_SECRET", secret).map_err(Error::rendezvous)?;
+                Ok(Some(Self::new(secret)))
+            }
             (None, Some(path)) => Self::from_file(Path::new(&path)).map(Some),
             (None, None) => Ok(None),
         }
@@ -58,14 +60,9 @@ impl Secret {
             )));
         }
         let bytes = std::fs::read(path).map_err(failed)?;
-        let secret = bytes.trim_ascii();
-        if secret.is_empty() {
-            return Err(Error::rendezvous(format!(
-                "the job's secret in {} is empty",
-                path.display()
-            )));
-        }
-        Ok(Self::new(secret))
+        let what = format!("the job's secret in {}", path.display());
+        limits::secret(&what, &bytes).map_err(Error::rendezvous)?;
+        Ok(Self::new(bytes))
     }
 }
 
@@ -88,14 +85,20 @@ mod tests {
             let value = OsStr::from_bytes(value);
             Secret::from_variables(move |asked| (asked == name).then(|| value.to_owned()))
         };
-        let bytes = &b"\xff\xfe\x80binary"[..];
+        let bytes = &b"\xff\xfe\x80 of sixteen bytes"[..];
         assert_eq!(
-            variable("NCCL_RUN_SECRET", b"\xff\xfe\x80binary\n").unwrap(),
+            variable("NCCL_RUN_SECRET", b"\xff\xfe\x80 of sixteen bytes\n").unwrap(),
             Some(Secret::new(bytes))
         );
-        for empty in [&b""[..], b" \n"] {
-            let error = variable("NCCL_RUN_SECRET", empty).unwrap_err().to_string();
-            assert!(error.contains("set and empty"), "{error}");
+        for (short, words) in [
+            (&b""[..], "NCCL_RUN_SECRET is empty"),
+            (b" \n", "NCCL_RUN_SECRET is empty"),
+            (b" fifteen bytes!!\n", "NCCL_RUN_SECRET has 15 bytes"),
+        ] {
+            let error = variable("NCCL_RUN_SECRET", short).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+            let remedy = "(umask 077; openssl rand -hex 32 > FILE)";
+            assert!(error.contains(remedy), "{error}");
         }
         let error = variable("NCCL_RUN_SECRET_FILE", b"/nowhere/\xff").unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
@@ -104,7 +107,7 @@ mod tests {
     #[test]
     fn a_secret_comes_from_a_variable_or_a_private_file() {
         let path = std::env::temp_dir().join(format!("nccl-secret-{}", std::process::id()));
-        std::fs::write(&path, "hush\n").unwrap();
+        std::fs::write(&path, "hush, and nobody hears it\n").unwrap();
         let read = || {
             Secret::from_variables(|name| {
                 (name == "NCCL_RUN_SECRET_FILE").then(|| path.clone().into())
@@ -114,7 +117,14 @@ mod tests {
         let error = read().unwrap_err().to_string();
         assert!(error.contains("chmod 600"), "{error}");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        assert_eq!(read().unwrap(), Some(Secret::new("hush")));
+        let secret = Secret::new("hush, and nobody hears it");
+        assert_eq!(read().unwrap(), Some(secret));
+        std::fs::write(&path, "hush\n").unwrap();
+        let error = read().unwrap_err().to_string();
+        assert!(
+            error.contains("has 4 bytes") && error.contains("openssl rand"),
+            "{error}"
+        );
         std::fs::remove_file(&path).unwrap();
         assert!(read().is_err());
 

@@ -1,7 +1,8 @@
 //! What a rank has of its door: rank 0 opens it for all, others beside it, and it changes hands when the world goes on.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::io::{self, Write as _};
+use std::sync::{Arc, Once, Weak};
 use std::time::{Duration, Instant};
 
 use super::attached::Attached;
@@ -18,6 +19,8 @@ pub(super) struct Job {
     pub(super) name: String,
     pub(super) epoch: u64,
     pub(super) secret: Option<Secret>,
+    /// Addresses are translated on the way, and tell nothing.
+    pub(super) translated: bool,
 }
 
 /// Rank 0's side. Dropped, it lets what is answerable be answered, within bounds, and closes.
@@ -34,12 +37,7 @@ impl Server {
         }
         tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at = listener.at, "rank 0 listens");
         if let (Address::Tcp(_), None) = (address, &job.secret) {
-            tracing::warn!(
-                name: "nccl.rendezvous.open_door",
-                target: "nccl",
-                at = listener.at,
-                "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
-            );
+            warn_of_open_door(&listener.at);
         }
         let door = Door::open(vec![listener], 0, hub, job, Vec::new(), None)?;
         Ok(Self { door })
@@ -163,6 +161,26 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.finish();
     }
+}
+
+/// Says once per process that nothing keeps strangers out: in the log, and where a program without a log shows it.
+fn warn_of_open_door(at: &str) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            name: "nccl.rendezvous.open_door",
+            target: "nccl",
+            at,
+            "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
+        );
+        // A program that has closed its stderr does not want to hear it.
+        let _ = writeln!(
+            io::stderr(),
+            "nccl: rank 0 listens at {at} without a secret: anybody who reaches this address may join the job, read and change \
+             what its ranks tell each other; make a secret with (umask 077; openssl rand -hex 32 > FILE) and set \
+             NCCL_RUN_SECRET_FILE=FILE on all ranks"
+        );
+    });
 }
 
 /// How long a place is waited for that is still taken: by what a rank that is gone has left running, say.

@@ -161,7 +161,7 @@ impl FleetBuilder {
     }
 
     /// What the ranks prove to each other that they know. Unless set, a fresh one for ranks of one host. It is
-    /// handed over in a file that only this user can read. An empty one is an error of [`start`](Self::start); see
+    /// handed over in a file that only this user can read. One of less than 16 bytes is an error of [`start`](Self::start); see
     /// [`Rendezvous::secret`](nccl_control::Rendezvous::secret) for what makes a good one.
     ///
     /// ```no_run
@@ -390,12 +390,10 @@ impl FleetBuilder {
         };
         let secret_file = match &self.secret {
             Secret::File(path) => Some(path.clone()),
-            Secret::Given(secret) if secret.trim_ascii().is_empty() => {
-                return Err(Error::launch(
-                    "the ranks' secret is empty: give one (openssl rand -hex 32), or none",
-                ));
+            Secret::Given(secret) => {
+                limits::secret("the ranks' secret", secret).map_err(Error::launch)?;
+                Some(written(Some(secret))?)
             }
-            Secret::Given(secret) => Some(written(Some(secret))?),
             // Nobody could tell it to the others.
             Secret::Fresh if several_hosts => None,
             Secret::Fresh => Some(written(None)?),

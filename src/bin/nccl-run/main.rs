@@ -102,12 +102,6 @@ fn code_of_those_left(report: &Report) -> u8 {
 fn run(options: Options) -> Result<u8, Failed> {
     // First, so that no signal finds ranks and nobody to pass it on.
     let signals = Signals::take().map_err(Failed::Signals)?;
-    if options.nodes > 1 && !options.has_secret() {
-        say(
-            "no secret is set, so anybody who reaches the rendezvous may take part: NCCL_RUN_SECRET_FILE, or \
-             --secret-file, names a file with the same content on all nodes",
-        );
-    }
     let Options {
         program,
         arguments,

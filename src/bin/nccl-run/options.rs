@@ -113,10 +113,6 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    pub(crate) fn has_secret(&self) -> bool {
-        self.secret.is_some() || self.secret_file.is_some()
-    }
-
     /// The number of ranks on this machine, the first of them, and the number of all.
     pub(crate) fn place(&self) -> (usize, usize, usize) {
         let first = self.ranks * self.node_rank;

@@ -194,6 +194,26 @@ fn ranks_on_several_hosts_meet_over_tcp() {
 }
 
 #[test]
+fn addresses_are_translated_when_a_variable_says_so() {
+    let read = |value: &'static str| {
+        read(&[
+            ("NCCL_RUN_RANK", "1"),
+            ("NCCL_RUN_WORLD_SIZE", "4"),
+            ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400"),
+            ("NCCL_RUN_TRANSLATED", value),
+        ])
+    };
+    for (value, translated) in [("1", true), ("0", false), ("", false)] {
+        assert_eq!(read(value).unwrap().job.translated, translated, "{value:?}");
+    }
+    let error = read("yes").unwrap_err().to_string();
+    assert!(
+        error.contains("NCCL_RUN_TRANSLATED=\"yes\" is neither 1 nor 0"),
+        "{error}"
+    );
+}
+
+#[test]
 fn two_launches_meet_at_two_places() {
     let place = |id: &str| {
         let variables = [

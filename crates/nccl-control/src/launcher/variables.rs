@@ -374,6 +374,15 @@ fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job>
         name: get("NCCL_RUN_JOB").unwrap_or(of_launcher),
         epoch,
         secret: None,
+        translated: match get("NCCL_RUN_TRANSLATED").as_deref().map(str::trim) {
+            None | Some("" | "0") => false,
+            Some("1") => true,
+            Some(other) => {
+                return Err(Error::rendezvous(format!(
+                    "NCCL_RUN_TRANSLATED={other:?} is neither 1 nor 0: whether addresses are translated between the ranks"
+                )));
+            }
+        },
     })
 }
 

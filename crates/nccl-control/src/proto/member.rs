@@ -649,8 +649,9 @@ impl Member {
             return;
         }
         let own = self.core.generation();
-        // One that takes part no more does not come to a later generation either.
-        if generation < own && !matches!(message, Message::Leave(_)) {
+        // One that takes part no more does not come to a later generation either, and a joiner has none yet.
+        let is_of_any = matches!(message, Message::Leave(_) | Message::Accepted { .. });
+        if generation < own && !is_of_any {
             return self.send_ahead(from);
         }
         if generation > own {

@@ -10,15 +10,18 @@ use crate::departure::{
     Departure, Exit, Failure, HeardOnly, How, LastCall, Lost, OomKill, ProcessEnd, Reason, Sign,
     Signal, Silence,
 };
-use crate::frame::{Decoder, Frame, GREETING, LARGEST_FRAME, Outgoing};
+use crate::endpoint::Endpoint;
+use crate::frame::{Decoder, Frame, GREETING, HEADER, LARGEST_FRAME, Outgoing};
 use crate::going::Epoch;
-use crate::greeting::{Again, Greeting, Hello, NONCE, Role};
+use crate::greeting::{Again, Greeting, Hello, Plain, Role, Unproved};
 use crate::incoming::{Answer, Incoming, Known, Push};
 use crate::mailbox::Notice;
 use crate::message::{Incomplete, Missing};
+use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::ProcessState;
+use crate::secret::Secret;
 use crate::succession::{Loss, Report};
 use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 use crate::{interface, tcp};
@@ -46,8 +49,6 @@ fn epoch() -> Arc<Epoch> {
 fn examples() -> Vec<(&'static str, Outgoing)> {
     let text = String::from;
     let hello = Hello {
-        nonce: [1; NONCE],
-        has_secret: true,
         job: text("job"),
         epoch: 3,
         world_size: 4,
@@ -57,11 +58,15 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         pid: 77,
         kernel: text("boot 4026531836"),
     };
-    let challenge = Greeting::Challenge {
-        nonce: [2; NONCE],
-        has_secret: true,
-        proof: [3; 32],
+    let here = || Endpoint::written(text("tcp:10.0.0.5:29400"));
+    let greeting = |dialled, first| Greeting::Hello {
+        plain: Plain {
+            has_secret: true,
+            dialled,
+        },
+        first,
     };
+    let other_address = Unproved::OtherAddress { here: here() };
     let refused = Greeting::Refused {
         why: text("no"),
         again: Again::Elsewhere,
@@ -154,9 +159,16 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     };
     let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
     vec![
-        ("hello", Greeting::Hello(hello).encode()),
-        ("challenge", challenge.encode()),
-        ("proof", Greeting::Proof([4; 32]).encode()),
+        // As if the handshake sealed nothing.
+        ("hello", greeting(Some(here()), hello.encode()).encode()),
+        ("hello-translated", greeting(None, Vec::new()).encode()),
+        ("answer", Greeting::Answer(vec![4; 48]).encode()),
+        (
+            "unproved",
+            Greeting::Unproved(Unproved::OtherSecret).encode(),
+        ),
+        ("unproved-at", Greeting::Unproved(other_address).encode()),
+        ("present", Greeting::Present.encode()),
         ("welcome", Greeting::Welcome { by: 1, epoch: 3 }.encode()),
         ("refused", refused.encode()),
         ("collect", collect(None).encode(1)),
@@ -500,6 +512,11 @@ fn again(frame: &Frame) -> bool {
         payload: out.payload.to_vec(),
     };
     if let Ok(greeting) = Greeting::decode(frame) {
+        if let Greeting::Hello { first, .. } = &greeting
+            && let Ok(hello) = Hello::decode(first)
+        {
+            assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        }
         assert_eq!(Greeting::decode(&copy(greeting.encode())), Ok(greeting));
         return true;
     }
@@ -582,6 +599,74 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
     }
     // Otherwise the mutations were too wild to get anywhere.
     assert!(understood > 10_000, "{understood}");
+}
+
+/// What a door makes of the bytes of a first message, without a socket.
+fn opens(bytes: &[u8], secret: &Secret, own: &Plain) -> bool {
+    let mut decoder = Decoder::new(GREETING);
+    decoder.push(bytes);
+    let Ok(Some(frame)) = decoder.next() else {
+        return false;
+    };
+    let Ok(Greeting::Hello { plain, first }) = Greeting::decode(&frame) else {
+        return false;
+    };
+    own.refuse(&plain).is_ok() && Responder::open(Some(secret), &own.prologue(), &first).is_some()
+}
+
+#[test]
+fn no_bytes_but_its_own_open_as_a_first_message() {
+    let secret = Secret::new("a secret of sixteen");
+    let own = |has_secret, dialled: Option<&str>| Plain {
+        has_secret,
+        dialled: dialled.map(|at| Endpoint::written(at.to_owned())),
+    };
+    let plain = own(true, Some("tcp:10.0.0.5:29400"));
+    let payload = [7; 100];
+    let (_, first) = Initiator::begin(Some(&secret), &plain.prologue(), &payload).unwrap();
+    let greeting = Greeting::Hello {
+        plain: plain.clone(),
+        first: first.clone(),
+    };
+    let bytes = bytes_of(&[greeting.encode()]);
+    assert!(opens(&bytes, &secret, &plain));
+    for other in [
+        own(true, Some("tcp:10.0.0.5:29401")),
+        own(true, None),
+        own(false, Some("tcp:10.0.0.5:29400")),
+    ] {
+        assert!(!opens(&bytes, &secret, &other));
+        // What is in plain was changed to what that door has to hear.
+        let changed = Greeting::Hello {
+            plain: other.clone(),
+            first: first.clone(),
+        };
+        assert!(!opens(&bytes_of(&[changed.encode()]), &secret, &other));
+    }
+    // The number of the frame means nothing to a greeting.
+    let means_nothing = 5..HEADER;
+    for bit in 0..bytes.len() * 8 {
+        let mut changed = bytes.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert!(
+            means_nothing.contains(&(bit / 8)) || !opens(&changed, &secret, &plain),
+            "bit {bit}"
+        );
+    }
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..2000 {
+        let mut changed = bytes.clone();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(HEADER..changed.len());
+            match random.u8(..3) {
+                0 => changed[at] = random.u8(..),
+                1 => changed.truncate(at.max(HEADER + 1)),
+                _ => changed.insert(at, random.u8(..)),
+            }
+        }
+        let is_same = changed.starts_with(&bytes);
+        assert!(is_same || !opens(&changed, &secret, &plain));
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::frame::{Decoder, LARGEST_FRAME};
 use crate::heartbeat::{BEAT, Turn};
 use crate::hub::{Hub, Outlet};
 use crate::incoming::{Incoming, Push};
+use crate::noise::Seal;
 use crate::process_state::ProcessState;
 use crate::reader::Sink as _;
 use crate::succession::Loss;
@@ -24,10 +25,15 @@ impl Far {
         for end in [&near, &far] {
             end.set_nonblocking(true).unwrap();
         }
-        let outlet = Outlet::Remote(Arc::new(Connection::new(near.into())));
+        let (ours, theirs) = Seal::pair();
+        let near = Connection::new(near.into());
+        near.seal(ours);
+        let mut decoder = Decoder::new(LARGEST_FRAME);
+        decoder.seal(theirs);
+        let outlet = Outlet::Remote(Arc::new(near));
         let who = ("node", 70 + rank as u64, kernel);
         hub.attach(rank, outlet, who, None).unwrap();
-        Self(Connection::new(far.into()), Decoder::new(LARGEST_FRAME))
+        Self(Connection::new(far.into()), decoder)
     }
 
     /// What has come, but for the questions whether it is there.

@@ -10,6 +10,7 @@ mod heartbeat;
 mod inquiry;
 mod newcomers;
 mod observer;
+mod relays;
 mod strangers;
 mod tcp;
 
@@ -25,6 +26,10 @@ use crate::error::ErrorKind;
 
 /// Before any limit of these tests passes, and after whatever a busy machine takes.
 const SOON: Duration = Duration::from_secs(7);
+
+/// As good as the limits ask for.
+const SECRET: &str = "what the tests know";
+const OTHER_SECRET: &str = "what others know";
 
 fn rendezvous(name: &str, rank: usize, size: usize) -> Rendezvous {
     let path = std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));

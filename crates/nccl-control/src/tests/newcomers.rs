@@ -113,14 +113,14 @@ fn over_tcp_whoever_takes_over_is_found_at_the_address_of_its_own_that_all_were_
     let meet = |rank| {
         let meet = Rendezvous::tcp("127.0.0.1", ports[0], rank, 3).unwrap();
         let other = format!("tcp:127.0.0.2:{}", ports[1]);
-        meet.secret("s").timeout(LIMIT).or_at(&other).unwrap()
+        meet.secret(SECRET).timeout(LIMIT).or_at(&other).unwrap()
     };
     let mut worlds = joined(3, meet);
     bereave(&mut worlds);
     // The second address alone: the first might be that of a host which is gone.
     let other = format!("tcp:127.0.0.2:{}", ports[1]);
     let new = Rendezvous::observer(&other).unwrap();
-    let worlds = take_in(worlds, new.secret("s").timeout(LIMIT));
+    let worlds = take_in(worlds, new.secret(SECRET).timeout(LIMIT));
     talk(&worlds);
 }
 

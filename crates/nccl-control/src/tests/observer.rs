@@ -57,7 +57,7 @@ fn fragile(meet: Rendezvous) -> Arc<Reader> {
 
 #[test]
 fn an_observer_sees_what_becomes_of_the_ranks_and_is_none_of_them() {
-    let meet = |rank| rendezvous("seen", rank, 3).secret("s");
+    let meet = |rank| rendezvous("seen", rank, 3).secret(SECRET);
     std::thread::scope(|scope| {
         let observers: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| Observer::join(meet(0)).unwrap()))
@@ -177,15 +177,15 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
 
 #[test]
 fn an_observer_of_another_job_or_size_or_without_the_secret_is_turned_away_by_name() {
-    let meet = || rendezvous("unseen", 0, 1).job("a").secret("s");
+    let meet = || rendezvous("unseen", 0, 1).job("a").secret(SECRET);
     let world = World::join(meet()).unwrap();
     let path = format!("unix:{}", place_of(&meet()));
-    let unknown_size = Rendezvous::observer(&path).unwrap().job("a").secret("s");
+    let unknown_size = Rendezvous::observer(&path).unwrap().job("a").secret(SECRET);
     Observer::join(unknown_size).unwrap();
     let mut larger = meet();
     larger.world_size = 4;
     for (other, words) in [
-        (meet().secret("t"), &["another secret"][..]),
+        (meet().secret(OTHER_SECRET), &["another secret"][..]),
         (meet().job("b"), &["job \"b\"", "job \"a\""]),
         (larger, &["expects 4 ranks", "expects 1"]),
         (

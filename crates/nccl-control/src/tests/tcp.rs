@@ -33,7 +33,7 @@ fn ranks_meet_at_any_port_that_is_published() {
     for host in ["127.0.0.1", "::1"] {
         let path = published("any");
         let at = |rank| Rendezvous::tcp(host, 0, rank, 3).unwrap().publish(&path);
-        meet(|rank| at(rank).secret("s"), 3);
+        meet(|rank| at(rank).secret(SECRET), 3);
         assert!(
             !path.exists(),
             "the published address goes with its listener"
@@ -54,7 +54,7 @@ fn an_address_is_published_through_no_link_of_another_user() {
         .join(format!("address.{}", std::process::id()));
     std::os::unix::fs::symlink(&precious, part).unwrap();
     let at = |rank| Rendezvous::tcp("127.0.0.1", 0, rank, 2).unwrap();
-    meet(|rank| at(rank).publish(&path).secret("s"), 2);
+    meet(|rank| at(rank).publish(&path).secret(SECRET), 2);
     assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
 }
 
@@ -218,4 +218,40 @@ fn a_port_in_time_wait_can_be_had_at_once() {
         2,
     );
     assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_rank_0_that_keeps_nobody_out_over_tcp_says_so_once_in_each_process() {
+    const CHILD: &str = "NCCL_TEST_OPEN_DOOR";
+    let Some(kind) = std::env::var_os(CHILD) else {
+        let warnings = |kind: &str| {
+            let test =
+                "tests::tcp::a_rank_0_that_keeps_nobody_out_over_tcp_says_so_once_in_each_process";
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test, "--nocapture"])
+                .env(CHILD, kind)
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let count = said.matches("without a secret").count();
+            let remedy = "(umask 077; openssl rand -hex 32 > FILE)";
+            assert!(count == 0 || said.contains(remedy), "{said}");
+            count
+        };
+        let counts = ["open", "secret", "unix"].map(warnings);
+        assert_eq!(counts, [1, 0, 0]);
+        return;
+    };
+    for _ in 0..3 {
+        let alone = match kind.to_str().unwrap() {
+            "open" => Rendezvous::tcp("127.0.0.1", free_port(), 0, 1).unwrap(),
+            "secret" => {
+                let alone = Rendezvous::tcp("127.0.0.1", free_port(), 0, 1).unwrap();
+                alone.secret(SECRET)
+            }
+            _ => rendezvous("open", 0, 1),
+        };
+        World::join(alone).unwrap();
+    }
 }
