@@ -25,8 +25,8 @@ use crate::departure::{Departure, How, Lost, Sign};
 /// What the coordinator is to do instead.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// The next generation is active.
-    Enter(SharedMembership),
+    /// The next generation is active, for certain not before that time.
+    Enter(SharedMembership, Time),
     /// This member takes part no more.
     Out(Exclusion),
     /// Another member coordinates in this term.
@@ -89,6 +89,8 @@ struct Order {
 #[derive(Debug)]
 struct Proposal {
     membership: SharedMembership,
+    /// Another may have made it active before.
+    adopted: bool,
     since: Time,
     accepted: BTreeSet<MemberId>,
 }
@@ -108,6 +110,8 @@ pub(super) struct Coordinator {
     beats: VecDeque<SentBeat>,
     /// The last beat that a majority has answered, and when it was sent.
     confirmed: (u64, Time),
+    /// The same, with more than half of the votes: a claim lets this side go on, and does not say what others have decided.
+    sure: (u64, Time),
     /// So many beats follow at once, so that members get their lease.
     burst: u32,
     orders: VecDeque<Order>,
@@ -129,7 +133,7 @@ impl Coordinator {
     /// Of a generation that has just become active.
     pub(super) fn of_generation(core: &mut Core) -> Self {
         let now = core.now;
-        let mut this = Self::new(core, now);
+        let mut this = Self::new(core, now, usize::MAX / 2);
         for id in core.others() {
             this.followers.insert(id, Follower::new(now, 0, true));
             core.links.keep(id, true);
@@ -148,7 +152,8 @@ impl Coordinator {
         reports: BTreeMap<MemberId, Report>,
     ) -> Self {
         let now = core.now;
-        let mut this = Self::new(core, since);
+        let living = reports.keys().filter(|id| !core.has_ended(**id)).count();
+        let mut this = Self::new(core, since, 1 + living);
         for id in core.others() {
             if core.log.gone(id).is_some() {
                 this.unproven.insert(id, 0);
@@ -157,7 +162,6 @@ impl Coordinator {
             this.followers.insert(id, Follower::new(now, 0, false));
         }
         core.synced = core.term;
-        core.count_ends_before(since);
         let mut accepted = core.accepted.clone();
         let mut unheard = BTreeSet::new();
         unheard.extend(core.unheard.iter().cloned());
@@ -187,7 +191,12 @@ impl Coordinator {
         this
     }
 
-    fn new(core: &Core, confirmed: Time) -> Self {
+    /// Confirmed by these votes, its own included, which were asked for at `since`.
+    fn new(core: &Core, since: Time, votes: usize) -> Self {
+        let sure = match core.is_more_than_half(votes) {
+            true => since,
+            false => Time::default(),
+        };
         Self {
             term: core.term,
             led: core.now,
@@ -197,7 +206,8 @@ impl Coordinator {
             turns: 0,
             next_beat: core.now,
             beats: VecDeque::new(),
-            confirmed: (0, confirmed),
+            confirmed: (0, since),
+            sure: (0, sure),
             burst: 3,
             orders: VecDeque::new(),
             wishes: 0,
@@ -209,8 +219,8 @@ impl Coordinator {
     }
 
     fn start(&mut self, core: &mut Core) {
-        core.lease.renew(self.confirmed.1);
-        core.count_ends_before(self.confirmed.1);
+        core.lease.renew(self.sure.1);
+        core.count_ends_before(self.sure.1);
         core.lost = None;
         core.events.push_back(Event::Coordinator(core.id()));
         self.send_beat(core);
@@ -245,7 +255,7 @@ impl Coordinator {
                 term,
                 number: self.beat,
                 answered: follower.answered,
-                confirmed: self.confirmed.0,
+                confirmed: self.sure.0,
             };
             core.links.send_now(id, Frame::Beat(beat));
             let silent = core.now.since(follower.heard);
@@ -279,16 +289,26 @@ impl Coordinator {
                         .is_some_and(|follower| follower.answered >= number)
             }
         };
-        let confirmed = self.beats.iter().rev().find(|beat| {
-            let votes = 1 + beat.answers.max(mute);
-            core.is_majority(votes, self.term, answered(beat.number))
-        });
+        let votes = |beat: &SentBeat| 1 + beat.answers.max(mute);
+        let sure = self
+            .beats
+            .iter()
+            .rev()
+            .find(|beat| core.is_more_than_half(votes(beat)));
+        if let Some(beat) = sure
+            && beat.number > self.sure.0
+        {
+            self.sure = (beat.number, beat.at.max(self.sure.1));
+            core.lease.renew(self.sure.1);
+            core.count_ends_before(self.sure.1);
+        }
+        let mut beats = self.beats.iter().rev();
+        let confirmed =
+            beats.find(|beat| core.is_majority(votes(beat), self.term, answered(beat.number)));
         if let Some(beat) = confirmed
             && beat.number > self.confirmed.0
         {
             self.confirmed = (beat.number, beat.at.max(self.confirmed.1));
-            core.lease.renew(self.confirmed.1);
-            core.count_ends_before(self.confirmed.1);
             if self.burst > 0 {
                 self.burst -= 1;
                 self.send_beat(core);
@@ -383,7 +403,7 @@ impl Coordinator {
             }
             Message::Tell { from, to, bytes } => core.send(to, Message::Tell { from, to, bytes }),
             Message::Testify(mut ended) => {
-                ended.counts |= self.is_current(core);
+                ended.counts |= core.is_current();
                 self.end_is_known(core, &ended);
             }
             Message::GoOn(wish) => {
@@ -772,7 +792,7 @@ impl Coordinator {
             return is_accepted.then(|| self.activate(core)).flatten();
         }
         if let Some(membership) = self.adopted.take() {
-            return self.propose(core, membership);
+            return self.propose(core, membership, true);
         }
         let own = core
             .wish
@@ -861,7 +881,7 @@ impl Coordinator {
             .iter()
             .filter(|peer| !core.has_ended(peer.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
-        self.propose(core, Arc::new(membership))
+        self.propose(core, Arc::new(membership), false)
     }
 
     /// Whether the proposal may become active.
@@ -939,7 +959,12 @@ impl Coordinator {
         }
     }
 
-    fn propose(&mut self, core: &mut Core, membership: SharedMembership) -> Option<Next> {
+    fn propose(
+        &mut self,
+        core: &mut Core,
+        membership: SharedMembership,
+        adopted: bool,
+    ) -> Option<Next> {
         let me = core.id();
         core.accept(self.term, &membership);
         let others = core
@@ -954,6 +979,7 @@ impl Coordinator {
         }
         self.proposal = Some(Proposal {
             membership,
+            adopted,
             since: core.now,
             accepted: BTreeSet::from([me]),
         });
@@ -963,6 +989,7 @@ impl Coordinator {
     fn activate(&mut self, core: &mut Core) -> Option<Next> {
         let Proposal {
             membership,
+            adopted,
             accepted,
             ..
         } = self.proposal.take()?;
@@ -985,7 +1012,12 @@ impl Coordinator {
         {
             core.send(id, Message::Ahead(Arc::clone(&membership)));
         }
-        Some(Next::Enter(membership))
+        let lease = match adopted {
+            false => core.now,
+            true if core.consents_in_time => core.consented,
+            true => Time::default(),
+        };
+        Some(Next::Enter(membership, lease))
     }
 
     // --- time ---

@@ -143,6 +143,8 @@ pub(super) struct Core {
     pub(super) leaving: Option<Departure>,
     /// When this process has asked to join, or has accepted the proposal that it knows.
     pub(super) consented: Time,
+    /// Whether its lease ran then, so that the proposal cannot have been active without it.
+    pub(super) consents_in_time: bool,
     /// Since when there is no coordinator.
     pub(super) lost: Option<Time>,
     /// When NCCL has made progress last.
@@ -182,6 +184,7 @@ impl Core {
             observers: BTreeMap::new(),
             leaving: None,
             consented: Time::default(),
+            consents_in_time: false,
             lost: None,
             progress: None,
         }
@@ -256,7 +259,12 @@ impl Core {
         self.membership.electorate().saturating_sub(self.discounted)
     }
 
-    /// Whether so many votes decide, for a leader in `term`.
+    /// Whether so many votes are more than half of all.
+    pub(super) fn is_more_than_half(&self, votes: usize) -> bool {
+        2 * votes > self.electorate()
+    }
+
+    /// Whether so many votes decide, for a leader in `term`: more than half, or what stands for that.
     pub(super) fn is_majority(
         &self,
         votes: usize,
@@ -321,10 +329,15 @@ impl Core {
         is_new
     }
 
-    /// The ends that were known at `start` count, because no generation existed without this member then.
+    /// The ends that were known while the lease from `start` on ran count, because no generation existed without this member
+    /// then.
     pub(super) fn count_ends_before(&mut self, start: Time) {
+        if start == Time::default() {
+            return;
+        }
+        let until = start.after(self.timing.lease);
         for known in self.ended.values_mut() {
-            if known.at <= start && !std::mem::replace(&mut known.counts, true) {
+            if known.at <= until && !std::mem::replace(&mut known.counts, true) {
                 self.discounted += 1;
             }
         }
@@ -422,6 +435,7 @@ impl Core {
         let is_known = |known: &(Term, SharedMembership)| known.1.generation == proposal.generation;
         if !self.accepted.as_ref().is_some_and(is_known) {
             self.consented = self.now;
+            self.consents_in_time = self.is_current();
         }
         self.accepted = Some((term, Arc::clone(proposal)));
         true

@@ -322,7 +322,8 @@ impl Links {
         link.connection = None;
         if link.ready {
             link.down = now;
-            link.next_dial = now;
+            // At once, but for one that ends every connection.
+            link.next_dial = now.max(link.connected.after(self.timing.redial));
         } else {
             // Until now the kernel of a process that says nothing was there.
             if now.since(link.connected) >= self.timing.resume {

@@ -376,10 +376,7 @@ impl Member {
     fn go(&mut self, next: Option<Next>) {
         match next {
             None => {}
-            Some(Next::Enter(membership)) => {
-                let now = self.core.now;
-                self.enter(membership, now);
-            }
+            Some(Next::Enter(membership, lease)) => self.enter(membership, lease),
             Some(Next::Out(why)) => self.out(why),
             Some(Next::Follow(term)) => self.follow(term),
             Some(Next::Stand(term)) => {
@@ -518,10 +515,7 @@ impl Member {
     }
 
     fn ended(&mut self, member: MemberId, proof: Proof) {
-        let counts = match &self.role {
-            Role::Leading(coordinator) => coordinator.is_current(&self.core),
-            _ => self.core.is_current(),
-        };
+        let counts = self.core.is_current();
         self.know_end(Ended {
             member,
             proof,

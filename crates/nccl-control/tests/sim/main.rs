@@ -11,7 +11,7 @@ mod run;
 mod schedule;
 
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_control::proto::Mistakes;
@@ -23,10 +23,21 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
     match &words[..] {
-        ["replay", seed] => {
+        ["replay", seed, ..] => {
             let schedule = Schedule::draw(seed.parse().expect("a seed"));
             println!("{schedule}");
-            match Run::new(&schedule, Mistakes::default(), true).run() {
+            #[cfg(feature = "mistakes")]
+            let mistakes = Mistakes(words.get(2).map(|name| {
+                let named =
+                    |mistake: &nccl_control::proto::Mistake| format!("{mistake:?}") == **name;
+                nccl_control::proto::Mistake::ALL
+                    .into_iter()
+                    .find(named)
+                    .expect("a mistake")
+            }));
+            #[cfg(not(feature = "mistakes"))]
+            let mistakes = Mistakes::default();
+            match Run::new(&schedule, mistakes, true).run() {
                 Ok(outcome) => println!("rests after {} s", outcome.seconds),
                 Err(broken) => {
                     println!("{broken}");
@@ -38,8 +49,68 @@ fn main() -> ExitCode {
         ["random", "--seconds", seconds] => {
             random(Duration::from_secs(seconds.parse().expect("seconds")))
         }
+        #[cfg(feature = "mistakes")]
+        ["mistakes"] => mistakes(),
         _ => random(Duration::from_secs(2)),
     }
+}
+
+/// Finds each planted mistake within a minute.
+#[cfg(feature = "mistakes")]
+fn mistakes() -> ExitCode {
+    use nccl_control::proto::Mistake;
+    let mut missed = 0;
+    for mistake in Mistake::ALL {
+        let made = Mistakes(Some(mistake));
+        let begun = Instant::now();
+        let found = on_all_cores(Duration::from_secs(60), 1, made);
+        let seconds = begun.elapsed().as_secs_f64();
+        let total: u64 = found.iter().map(|sum| sum.total).sum();
+        let broken = found.iter().flat_map(|sum| &sum.broken).min();
+        match broken {
+            Some((seed, why)) => {
+                println!(
+                    "{mistake:?}: found after {total} schedules, {seconds:.1} s: seed {seed}, {why}"
+                );
+            }
+            None => {
+                println!("{mistake:?}: NOT FOUND in {total} schedules, {seconds:.1} s");
+                missed += 1;
+            }
+        }
+    }
+    match missed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// Runs schedules until the time is over, or so many on each core have broken a promise.
+fn on_all_cores(limit: Duration, most: usize, mistakes: Mistakes) -> Vec<Sum> {
+    let begun = Instant::now();
+    let next = AtomicU64::new(1);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let stop = AtomicBool::new(false);
+    let run = || {
+        let mut sum = Sum::default();
+        while begun.elapsed() < limit && sum.broken.len() < most {
+            for _ in 0..64 {
+                if most == 1 && stop.load(Ordering::Relaxed) {
+                    return sum;
+                }
+                sum.run(next.fetch_add(1, Ordering::Relaxed), mistakes);
+                stop.fetch_or(!sum.broken.is_empty(), Ordering::Relaxed);
+            }
+        }
+        sum
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(run)).collect();
+        let joined = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a thread"));
+        joined.collect()
+    })
 }
 
 /// How many broken promises are shown.
@@ -48,27 +119,8 @@ const SHOWN: usize = 4;
 /// Schedules until the time is over, on all cores.
 fn random(limit: Duration) -> ExitCode {
     let begun = Instant::now();
-    let next = AtomicU64::new(1);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let all = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores)
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut sum = Sum::default();
-                    while begun.elapsed() < limit && sum.broken.len() < SHOWN {
-                        for _ in 0..64 {
-                            sum.run(next.fetch_add(1, Ordering::Relaxed));
-                        }
-                    }
-                    sum
-                })
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a thread"))
-            .collect::<Vec<_>>()
-    });
+    let all = on_all_cores(limit, SHOWN, Mistakes::default());
     let total: u64 = all.iter().map(|sum| sum.total).sum();
     let counted: u64 = all.iter().map(|sum| sum.counted).sum();
     let seconds = begun.elapsed().as_secs_f64();
@@ -107,9 +159,9 @@ struct Sum {
 }
 
 impl Sum {
-    fn run(&mut self, seed: u64) {
+    fn run(&mut self, seed: u64, mistakes: Mistakes) {
         let schedule = Schedule::draw(seed);
-        match Run::new(&schedule, Mistakes::default(), false).run() {
+        match Run::new(&schedule, mistakes, false).run() {
             Ok(outcome) => {
                 self.total += 1;
                 self.counted += u64::from(outcome.counts);

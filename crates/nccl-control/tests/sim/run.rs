@@ -16,6 +16,9 @@ use nccl_base::departure::Departure;
 /// How long after the last step everything has to have come to rest.
 const BOUND: u64 = 45_000 * MILLI;
 
+/// So many frames are sent by no schedule that comes to rest.
+const MOST_FRAMES: u64 = 100_000;
+
 /// How long the programs wait for a next generation.
 const PATIENCE: u64 = 3000 * MILLI;
 
@@ -147,6 +150,9 @@ impl<'s> Run<'s> {
                 }
                 check += 500 * MILLI;
                 continue;
+            }
+            if self.net.frames > MOST_FRAMES {
+                return broken(6, "frames are sent for ever");
             }
             while let Some(step) = self.net.due.pop() {
                 let (_, step) = self.schedule.steps[step];
