@@ -583,6 +583,16 @@ impl Coordinator {
         self.settle(core)
     }
 
+    /// The other process has begun another session: it follows when it has been asked again.
+    pub(super) fn renewed(&mut self, core: &mut Core, id: MemberId) -> Option<Next> {
+        if let Some(follower) = self.followers.get_mut(&id) {
+            follower.admitted = false;
+            self.wishes -= usize::from(follower.wish.take().is_some());
+            core.links.keep(id, true);
+        }
+        self.settle(core)
+    }
+
     /// Asks for a majority without the members that are out of reach, unless NCCL reaches them.
     fn doubt(&mut self, core: &mut Core) {
         if core.progresses() {

@@ -43,6 +43,8 @@ pub(super) enum LinkEvent {
     Up,
     /// It goes on after so many nanoseconds.
     Resumed(MemberId, u64),
+    /// The other process has given it up and begun another: it lives, and what was on its way is lost.
+    Renewed(MemberId),
     /// It is lost; whether the other process lives is not known.
     Lost(MemberId),
     /// A message.
@@ -459,7 +461,8 @@ impl Links {
             }
             // The other side has given the last session up; what was queued for the first goes over this one.
             if self.links.get(&from).is_some_and(|link| link.established) {
-                self.lose(from);
+                self.close(from);
+                self.events.push_back(LinkEvent::Renewed(from));
             }
         }
         let before = self

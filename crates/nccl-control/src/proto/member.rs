@@ -333,6 +333,7 @@ impl Member {
                     self.settle();
                 }
                 LinkEvent::Lost(peer) => self.lost(peer),
+                LinkEvent::Renewed(peer) => self.renewed(peer),
                 LinkEvent::Received {
                     from,
                     generation,
@@ -376,7 +377,7 @@ impl Member {
     fn go(&mut self, next: Option<Next>) {
         match next {
             None => {}
-            Some(Next::Enter(membership, lease)) => self.enter(membership, lease),
+            Some(Next::Enter(membership, lease)) => self.enter(membership, lease, None),
             Some(Next::Out(why)) => self.out(why),
             Some(Next::Follow(term)) => self.follow(term),
             Some(Next::Stand(term)) => {
@@ -405,8 +406,8 @@ impl Member {
         }
     }
 
-    /// A generation is active, since `lease` at the earliest.
-    fn enter(&mut self, membership: SharedMembership, lease: Time) {
+    /// A generation is active, since `lease` at the earliest, as `by` has told.
+    fn enter(&mut self, membership: SharedMembership, lease: Time, by: Option<MemberId>) {
         if !membership.votes(self.core.id()) {
             return self.out(Exclusion::LeftBehind(membership.generation));
         }
@@ -435,8 +436,8 @@ impl Member {
         };
         if self.core.has_ended(proposer) {
             self.bereaved(false);
-        } else if !self.core.links.is_there(proposer) {
-            // Another member has finished what the proposer began.
+        } else if by != Some(proposer) {
+            // Its first words may have come before this.
             self.follow(self.core.term);
         }
     }
@@ -572,6 +573,19 @@ impl Member {
         }
     }
 
+    fn renewed(&mut self, peer: MemberId) {
+        match &mut self.role {
+            Role::Leading(coordinator) => {
+                let next = coordinator.renewed(&mut self.core, peer);
+                self.go(next);
+            }
+            Role::Following { .. } if peer == self.core.synced.leader => {
+                self.follow(self.core.synced);
+            }
+            _ => self.settle(),
+        }
+    }
+
     fn beat(&mut self, from: MemberId, beat: &Beat) {
         let own = self.core.generation();
         if beat.generation != own || !self.is_in() {
@@ -610,7 +624,7 @@ impl Member {
             Message::Activate {
                 membership,
                 accepted,
-            } => return self.activated(membership, accepted),
+            } => return self.activated(from, membership, accepted),
             Message::Ahead(membership) => return self.ahead(membership),
             Message::Redirect(peer) => {
                 if let Role::Joining(joining) = &mut self.role {
@@ -790,7 +804,7 @@ impl Member {
         }
     }
 
-    fn activated(&mut self, membership: SharedMembership, accepted: bool) {
+    fn activated(&mut self, by: MemberId, membership: SharedMembership, accepted: bool) {
         let is_next = match self.role {
             Role::Joining(_) => true,
             _ => membership.generation.number > self.core.generation() && self.is_in(),
@@ -802,14 +816,14 @@ impl Member {
             } else {
                 Time::default()
             };
-            self.enter(membership, lease);
+            self.enter(membership, lease, Some(by));
         }
     }
 
     fn ahead(&mut self, membership: SharedMembership) {
         let is_later = membership.generation.number > self.core.generation();
         if is_later && self.is_in() && !matches!(self.role, Role::Joining(_)) {
-            self.enter(membership, Time::default());
+            self.enter(membership, Time::default(), None);
         }
     }
 
@@ -866,7 +880,7 @@ impl Member {
             self.core.links.send(peer.id, number, activate);
         }
         let now = self.core.now;
-        self.enter(membership, now);
+        self.enter(membership, now, None);
     }
 
     /// A candidate asks for this member's vote.
