@@ -465,6 +465,9 @@ impl Coordinator {
 
     /// A member has not heard of this generation.
     pub(super) fn is_behind(&mut self, core: &mut Core, from: MemberId) {
+        if !core.membership.votes(from) {
+            return;
+        }
         let membership = Arc::clone(&core.membership);
         core.send(from, Message::Ahead(membership));
         let (term, start) = (self.term, 0);

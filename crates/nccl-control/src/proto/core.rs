@@ -230,6 +230,14 @@ impl Core {
 
     /// Begins a generation that is active. `lease`: since when it is certain that none exists without this member.
     pub(super) fn enter(&mut self, membership: SharedMembership, lease: Time) {
+        // It was not active before this member had accepted it.
+        let accepted = self.accepted.as_ref();
+        let is_accepted =
+            accepted.is_some_and(|(_, known)| known.generation == membership.generation);
+        let lease = match is_accepted && self.consents_in_time {
+            true => lease.max(self.consented),
+            false => lease,
+        };
         self.term = membership.generation.first_term();
         self.synced = self.term;
         self.log = Log::new(membership.members.len());

@@ -66,6 +66,8 @@ pub(super) enum LinkEvent {
 struct Link {
     at: String,
     session: u64,
+    /// Sessions up to this number that the other side had begun are over.
+    given_up: u64,
     /// Whether this side connects.
     dials: bool,
     dialing: bool,
@@ -155,6 +157,7 @@ impl Links {
         let link = Link {
             at: at.to_owned(),
             session: self.sessions,
+            given_up: 0,
             dials: true,
             dialing: true,
             next_dial: now,
@@ -368,7 +371,12 @@ impl Links {
             return;
         };
         match frame {
-            Frame::Welcome { from, received } if !link.ready => {
+            Frame::Welcome {
+                from,
+                given_up,
+                received,
+            } if !link.ready => {
+                link.given_up = given_up;
                 if peer.incarnation == UNKNOWN {
                     self.rename(peer, from);
                 }
@@ -446,7 +454,9 @@ impl Links {
                 && self.me < from
                 && received == 0
         };
-        if self.links.get(&from).is_some_and(crosses) {
+        // It was sent before the other side took this one's.
+        let is_stale = |link: &Link| link.dials && session <= link.given_up;
+        if (self.links.get(&from)).is_some_and(|link| crosses(link) || is_stale(link)) {
             self.wires.push_back(Wire::HangUp(connection));
             return;
         }
@@ -473,6 +483,7 @@ impl Links {
         let link = self.links.entry(from).or_insert_with(|| Link {
             at: String::new(),
             session,
+            given_up: 0,
             dials: false,
             dialing: false,
             next_dial: Time::NEVER,
@@ -493,6 +504,7 @@ impl Links {
         self.connections.insert(connection, from);
         let welcome = Frame::Welcome {
             from: self.me,
+            given_up: self.sessions,
             received: link.received,
         };
         self.wires.push_back(Wire::Transmit(connection, welcome));

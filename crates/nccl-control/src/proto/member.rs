@@ -663,7 +663,7 @@ impl Member {
             return self.send_ahead(from);
         }
         if generation > own {
-            if !matches!(self.role, Role::Joining(_)) {
+            if !matches!(message, Message::TurnAway(_) | Message::Leave(_)) {
                 self.core.send(from, Message::Behind);
             }
             return;
@@ -822,7 +822,11 @@ impl Member {
 
     fn ahead(&mut self, membership: SharedMembership) {
         let is_later = membership.generation.number > self.core.generation();
-        if is_later && self.is_in() && !matches!(self.role, Role::Joining(_)) {
+        let is_mine = match self.role {
+            Role::Joining(_) => membership.votes(self.core.id()),
+            _ => is_later && self.is_in(),
+        };
+        if is_mine {
             self.enter(membership, Time::default(), None);
         }
     }

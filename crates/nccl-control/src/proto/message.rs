@@ -52,6 +52,8 @@ pub enum Frame {
     Welcome {
         /// Who answers.
         from: MemberId,
+        /// Sessions that it has begun itself up to this number are given up for this one.
+        given_up: u64,
         /// The number of the last message that arrived.
         received: u64,
     },

@@ -428,7 +428,8 @@ impl<'s> Run<'s> {
             };
             for peer in &member.membership().members {
                 let of = self.net.process_of(peer.id).expect("a member is a process");
-                let takes_part = processes[of].alive && processes[of].member.is_in();
+                let takes_part =
+                    processes[of].alive && (processes[of].frozen || processes[of].member.is_in());
                 let is_there = of == leader || self.net.is_connected(leader, of);
                 if (!takes_part || (!is_there && !processes[of].frozen)) && !has_gone(peer.id) {
                     return say(&format!("has not heard of the end of {:?}", peer.id));
