@@ -136,6 +136,9 @@ impl Coordinator {
         let mut this = Self::new(core, now, usize::MAX / 2);
         for id in core.others() {
             this.followers.insert(id, Follower::new(now, 0, true));
+            if let Some(peer) = core.membership.peer(id) {
+                core.links.open(now, id, &peer.at);
+            }
             core.links.keep(id, true);
         }
         for ended in core.ends() {

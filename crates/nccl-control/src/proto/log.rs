@@ -157,6 +157,13 @@ impl Log {
         part.end() <= self.end() && (from..part.end()).all(|place| own(place) == other(place))
     }
 
+    /// The entry at a place, if that is kept.
+    #[must_use]
+    pub(super) fn at(&self, place: u64) -> Option<&Arc<Entry>> {
+        let place = usize::try_from(place.checked_sub(self.first)?).ok()?;
+        self.entries.get(place)
+    }
+
     /// The entries from a place on, unless some of them are not kept any more.
     #[must_use]
     pub(super) fn since(&self, start: u64) -> Option<Vec<Arc<Entry>>> {

@@ -968,6 +968,15 @@ impl Member {
         if term < self.core.term || term.leader != from || start > self.core.log.end() {
             return;
         }
+        // The coordinator may have judged by what this member reported before it heard something else.
+        let differs = |(at, entry): (u64, &Arc<Entry>)| {
+            let own = self.core.log.at(at);
+            own.is_some_and(|own| own != entry)
+                && !self.core.mistakes.makes(Mistake::DivergentFollows)
+        };
+        if (start..).zip(&entries).any(differs) {
+            return self.out(Exclusion::PassedOver(from));
+        }
         self.core.term = term;
         self.core.synced = term;
         self.role = Role::Following {

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use nccl_control::proto::{
     Command, Connection, Event, Frame, Input, MILLI, Member, MemberId, Mistakes, Output, Peer,
-    Proof, Seat, Time, Timing, Wire,
+    Proof, Seat, SharedMembership, Time, Timing, Wire,
 };
 
 /// How long the kernel waits for an acknowledgement (`TCP_USER_TIMEOUT`).
@@ -498,6 +498,22 @@ impl Network {
                 let delay = self.random.u64(10..3000) * 1000;
                 let proof = Proof::Kernel;
                 self.input_in(delay, other, Input::Ended(id, proof));
+            }
+        }
+    }
+
+    /// A driver that begins to watch the processes of its kernel hears of those that have ended before.
+    pub(crate) fn watch(&mut self, process: usize, membership: &SharedMembership) {
+        for peer in &membership.members {
+            let Some(of) = self
+                .process_of(peer.id)
+                .filter(|of| !self.processes[*of].alive)
+            else {
+                continue;
+            };
+            if self.launcher || self.processes[of].kernel == self.processes[process].kernel {
+                let delay = self.random.u64(10..3000) * 1000;
+                self.input_in(delay, process, Input::Ended(peer.id, Proof::Kernel));
             }
         }
     }

@@ -320,6 +320,8 @@ impl<'s> Run<'s> {
                     }
                 }
                 notes.generation = Some(generation);
+                self.net.watch(process, &membership);
+                let notes = &mut self.notes[process];
                 (notes.wished, notes.faulty) = (false, false);
             }
             Event::Entry(entry) => {
