@@ -176,7 +176,9 @@ impl Coordinator {
             }
             unheard.extend(report.unheard.iter().cloned());
         }
-        this.adopted = accepted.map(|(_, membership)| membership);
+        if !core.mistakes.makes(Mistake::DecisionForgotten) {
+            this.adopted = accepted.map(|(_, membership)| membership);
+        }
         for ended in core.ends() {
             this.end_is_known(core, &ended);
         }

@@ -430,7 +430,7 @@ impl Core {
             log: self.log.part(),
             unheard: self.unheard.iter().cloned().collect(),
             ended: self.ends(),
-            accepted: accepted.filter(|_| !self.mistakes.makes(Mistake::DecisionForgotten)),
+            accepted,
         }
     }
 

@@ -391,9 +391,9 @@ impl Links {
             } if link.ready => {
                 acknowledge(link, acknowledged);
                 let is_next = sequence == link.received + 1;
-                if !is_next
-                    && !(sequence <= link.received && self.mistakes.makes(Mistake::HandledTwice))
-                {
+                let is_repeated =
+                    sequence <= link.received && self.mistakes.makes(Mistake::HandledTwice);
+                if !is_next && !is_repeated {
                     // One that came before; or one is missing, which no order of events of a connection explains.
                     if sequence > link.received {
                         self.drop_connection(Some(connection));
@@ -442,6 +442,9 @@ impl Links {
             || to.incarnation == UNKNOWN
             || (to.slot == self.me.slot && self.mistakes.makes(Mistake::StaleIncarnation));
         if !is_for_me {
+            // An earlier life of this process, or another that listened here before.
+            self.wires
+                .push_back(Wire::Transmit(connection, Frame::Unknown));
             self.wires.push_back(Wire::HangUp(connection));
             return;
         }
@@ -520,7 +523,9 @@ impl Links {
         {
             return self.lose(peer);
         }
-        acknowledge(link, received);
+        if !self.mistakes.makes(Mistake::HandledTwice) {
+            acknowledge(link, received);
+        }
         link.ready = true;
         link.failures = 0;
         self.down.remove(&peer);

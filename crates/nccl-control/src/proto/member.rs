@@ -677,6 +677,10 @@ impl Member {
         }
     }
 
+    #[expect(
+        clippy::collapsible_match,
+        reason = "guards that change something would be overlooked"
+    )]
     fn message_in_role(&mut self, from: MemberId, message: Message) {
         match (&mut self.role, message) {
             (

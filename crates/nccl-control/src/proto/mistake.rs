@@ -12,7 +12,7 @@ pub enum Mistake {
     MuteVotes,
     /// A candidate does not count up, so that two terms have one round and one leader.
     RoundReused,
-    /// A vote does not report the successor that was accepted.
+    /// A new coordinator does not go on with the successor that was accepted.
     DecisionForgotten,
     /// A frame for an earlier life of this process is taken.
     StaleIncarnation,
@@ -28,7 +28,7 @@ pub enum Mistake {
     ShorterLogKept,
     /// What was not acknowledged is not sent again after a connection was lost.
     NotRepeated,
-    /// What arrives twice is handled twice.
+    /// What has arrived is sent again after a connection was lost, and handled again.
     HandledTwice,
     /// A coordinator orders without having confirmed its majority.
     WakesAndSpeaks,

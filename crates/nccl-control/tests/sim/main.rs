@@ -1,10 +1,13 @@
 //! The machines of the control plane as they ship, many of them in one virtual time.
 //!
 //! ```console
-//! $ cargo test --release -p nccl-control --features mistakes --test sim
-//! $ cargo test --release -p nccl-control --features mistakes --test sim -- random --seconds 60
-//! $ cargo test --release -p nccl-control --features mistakes --test sim -- replay 1234
+//! $ cargo run --release -p nccl-control-sim -- random --schedules 1400000
+//! $ cargo run --release -p nccl-control-sim -- random --seconds 600
+//! $ cargo run --release -p nccl-control-sim -- replay 1234
+//! $ cargo run --release -p nccl-control-sim --features mistakes -- mistakes
 //! ```
+//!
+//! A schedule is drawn from its seed, so that what has broken a promise breaks it again.
 
 mod network;
 mod run;
@@ -47,11 +50,13 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["random", "--seconds", seconds] => {
-            random(Duration::from_secs(seconds.parse().expect("seconds")))
+            let seconds = seconds.parse().expect("seconds");
+            random(Duration::from_secs(seconds), u64::MAX)
         }
+        ["random", "--schedules", most] => random(Duration::MAX, most.parse().expect("a number")),
         #[cfg(feature = "mistakes")]
         ["mistakes"] => mistakes(),
-        _ => random(Duration::from_secs(2)),
+        _ => random(Duration::from_secs(2), u64::MAX),
     }
 }
 
@@ -63,7 +68,7 @@ fn mistakes() -> ExitCode {
     for mistake in Mistake::ALL {
         let made = Mistakes(Some(mistake));
         let begun = Instant::now();
-        let found = on_all_cores(Duration::from_secs(60), 1, made);
+        let found = on_all_cores(Duration::from_secs(60), u64::MAX, 1, made);
         let seconds = begun.elapsed().as_secs_f64();
         let total: u64 = found.iter().map(|sum| sum.total).sum();
         let broken = found.iter().flat_map(|sum| &sum.broken).min();
@@ -86,7 +91,7 @@ fn mistakes() -> ExitCode {
 }
 
 /// Runs schedules until the time is over, or so many on each core have broken a promise.
-fn on_all_cores(limit: Duration, most: usize, mistakes: Mistakes) -> Vec<Sum> {
+fn on_all_cores(limit: Duration, last: u64, most: usize, mistakes: Mistakes) -> Vec<Sum> {
     let begun = Instant::now();
     let next = AtomicU64::new(1);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -98,7 +103,11 @@ fn on_all_cores(limit: Duration, most: usize, mistakes: Mistakes) -> Vec<Sum> {
                 if most == 1 && stop.load(Ordering::Relaxed) {
                     return sum;
                 }
-                sum.run(next.fetch_add(1, Ordering::Relaxed), mistakes);
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed > last {
+                    return sum;
+                }
+                sum.run(seed, mistakes);
                 stop.fetch_or(!sum.broken.is_empty(), Ordering::Relaxed);
             }
         }
@@ -117,10 +126,10 @@ fn on_all_cores(limit: Duration, most: usize, mistakes: Mistakes) -> Vec<Sum> {
 const SHOWN: usize = 4;
 
 /// Schedules until the time is over, on all cores.
-fn random(limit: Duration) -> ExitCode {
+fn random(limit: Duration, last: u64) -> ExitCode {
     let begun = Instant::now();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let all = on_all_cores(limit, SHOWN, Mistakes::default());
+    let all = on_all_cores(limit, last, SHOWN, Mistakes::default());
     let total: u64 = all.iter().map(|sum| sum.total).sum();
     let counted: u64 = all.iter().map(|sum| sum.counted).sum();
     let seconds = begun.elapsed().as_secs_f64();
@@ -173,6 +182,21 @@ impl Sum {
             }
             Err(broken) => {
                 self.broken.push((seed, broken.to_string()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_schedules_keep_what_is_promised() {
+        for seed in 1..=300 {
+            let schedule = Schedule::draw(seed);
+            if let Err(broken) = Run::new(&schedule, Mistakes::default(), false).run() {
+                panic!("{schedule}{broken}");
             }
         }
     }

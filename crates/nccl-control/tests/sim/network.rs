@@ -81,6 +81,8 @@ enum Happening {
 pub(crate) struct Network {
     pub(crate) now: u64,
     pub(crate) processes: Vec<Process>,
+    /// The process that listens at each slot's address.
+    slots: Vec<usize>,
     /// By kernel, from and to.
     pub(crate) paths: Vec<Vec<Path>>,
     lines: Vec<Line>,
@@ -110,6 +112,7 @@ impl Network {
         Self {
             now: 0,
             processes: Vec::new(),
+            slots: Vec::new(),
             paths: vec![vec![Path::Open; kernels]; kernels],
             lines: Vec::new(),
             heap: BinaryHeap::new(),
@@ -165,7 +168,7 @@ impl Network {
         micros * 1000
     }
 
-    /// Starts a process, which listens at the address that is its number.
+    /// Starts a process, which listens at the address of its slot, as the one before it did.
     pub(crate) fn start(
         &mut self,
         slot: u32,
@@ -174,13 +177,16 @@ impl Network {
         seat: Seat,
     ) -> usize {
         let number = self.processes.len();
+        let place = slot as usize;
+        self.slots.resize(self.slots.len().max(place + 1), number);
+        self.slots[place] = number;
         let id = MemberId { slot, incarnation };
         let peer = Peer {
             id,
             host: String::new(),
             pid: number as u32,
             kernel: kernel as u64 + 1,
-            at: number.to_string(),
+            at: slot.to_string(),
         };
         let now = Time(self.now);
         let member = Member::new(peer, seat, self.timing, self.mistakes, now);
@@ -302,8 +308,8 @@ impl Network {
                     self.hang_up(process, connection.0 as usize)
                 }
                 Output::Wire(Wire::Dial { peer, at }) => {
-                    let to: usize = at.parse().expect("a number");
-                    self.dial(process, peer, to);
+                    let slot: usize = at.parse().expect("a number");
+                    self.dial(process, peer, self.slots[slot]);
                 }
             }
         }

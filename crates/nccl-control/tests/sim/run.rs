@@ -207,9 +207,8 @@ impl<'s> Run<'s> {
                 if self.net.processes[self.slots[slot]].alive {
                     return;
                 }
-                let at = (0..self.net.processes.len())
-                    .map(|number| number.to_string())
-                    .collect();
+                let others = (0..self.slots.len()).filter(|other| *other != slot);
+                let at = others.map(|slot| slot.to_string()).collect();
                 let incarnation = 2000 + self.net.processes.len() as u64;
                 let kernel = self.schedule.kernels[slot];
                 self.slots[slot] =
@@ -404,6 +403,11 @@ impl<'s> Run<'s> {
             if !member.is_settled() {
                 return say("waits");
             }
+            // A process that is frozen cannot be told from the one that it was before at its address.
+            let at_its_address = &processes[self.slots[member.coordinator().slot as usize]];
+            if at_its_address.alive && at_its_address.frozen {
+                continue;
+            }
             let coordinator = self.net.process_of(member.coordinator());
             let leader = coordinator.unwrap_or(number);
             let Some(coordinator) = coordinator.map(|of| &processes[of]).filter(|of| of.alive)
@@ -433,6 +437,10 @@ impl<'s> Run<'s> {
                 let takes_part =
                     processes[of].alive && (processes[of].frozen || processes[of].member.is_in());
                 let is_there = of == leader || self.net.is_connected(leader, of);
+                let at_its_address = &processes[self.slots[peer.id.slot as usize]];
+                if at_its_address.alive && at_its_address.frozen {
+                    continue;
+                }
                 if (!takes_part || (!is_there && !processes[of].frozen)) && !has_gone(peer.id) {
                     return say(&format!("has not heard of the end of {:?}", peer.id));
                 }
