@@ -231,6 +231,11 @@ impl Coordinator {
         self.send_beat(core);
     }
 
+    /// About how many bytes it has beside itself.
+    pub(super) fn size(&self) -> usize {
+        self.followers.len() * size_of::<(MemberId, Follower)>()
+    }
+
     /// Whether a majority has answered within the lease.
     pub(super) fn is_current(&self, core: &Core) -> bool {
         core.now <= self.confirmed.1.after(core.timing.lease)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::id::{Generation, MemberId, Peer, SharedMembership, Term, Time};
 use super::link::Links;
-use super::log::{Entry, Log, Said};
-use super::message::{Beat, Ended, Exclusion, Message, OperatorWord, Proof, Report, Wish};
+use super::log::{Entry, Log, OperatorWord, Said};
+use super::message::{Beat, Ended, Exclusion, Message, Proof, Report, Wish};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
 use crate::departure::Departure;
@@ -466,6 +466,12 @@ impl Core {
             .lost
             .is_some_and(|since| self.now.since(since) >= self.timing.give_up);
         lost && !self.progresses()
+    }
+
+    /// About how many bytes it has beside itself.
+    pub(super) fn size(&self) -> usize {
+        let ended = self.ended.len() * size_of::<(MemberId, Known)>();
+        self.links.size() + self.log.size() + ended
     }
 
     /// Whether NCCL has made progress lately, so that nothing that is unreachable has to end.

@@ -266,6 +266,13 @@ impl Links {
         }
     }
 
+    /// About how many bytes it has beside itself.
+    pub(super) fn size(&self) -> usize {
+        let pending = self.links.values().map(|link| link.pending.capacity());
+        self.links.len() * size_of::<(MemberId, Link)>()
+            + pending.sum::<usize>() * size_of::<(u64, Message)>()
+    }
+
     /// Ends all of them.
     pub(super) fn close_all(&mut self) {
         while let Some((peer, _)) = self.links.first_key_value() {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::id::MemberId;
-use super::message::OperatorWord;
 use crate::departure::Departure;
 
 /// What one member says to all.
@@ -21,6 +20,15 @@ pub struct Said {
     pub topic: String,
     /// The words.
     pub bytes: Vec<u8>,
+}
+
+/// An operator's decision between two sides of a network that is cut. The operator makes sure that no other side goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorWord {
+    /// For which generation's successor it holds, once.
+    pub generation: u64,
+    /// The members that may go on.
+    pub members: Vec<MemberId>,
 }
 
 /// What all members hear.
@@ -155,6 +163,11 @@ impl Log {
         let own = |place: u64| self.entries.get(usize::try_from(place - self.first).ok()?);
         let other = |place: u64| part.entries.get(usize::try_from(place - part.first).ok()?);
         part.end() <= self.end() && (from..part.end()).all(|place| own(place) == other(place))
+    }
+
+    /// About how many bytes it has beside itself.
+    pub(super) fn size(&self) -> usize {
+        self.entries.len() * size_of::<Entry>() + self.gone.len() * size_of::<(MemberId, bool)>()
     }
 
     /// The entry at a place, if that is kept.

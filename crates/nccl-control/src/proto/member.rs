@@ -18,8 +18,8 @@ use super::coordinator::{Coordinator, Next};
 use super::core::{Core, Event};
 use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
 use super::link::{Connection, LinkEvent, Links, Wire};
-use super::log::Entry;
-use super::message::{Beat, Ended, Exclusion, Frame, Message, OperatorWord, Proof, Pulse, Solicit};
+use super::log::{Entry, OperatorWord};
+use super::message::{Beat, Ended, Exclusion, Frame, Message, Proof, Pulse, Solicit};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
 use crate::departure::{Departure, How};
@@ -235,6 +235,16 @@ impl Member {
                 false
             }
         }
+    }
+
+    /// About how many bytes it has of its own, without the memberships that it shares.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let followers = match &self.role {
+            Role::Leading(coordinator) => coordinator.size(),
+            _ => 0,
+        };
+        size_of::<Self>() + self.core.size() + followers
     }
 
     /// How many entries it has heard in this generation.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::id::{Generation, MemberId, Peer, SharedMembership, Term};
-use super::log::{Entry, LogPart, Said};
+use super::log::{Entry, LogPart, OperatorWord, Said};
 use crate::departure::{Departure, ProcessEnd};
 
 /// How the end of a process is known for certain.
@@ -163,15 +163,6 @@ pub enum Exclusion {
     LeftBehind(Generation),
     /// Another member coordinates, and this one has heard what that one has not, or was given up before.
     PassedOver(MemberId),
-}
-
-/// An operator's decision between two sides of a network that is cut. The operator makes sure that no other side goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OperatorWord {
-    /// For which generation's successor it holds, once.
-    pub generation: u64,
-    /// The members that may go on.
-    pub members: Vec<MemberId>,
 }
 
 /// What one machine says to another.

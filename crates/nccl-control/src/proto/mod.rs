@@ -33,10 +33,10 @@ mod timing;
 pub use self::core::Event;
 pub use self::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
 pub use self::link::{Connection, Wire};
-pub use self::log::{Entry, LogPart, Said};
+pub use self::log::{Entry, LogPart, OperatorWord, Said};
 pub use self::member::{Command, Input, Member, Output, Seat};
 pub use self::message::{
-    Beat, Ended, Exclusion, Frame, Message, OperatorWord, Proof, Pulse, Report, Solicit, Wish,
+    Beat, Ended, Exclusion, Frame, Message, Proof, Pulse, Report, Solicit, Wish,
 };
 pub use self::mistake::{Mistake, Mistakes};
 pub use self::timing::{MILLI, Timing};

@@ -4,11 +4,13 @@
 //! $ cargo run --release -p nccl-control-sim -- random --schedules 1400000
 //! $ cargo run --release -p nccl-control-sim -- random --seconds 600
 //! $ cargo run --release -p nccl-control-sim -- replay 1234
+//! $ cargo run --release -p nccl-control-sim -- large
 //! $ cargo run --release -p nccl-control-sim --features mistakes -- mistakes
 //! ```
 //!
 //! A schedule is drawn from its seed, so that what has broken a promise breaks it again.
 
+mod large;
 mod network;
 mod run;
 mod schedule;
@@ -54,6 +56,11 @@ fn main() -> ExitCode {
             random(Duration::from_secs(seconds), u64::MAX)
         }
         ["random", "--schedules", most] => random(Duration::MAX, most.parse().expect("a number")),
+        ["large"] => large::run(10_000, 100),
+        ["large", size, dies] => large::run(
+            size.parse().expect("how many ranks"),
+            dies.parse().expect("how many of them"),
+        ),
         #[cfg(feature = "mistakes")]
         ["mistakes"] => mistakes(),
         _ => random(Duration::from_secs(2), u64::MAX),

@@ -1,0 +1,172 @@
+//! One job of very many ranks: it joins, loses some of them at once, its coordinator among them, and agrees to go on.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nccl_control::proto::{
+    Command, Entry, Event, Frame, MILLI, Message, Mistakes, Seat, SharedMembership, Timing,
+};
+
+use super::network::Network;
+
+/// Ranks of one host.
+const RANKS_PER_HOST: usize = 8;
+
+/// What a job of `size` ranks costs that loses `dies` of them.
+pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
+    let begun = Instant::now();
+    let kernels = size.div_ceil(RANKS_PER_HOST);
+    let mut net = Network::new(1, kernels, Timing::default(), Mistakes::default());
+    net.measure = Some(measure);
+    for slot in 0..size {
+        let seat = match slot {
+            0 => Seat::First {
+                number: 0,
+                size: size as u32,
+                witnesses: Vec::new(),
+            },
+            _ => Seat::Rank {
+                number: 0,
+                at: String::from("0"),
+            },
+        };
+        net.start(slot as u32, 1 + slot as u64, slot / RANKS_PER_HOST, seat);
+    }
+    let mut job = Job {
+        net,
+        active: 0,
+        wished: vec![false; size],
+        goes_on: false,
+    };
+    if !job.run_until(0, size) {
+        return failed("the ranks do not join");
+    }
+    job.report("joined", begun);
+    // Leases, too.
+    let settled = job.net.now + 2000 * MILLI;
+    while job.net.step(settled) {
+        job.look(0);
+    }
+    job.goes_on = true;
+    (job.active, job.net.bytes, job.net.frames) = (0, 0, 0);
+    let killed = job.net.now;
+    let mut left = dies;
+    while left > 0 {
+        let victim = match left == dies {
+            true => 0,
+            false => job.net.random.usize(0..size),
+        };
+        if job.net.processes[victim].alive {
+            job.net.kill(victim);
+            left -= 1;
+        }
+    }
+    if !job.run_until(1, size - dies) {
+        return failed("the ranks that are left do not go on");
+    }
+    let took = (job.net.now - killed) / MILLI;
+    job.report(
+        &format!("lost {dies} and went on after {took} ms of virtual time"),
+        begun,
+    );
+    ExitCode::SUCCESS
+}
+
+fn failed(what: &str) -> ExitCode {
+    println!("{what}");
+    ExitCode::FAILURE
+}
+
+struct Job {
+    net: Network,
+    active: usize,
+    wished: Vec<bool>,
+    goes_on: bool,
+}
+
+impl Job {
+    /// Until so many ranks are in that generation.
+    fn run_until(&mut self, number: u64, ranks: usize) -> bool {
+        let limit = self.net.now + 60_000 * MILLI;
+        while self.active < ranks {
+            if !self.net.step(limit) {
+                return false;
+            }
+            self.look(number);
+        }
+        true
+    }
+
+    fn look(&mut self, number: u64) {
+        while let Some(process) = self.net.touched.pop() {
+            for (_, event) in std::mem::take(&mut self.net.processes[process].seen.events) {
+                match event {
+                    Event::Active(membership) if membership.generation.number == number => {
+                        self.active += 1;
+                    }
+                    Event::Entry(entry)
+                        if self.goes_on && matches!(&*entry, Entry::Gone { .. }) =>
+                    {
+                        if !std::mem::replace(&mut self.wished[process], true) {
+                            let (patience, leaves_behind) = (30_000 * MILLI, false);
+                            let go_on = Command::GoOn {
+                                patience,
+                                leaves_behind,
+                            };
+                            self.net.command(process, go_on);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn report(&self, what: &str, begun: Instant) {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let largest = self
+            .net
+            .processes
+            .iter()
+            .map(|process| process.member.size());
+        println!(
+            "{} ranks {what}: {:.1} s of this process, {} at most, {} frames, {:.1} MB through the wire, {:.2} MB in the largest machine",
+            self.net.processes.len(),
+            begun.elapsed().as_secs_f64(),
+            peak.map_or("?", str::trim),
+            self.net.frames,
+            self.net.bytes as f64 / 1e6,
+            largest.max().unwrap_or(0) as f64 / 1e6,
+        );
+    }
+}
+
+/// The bytes of a frame. Those of a membership, which many frames share, are counted once.
+fn measure(frame: &Frame) -> usize {
+    let size = |frame: &Frame| postcard::experimental::serialized_size(frame).unwrap_or(0);
+    let Frame::Data { message, .. } = frame else {
+        return size(frame);
+    };
+    let membership = match message {
+        Message::Activate { membership, .. }
+        | Message::Ahead(membership)
+        | Message::Propose { membership, .. } => membership,
+        _ => return size(frame),
+    };
+    thread_local! {
+        static KNOWN: std::cell::RefCell<Vec<(SharedMembership, usize)>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+    KNOWN.with_borrow_mut(|known| {
+        if let Some((_, size)) = known
+            .iter()
+            .find(|(other, _)| Arc::ptr_eq(other, membership))
+        {
+            return *size;
+        }
+        let size = size(frame);
+        known.push((Arc::clone(membership), size));
+        size
+    })
+}
