@@ -88,6 +88,65 @@ fn a_call_into_nccl_that_does_not_come_back_is_found() {
     );
 }
 
+/// NCCL connects two ranks in the first message between them, and waits for the other one meanwhile.
+fn in_the_first_message(rank_1: impl Fn(&Communicator) -> Outcome) {
+    if !needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let limit = if world.rank() == 0 { LIMIT } else { SOON };
+        let limits = Timeouts::new().operation(limit).abort(LIMIT);
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("test").stream(&stream);
+        let comm = comm.timeouts(limits).build()?;
+        world.barrier("begin")?;
+        if world.rank() == 0 {
+            // So that the call does not come back at its limit.
+            faults::at_call("ncclCommAbort").hang().keep();
+            exchange_unattended(&comm);
+        } else {
+            rank_1(&comm)?;
+        }
+        is_told(&comm, 1, "for message #1")?;
+        world.barrier("end")?;
+        // A thread hangs.
+        std::process::exit(0);
+    });
+}
+
+/// Exchanges a message with the other rank, whatever comes of it.
+fn exchange(comm: &Communicator) -> Outcome {
+    let x = comm.stream().alloc_zeros::<u8>(8)?;
+    let mut y = comm.stream().alloc_zeros::<u8>(8)?;
+    comm.group(|group| {
+        group.isend(&x, 1 - comm.rank())?;
+        group.irecv(&mut y, 1 - comm.rank())
+    })?;
+    Ok(())
+}
+
+/// A thread of this rank does that.
+fn exchange_unattended(comm: &Communicator) {
+    let comm = comm.clone();
+    std::thread::spawn(move || {
+        let _ = exchange(&comm);
+    });
+}
+
+#[test]
+fn a_rank_whose_first_message_waits_for_a_rank_that_does_not_come_is_not_the_cause() {
+    in_the_first_message(|_| Ok(()));
+}
+
+#[test]
+fn a_rank_whose_first_message_waits_for_a_rank_inside_a_call_is_not_the_cause() {
+    in_the_first_message(|comm| {
+        faults::at_call("ncclSend").hang().keep();
+        exchange_unattended(comm);
+        Ok(())
+    });
+}
+
 #[test]
 fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
     ranks_that_hang(

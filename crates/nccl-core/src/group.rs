@@ -84,7 +84,7 @@ impl<'a> Group<'a> {
             return Ok(());
         };
         let address = match self.frame.is_home(&buffer) {
-            true => self.frame.lease(buffer),
+            true => self.frame.lease_untracked(buffer),
             false => self.read_elsewhere(buffer)?,
         };
         let message = Recorded::new(Function::Send, address, count, data_type, rank);
@@ -117,7 +117,7 @@ impl<'a> Group<'a> {
             return Ok(());
         };
         let address = match self.frame.is_home(&buffer) {
-            true => self.frame.lease(buffer),
+            true => self.frame.lease_untracked(buffer),
             false => self.write_elsewhere(buffer)?,
         };
         let message = Recorded::new(Function::Recv, address, count, data_type, rank);

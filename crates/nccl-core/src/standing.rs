@@ -77,6 +77,7 @@ impl Standing {
             standing: *self,
             waited: now.saturating_sub(self.began),
             shape: Shape::default(),
+            may_connect: false,
             stuck: None,
         })
     }
@@ -89,6 +90,8 @@ pub(crate) struct Overdue {
     pub(crate) waited: Duration,
     /// What the call is about, as far as its record was there.
     pub(crate) shape: Shape,
+    /// Whether NCCL may connect ranks in the call, and so wait for them.
+    pub(crate) may_connect: bool,
     /// In which call the watchdog is stuck, and for how long.
     pub(crate) stuck: Option<(&'static str, Duration)>,
 }
@@ -108,8 +111,8 @@ impl Overdue {
         let error = Error::new(self.kind());
         let is_inside = match self.standing.clock {
             Clock::Queued => false,
-            Clock::Issuing => true,
-            Clock::Running => self.stuck.is_some(),
+            Clock::Issuing if !self.may_connect => true,
+            Clock::Issuing | Clock::Running => self.stuck.is_some(),
         };
         match is_inside {
             true => error.marked(Mark::Inside),

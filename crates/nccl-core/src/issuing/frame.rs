@@ -159,8 +159,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether a buffer needs no more than [`lease`](Self::lease), for which CUDA is not asked. Without this question it is taken as
-    /// well; to ask first is faster.
+    /// Whether a buffer needs no more than [`lease_untracked`](Self::lease_untracked), for which CUDA is not asked. Without this
+    /// question it is taken as well; to ask first is faster.
     #[inline]
     pub(crate) fn is_home(&self, buffer: &impl Lend<'a>) -> bool {
         address(buffer.home()) == self.home
@@ -192,14 +192,22 @@ impl<'a> Frame<'a> {
         Ok(self.lease(buffer))
     }
 
-    /// Takes a buffer of the operation's own stream.
+    /// Takes a buffer whose stream is ordered with the operation's.
+    #[inline(always)]
+    fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        match self.is_tracked {
+            true => self.lease_tracked(buffer),
+            false => self.lease_untracked(buffer),
+        }
+    }
+
+    /// Takes a buffer that cudarc does not order: one of which [`is_home`](Self::is_home) is true, or any of a frame that is not
+    /// tracked.
     // Always: this is the larger half of what a message costs, and the optimizer shares one copy among
     // messages and collectives otherwise.
     #[inline(always)]
-    pub(crate) fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
-        if self.is_tracked {
-            return self.lease_tracked(buffer);
-        }
+    pub(crate) fn lease_untracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        debug_assert!(!self.is_tracked, "cudarc orders its buffers");
         let (address, guard) = buffer.lease(self.stream);
         self.keep(guard);
         address

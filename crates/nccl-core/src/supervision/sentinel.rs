@@ -168,8 +168,14 @@ fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
     let error = Error::new(ErrorKind::TimedOut {
         what: format!("{}, and has not come back,", found.place.text()),
         limit: found.limit,
-    })
-    .marked(Mark::Inside);
+    });
+    // It may wait for a rank that does not come.
+    let may_connect = matches!(found.place, Place::Issue | Place::Capture)
+        && inner.tracked.track().may_connect(sequence);
+    let error = match may_connect {
+        true => error,
+        false => error.marked(Mark::Inside),
+    };
     let now = Instant::now();
     match kind {
         Some(kind) => error.during(|| {

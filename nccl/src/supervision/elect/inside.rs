@@ -4,7 +4,7 @@ use super::super::report::{Entered, State};
 use super::case::{Case, Finding};
 use nccl_base::fault::cause::{FaultRole, RootCause};
 
-/// A rank that told that a call does not come back; it is not one that waits for others.
+/// A rank that told that a call does not come back; it is not one in which NCCL connects ranks, and so waits for others.
 pub(super) fn told(case: &Case<'_>) -> Option<Finding> {
     let told = case
         .symptoms
@@ -17,7 +17,7 @@ pub(super) fn told(case: &Case<'_>) -> Option<Finding> {
         root: told.root().clone(),
         text: told.cause().to_owned(),
         evidence: vec![String::from(
-            "calls of this communicator do not wait for other ranks, so that this is not one that waits for another",
+            "a call waits for other ranks only where NCCL connects them, and in this one it connects none",
         )],
         hint: String::from(HINT),
     })

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::slots::{IssueRecord, Progress};
 use super::{ISSUES, Track, limit_of_word};
+use crate::op::Descriptor;
 use crate::operation::OperationKind;
 use crate::recorder::lane::Slot;
 
@@ -101,6 +102,29 @@ impl Track {
         Some(match last.number - first.number {
             0 => name,
             _ => format!("{name}, or one of those from #{} on", first.number),
+        })
+    }
+
+    /// Whether NCCL may wait for other ranks inside of call `number`, as far as operations of it were handed over: the first message
+    /// between two ranks connects them, and the first collective of a kind all of the communicator.
+    pub(crate) fn may_connect(&self, number: u64) -> bool {
+        // Each number is one record, from 1 on.
+        let issue = number.checked_sub(1).and_then(|at| self.issues.get(at));
+        let issue = issue.filter(|issue| issue.number == number && self.identity.world_size > 1);
+        let Some(issue) = issue else { return false };
+        // Those of a group are here when all of them, or a large part, were handed over: until then its thread is inside the call
+        // of one, which only queues it.
+        let numbers = issue.first..issue.first.saturating_add(issue.count);
+        let operations: Vec<_> = numbers
+            .filter_map(|number| self.operations.get(number)?)
+            .collect();
+        operations.iter().any(|(op, message)| match op.peer() {
+            Some(peer) => peer != self.identity.rank && *message == 1,
+            None => {
+                let same = |(other, _): &&(Descriptor, u32)| other.function() == op.function();
+                let here = operations.iter().filter(same).count() as u64;
+                self.tally.total(op.function()).operations <= here
+            }
         })
     }
 

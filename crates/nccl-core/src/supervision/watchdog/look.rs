@@ -185,7 +185,14 @@ impl Eye {
             (None, None, Some(_)) if signalled => Some(Found::Signalled),
             (None, None, Some(standing)) => {
                 let overdue = standing.overdue(now);
-                overdue.map(|overdue| Found::Overdue(Box::new(Overdue { shape, ..overdue })))
+                overdue.map(|overdue| {
+                    let may_connect = track.may_connect(overdue.sequence());
+                    Found::Overdue(Box::new(Overdue {
+                        shape,
+                        may_connect,
+                        ..overdue
+                    }))
+                })
             }
             (None, None, None) => None,
         };

@@ -352,6 +352,7 @@ impl State {
             {
                 overdue.stuck = Some((call, since.elapsed()));
                 overdue.shape = entry.track.shape_of(overdue.sequence());
+                overdue.may_connect = entry.track.may_connect(overdue.sequence());
                 late.push((inner, overdue));
             }
         }
