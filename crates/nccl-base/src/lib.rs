@@ -11,7 +11,8 @@
 //! | [`system`], [`launch_mode`] | what this machine and its environment say, and how NCCL is called |
 //! | [`threads`] | ends of processes, threads that the system does not give |
 //! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
-//! | [`codec`], [`ranges`], [`visible`], [`say`], [`whole_file`] | bytes and texts on their way out |
+//! | [`codec`], [`wire`] | what goes to other processes, and comes from them |
+//! | [`ranges`], [`visible`], [`say`], [`whole_file`] | texts on their way out |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
 #![cfg(not(loom))]
 #![allow(
@@ -47,3 +48,4 @@ pub mod variables;
 pub mod visible;
 pub mod warning;
 pub mod whole_file;
+pub mod wire;

@@ -3,7 +3,7 @@
 //!
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
-//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `noise`: its proof and seal; `endpoint`:
+//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `wire`: as which bytes; `noise`: its proof and seal; `endpoint`:
 //!   to which address that is bound;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
 //!   hears this one;
@@ -21,7 +21,7 @@
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
 //!   ranks wait; `panics`: how a panic's message gets to the others;
 //! - `succession`, `heir`, `handover`: who coordinates when the coordinator is gone: the rules, what a rank
-//!   does by them, and what its hub does; `testimony`: how that travels;
+//!   does by them, and what its hub does;
 //! - `channel`, `channels`: ordered messages, a rank's side and the coordinator's;
 //! - `going`, `epoch`: how the ranks that are left go on, the coordinator's side and a rank's;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads;
@@ -96,8 +96,9 @@ mod state;
 mod substitute;
 mod succession;
 mod tcp;
-mod testimony;
 mod watching;
+#[doc(hidden)]
+pub mod wire;
 mod world;
 
 #[cfg(test)]
