@@ -11,7 +11,7 @@
 //! | [`system`], [`launch_mode`] | what this machine and its environment say, and how NCCL is called |
 //! | [`threads`] | ends of processes, threads that the system does not give |
 //! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
-//! | [`codec`], [`wire`] | what goes to other processes, and comes from them |
+//! | [`wire`] | what goes to other processes, and comes from them |
 //! | [`ranges`], [`visible`], [`say`], [`whole_file`] | texts on their way out |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
 #![cfg(not(loom))]
@@ -24,7 +24,6 @@
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
 pub mod clock;
-pub mod codec;
 pub mod data_type;
 pub mod departure;
 pub mod error;

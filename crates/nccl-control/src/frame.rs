@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::noise::{LARGEST_SEALED, LENGTH, Seal, TAG};
 
-pub(crate) use nccl_base::codec::Broken;
+pub(crate) use nccl_base::wire::Broken;
 
 /// The most bytes of all parts of a round together, and of all values of the store.
 pub(super) const LARGEST: usize = 64 << 20;

@@ -25,11 +25,10 @@
 //! Without a secret the key of the handshake is public: it shows mistakes, and keeps nobody out.
 
 use super::endpoint::Endpoint;
-use nccl_base::wire::{bytes, clean};
+use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Broken, Frame, Outgoing};
-use super::wire;
 use crate::visible;
 
 /// Every greeting begins with this and the version, which other versions read.

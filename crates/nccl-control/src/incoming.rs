@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nccl_base::wire::{bytes, clean};
+use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Broken, Frame, Outgoing};
@@ -13,7 +13,6 @@ use super::mailbox::Notice;
 use super::message::{Incomplete, Parts};
 use super::phase::Phase;
 use super::process_state::ProcessState;
-use super::wire;
 use crate::departure::Departure;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

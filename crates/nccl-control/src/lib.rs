@@ -3,7 +3,7 @@
 //!
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
 //! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
-//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `wire`: as which bytes; `noise`: its proof and seal; `endpoint`:
+//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `noise`: its proof and seal; `endpoint`:
 //!   to which address that is bound;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
 //!   hears this one;
@@ -97,8 +97,6 @@ mod substitute;
 mod succession;
 mod tcp;
 mod watching;
-#[doc(hidden)]
-pub mod wire;
 mod world;
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ impl ProcessState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire;
+    use nccl_base::wire;
 
     #[test]
     fn a_process_that_cannot_go_on_is_told_apart_from_one_that_gets_little_time() {

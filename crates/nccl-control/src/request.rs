@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nccl_base::wire::{bytes, clean};
+use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Broken, Frame, Outgoing};
@@ -11,7 +11,6 @@ use super::mailbox::Notice;
 use super::message::Round;
 use super::process_state::ProcessState;
 use super::succession::Report;
-use super::wire;
 use crate::departure::{Failure, ProcessEnd, Reason};
 
 /// The coordinator answers those that expect it with an [`Answer`](super::incoming::Answer) of the same

@@ -22,7 +22,6 @@ use super::process;
 use super::reader::Sink;
 use super::request::Request;
 use super::server::{Job, Server};
-use super::wire;
 use crate::departure::{Departure, Failure, ProcessEnd};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -30,6 +29,7 @@ use crate::forked::{self, Resident};
 use crate::time::deadline_after;
 use crate::visible;
 use nccl_base::from_outside::{FromOutside, world as world_limit};
+use nccl_base::wire;
 
 /// All ranks of a job, seen from one of them.
 pub struct World {

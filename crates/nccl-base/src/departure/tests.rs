@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::wire;
 
 fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
@@ -186,11 +187,10 @@ fn the_sentences_are_these() {
 #[test]
 fn a_departure_comes_over_the_wire_as_it_was_and_is_cut_off_nowhere() {
     for (departure, _) in all() {
-        let bytes = postcard::to_allocvec(&departure).unwrap();
-        let read = postcard::take_from_bytes::<Departure>;
-        assert_eq!(read(&bytes), Ok((departure.clone(), &[][..])));
+        let bytes = wire::encode(&departure);
+        assert_eq!(wire::decode(&bytes).as_ref(), Ok(&departure));
         for length in 0..bytes.len() {
-            let cut = read(&bytes[..length]);
+            let cut = wire::decode::<Departure>(&bytes[..length]);
             assert!(cut.is_err(), "{departure:?} in {length} bytes");
         }
     }
@@ -253,8 +253,7 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
     });
     let failed = Departure::Failed(Failure::Said(text()));
     for departure in lost.into_iter().chain([failed]) {
-        let bytes = postcard::to_allocvec(&departure).unwrap();
-        let heard: Departure = postcard::from_bytes(&bytes).unwrap();
+        let heard: Departure = wire::decode(&wire::encode(&departure)).unwrap();
         let (said, heard) = (format!("{departure:?}"), format!("{heard:?}"));
         assert!(said.contains("\\u{1b}") || said.contains("18446744073709551615"));
         for bad in ["\\u{1b}", "\\r", "18446744073709551615"] {

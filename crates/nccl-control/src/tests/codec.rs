@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use nccl_base::wire::{self, Broken};
+
 use super::*;
 use crate::departure::{
     Departure, Exit, Failure, HeardOnly, How, LastCall, Lost, OomKill, ProcessEnd, Reason, Sign,
@@ -20,7 +22,7 @@ use crate::message::{Incomplete, Missing};
 use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
-use crate::process_state::ProcessState;
+use crate::process_state::{Held, ProcessState};
 use crate::secret::Secret;
 use crate::succession::{Loss, Report};
 use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
@@ -702,4 +704,164 @@ fn texts_that_people_write_make_no_parser_panic() {
         }
         let _ = interface::Interface::parse(&text);
     }
+}
+
+#[test]
+fn a_notice_that_no_rank_tells_another_is_not_read() {
+    let told = Notice::Told {
+        from: 1,
+        topic: String::new(),
+        bytes: [].into(),
+    };
+    assert!(wire::encode(&told).is_empty());
+    let unknown = Broken("a message of an unknown kind");
+    assert_eq!(wire::decode::<Notice>(&[2, 0, 0, 0]), Err(unknown));
+}
+
+#[test]
+fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
+    let text = || String::from("\x1b[2Jline\r\n");
+    let time = Duration::MAX;
+    let phase = Some((Phase::Said(text()), time));
+    let subject = Subject {
+        key: String::from("k"),
+        name: String::from("model/tp"),
+        turn: 41,
+        kind: OperationKind::AllReduce,
+        sequence: 42,
+    };
+    let state = |held| ProcessState {
+        letter: 'S',
+        held: Some(held),
+    };
+    let round = Round {
+        topic: String::from("t"),
+        number: 1,
+        members: Some([].into()),
+    };
+    let requests = [
+        Request::Collect {
+            round,
+            patience: time,
+            part: Vec::new(),
+        },
+        Request::Cancel {
+            reason: Reason::Said(text()),
+        },
+        Request::Get {
+            key: String::from("k"),
+            patience: time,
+        },
+        Request::Phase { name: text() },
+        Request::GoOn {
+            patience: time,
+            leaves_behind: false,
+        },
+        Request::Send {
+            channel: String::from("c"),
+            to: None,
+            patience: time,
+            bytes: Vec::new(),
+        },
+        Request::Suspect(Suspicion {
+            subject: subject.clone(),
+            members: Vec::new(),
+            since: time,
+            is_sample: false,
+        }),
+        Request::Attends(Attendance {
+            key: String::from("k"),
+            turn: 41,
+            entered: Some(time),
+            last: text(),
+        }),
+        Request::Last { call: text() },
+        Request::Saw {
+            rank: 1,
+            state: state(Held::Throttled {
+                cgroup: text(),
+                time,
+            }),
+        },
+    ];
+    let answers = [
+        Incomplete::TimedOut {
+            missing: vec![Missing {
+                rank: 1,
+                phase: phase.clone(),
+            }],
+            waited: time,
+            remarks: vec![text()],
+        },
+        Incomplete::NoKey { waited: time },
+    ];
+    let late = Latecomer {
+        rank: 0,
+        place: 1,
+        host: text(),
+        pid: 77,
+        behind: time,
+        has_entered: false,
+        answers: true,
+        phase: text(),
+        last: text(),
+    };
+    let pushes = [
+        Push::CutOff {
+            from: vec![0],
+            why: text(),
+        },
+        Push::Lateness(Arc::new(Lateness {
+            subject,
+            ranks: 2,
+            late: vec![late],
+            more: 3,
+            teller: 1,
+        })),
+        Push::Skew {
+            key: String::from("k"),
+            skew: time,
+            last: 3,
+        },
+        Push::Suspected {
+            rank: 2,
+            silent: Some(time),
+            state: Some(state(Held::Frozen { cgroup: text() })),
+        },
+        Push::Member(Known {
+            rank: 1,
+            host: text(),
+            pid: 77,
+            kernel: String::new(),
+            at: String::new(),
+            phase,
+            departure: None,
+        }),
+    ];
+    let refused = Greeting::Refused {
+        why: text(),
+        again: Again::Never,
+    };
+    let frame = |out: Outgoing| Frame {
+        id: 0,
+        payload: out.payload.to_vec(),
+    };
+    let answers = answers.map(|why| answer(&Answer::Incomplete(Arc::new(why))));
+    let incoming = answers.into_iter().chain(pushes.map(|push| push.encode()));
+    let incoming = incoming.map(|out| format!("{:?}", Incoming::decode(&frame(out)).unwrap()));
+    let requests = requests.map(|request| frame(request.encode(0)));
+    let requests = requests.map(|frame| format!("{:?}", Request::decode(&frame).unwrap()));
+    assert!(requests[0].contains("members: None"), "{}", requests[0]);
+    let greeting = Greeting::decode(&frame(refused.encode())).unwrap();
+    for heard in incoming.chain(requests).chain([format!("{greeting:?}")]) {
+        for bad in ["\\u{1b}", "\\r", "18446744073709551615"] {
+            assert!(!heard.contains(bad), "{heard}");
+        }
+    }
+    let state = ProcessState {
+        letter: ' ',
+        held: None,
+    };
+    let saw = Request::Saw { rank: 1, state };
+    assert!(Request::decode(&frame(saw.encode(0))).is_err());
 }

@@ -37,7 +37,7 @@ fn fragile(meet: Rendezvous) -> Arc<Reader> {
     let claim = Claim::rank(meet.rank, meet.world_size);
     let mailbox = Arc::new(Mailbox::default());
     let reader = client::join(&meet.address, &meet.job, claim, deadline, mailbox, None).unwrap();
-    let part = crate::wire::encode(&crate::world::Introduction {
+    let part = nccl_base::wire::encode(&crate::world::Introduction {
         pid: 4711,
         host: String::from("there"),
         at: String::new(),
