@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cuda-emulator", &[]),
     ("nccl-base", &["nccl-sys"]),
     ("nccl-control", &["nccl-base"]),
+    ("nccl-control-sim", &["nccl-base", "nccl-control"]),
     ("nccl-launch", &["nccl-base", "nccl-control"]),
     ("nccl-core", &["nccl-base", "nccl-sys"]),
     ("nccl-moe", &["nccl-base", "nccl-core"]),
