@@ -126,7 +126,7 @@ pub fn clean<'d, D: Deserializer<'d>, T: Deserialize<'d> + Clean>(from: D) -> Re
     Ok(value)
 }
 
-/// For `#[serde(with = "bytes")]`: bytes in one piece. A format that does not lend them, as JSON, cannot read them.
+/// For `#[serde(with = "bytes")]`: bytes in one piece instead of one by one. A format that does not lend them, as JSON, cannot read them.
 #[doc(hidden)]
 pub mod bytes {
     use serde::{Deserialize, Deserializer, Serializer};
@@ -145,7 +145,6 @@ pub mod bytes {
 #[cfg(all(test, feature = "wire"))]
 mod tests {
     use std::fmt::Debug;
-    use std::time::Instant;
 
     use super::*;
 
@@ -186,13 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_written_and_read_in_one_piece() {
-        let part = Part(vec![7; 8 << 20]);
-        let begun = Instant::now();
+    fn bytes_come_back_as_they_were_behind_their_length() {
+        let part = Part((0..=255).cycle().take(64 << 10).collect());
         let bytes = encode(&part);
-        assert_eq!(bytes.len(), part.0.len() + 4);
+        assert_eq!(bytes.len(), part.0.len() + 3);
         assert_eq!(decode(&bytes), Ok(part));
-        // One by one they would take most of a second in a build without optimisation.
-        assert!(begun.elapsed().as_millis() < 300, "{:?}", begun.elapsed());
     }
 }
