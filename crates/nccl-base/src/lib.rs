@@ -11,7 +11,8 @@
 //! | [`system`], [`launch_mode`] | what this machine and its environment say, and how NCCL is called |
 //! | [`threads`] | ends of processes, threads that the system does not give |
 //! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
-//! | [`codec`], [`ranges`], [`visible`], [`say`], [`whole_file`] | bytes and texts on their way out |
+//! | [`wire`] | what goes to other processes, and comes from them |
+//! | [`ranges`], [`visible`], [`say`], [`whole_file`] | texts on their way out |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
 #![cfg(not(loom))]
 #![allow(
@@ -23,7 +24,6 @@
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
 pub mod clock;
-pub mod codec;
 pub mod data_type;
 pub mod departure;
 pub mod error;
@@ -47,3 +47,4 @@ pub mod variables;
 pub mod visible;
 pub mod warning;
 pub mod whole_file;
+pub mod wire;

@@ -2,13 +2,16 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 /// How bad something is.
 ///
 /// ```
 /// use nccl::preflight::Severity;
 /// assert!(Severity::Error > Severity::Warning && Severity::Warning > Severity::Ok);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Severity {
     /// It was checked, and nothing is wrong.
@@ -42,7 +45,7 @@ impl fmt::Display for Severity {
 ///     }
 /// }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
     /// How bad it is.
@@ -112,9 +115,14 @@ impl fmt::Display for Finding {
 ///     eprintln!("{report}");
 /// }
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
+    #[serde(deserialize_with = "in_order")]
     findings: Vec<Finding>,
+}
+
+fn in_order<'d, D: Deserializer<'d>>(from: D) -> Result<Vec<Finding>, D::Error> {
+    Vec::deserialize(from).map(|findings| Report::in_order(findings).findings)
 }
 
 impl Report {

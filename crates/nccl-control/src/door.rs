@@ -289,8 +289,8 @@ impl Door {
                 rank: self.rank,
                 reason: Reason::Said(reason.to_owned()),
             };
-            let (kind, payload) = Answer::Incomplete(Arc::new(why)).encode();
-            connection.enqueue(Outgoing::new(kind, id, payload));
+            let answer = Answer::Incomplete(Arc::new(why));
+            connection.enqueue(Outgoing::new(id, answer.encode()));
             connection.flush_quietly();
         };
         let Some(door) = self.this.upgrade() else {
@@ -307,9 +307,9 @@ impl Door {
                 Some(attached) => attached.recording(most),
                 None => host().recording(most),
             };
-            let (kind, payload) = Answer::Value(recording.into()).encode();
+            let answer = Answer::Value(recording.into()).encode();
             door.recording.fetch_sub(1, Ordering::AcqRel);
-            to.enqueue(Outgoing::new(kind, id, payload));
+            to.enqueue(Outgoing::new(id, answer));
             to.flush_quietly();
         };
         let spawned = std::thread::Builder::new()

@@ -10,10 +10,12 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::place::Address;
 
 /// An address of a listener, written in one way: no scope, no IPv4 in IPv6, no symbolic link.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Endpoint(String);
 
 /// The most bytes of one: it is part of a greeting. The end of a longer path is compared alone.
@@ -64,13 +66,9 @@ impl Endpoint {
         Self(text)
     }
 
-    /// As the other side has written it.
+    #[cfg(test)]
     pub(super) fn written(text: String) -> Self {
         Self(text)
-    }
-
-    pub(super) fn as_str(&self) -> &str {
-        &self.0
     }
 }
 

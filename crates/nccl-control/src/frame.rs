@@ -1,4 +1,4 @@
-//! How bytes become frames: a length, a kind, a number, and a payload.
+//! How bytes become frames: a length, a number, and a payload.
 //!
 //! The frames of a greeting go as they are. Those behind it are under the seal of the connection
 //! ([`Seal`](super::noise::Seal)): a sealed message holds several small frames, or a part of a large one.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::noise::{LARGEST_SEALED, LENGTH, Seal, TAG};
 
-pub(crate) use nccl_base::codec::{Broken, Fields, put_bytes, put_index, put_number};
+pub(crate) use nccl_base::wire::Broken;
 
 /// The most bytes of all parts of a round together, and of all values of the store.
 pub(super) const LARGEST: usize = 64 << 20;
@@ -24,13 +24,12 @@ pub(super) const LARGEST_FRAME: usize = LARGEST + (1 << 20);
 /// The largest payload of somebody who has not proved who it is.
 pub(super) const GREETING: usize = 4096;
 
-/// Length (4 bytes), kind (1) and number (8), little-endian.
-pub(super) const HEADER: usize = 13;
+/// Length (4 bytes) and number (8), little-endian.
+pub(super) const HEADER: usize = 12;
 
 /// One frame as it came.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame {
-    pub(super) kind: u8,
     /// Which request it belongs to.
     pub(super) id: u64,
     pub(super) payload: Vec<u8>,
@@ -44,13 +43,12 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(kind: u8, id: u64, payload: Arc<[u8]>) -> Self {
+    pub(super) fn new(id: u64, payload: Arc<[u8]>) -> Self {
         let mut head = [0; HEADER];
         // What is too large is refused where it is made; cut off, it would be refused by the reader.
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         head[..4].copy_from_slice(&length.to_le_bytes());
-        head[4] = kind;
-        head[5..].copy_from_slice(&id.to_le_bytes());
+        head[4..].copy_from_slice(&id.to_le_bytes());
         Self { head, payload }
     }
 
@@ -116,7 +114,6 @@ impl Bytes {
 /// What the head of a frame says.
 struct Head {
     length: usize,
-    kind: u8,
     id: u64,
 }
 
@@ -126,18 +123,17 @@ impl Head {
         let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);
         };
-        let [a, b, c, d, kind, id @ ..] = *head;
+        let [a, b, c, d, id @ ..] = *head;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
         if length > limit {
             return Err(TOO_LONG);
         }
         let id = u64::from_le_bytes(id);
-        Ok(Some((Self { length, kind, id }, rest)))
+        Ok(Some((Self { length, id }, rest)))
     }
 
     fn frame(&self, payload: &[u8]) -> Frame {
         Frame {
-            kind: self.kind,
             id: self.id,
             payload: payload.to_vec(),
         }
@@ -250,7 +246,7 @@ mod tests {
     #[test]
     fn frames_come_out_as_they_went_in_however_they_are_cut() {
         let frames: Vec<_> = (0..20u8)
-            .map(|n| Outgoing::new(n, u64::from(n) << 40, vec![n; usize::from(n) * 7].into()))
+            .map(|n| Outgoing::new(u64::from(n) << 40, vec![n; usize::from(n) * 7].into()))
             .collect();
         let mut bytes = Vec::new();
         for frame in &frames {
@@ -268,7 +264,6 @@ mod tests {
             }
             assert_eq!(got.len(), frames.len());
             for (n, frame) in got.iter().enumerate() {
-                assert_eq!(usize::from(frame.kind), n);
                 assert_eq!(frame.id, (n as u64) << 40);
                 assert_eq!(frame.payload, vec![n as u8; n * 7]);
             }
@@ -279,7 +274,7 @@ mod tests {
     fn sealed_frames_come_out_as_they_went_in_however_they_are_cut() {
         let (ours, theirs) = Seal::pair();
         let frames: Vec<_> = (0..20usize)
-            .map(|n| Outgoing::new(n as u8, n as u64, vec![n as u8; n * n * 7].into()))
+            .map(|n| Outgoing::new(n as u64, vec![n as u8; n * n * 7].into()))
             .collect();
         let mut plain = Vec::new();
         for frame in &frames {
@@ -299,7 +294,7 @@ mod tests {
                 for piece in bytes.chunks(step) {
                     decoder.push(piece);
                     while let Some(frame) = decoder.next().unwrap() {
-                        assert_eq!(usize::from(frame.kind), got);
+                        assert_eq!(frame.id, got as u64);
                         assert_eq!(frame.payload, vec![got as u8; got * got * 7]);
                         got += 1;
                     }

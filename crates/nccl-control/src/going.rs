@@ -21,8 +21,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::connection::Connection;
-use super::frame::{Broken, Fields, Outgoing, put_index, put_number};
+use super::frame::Outgoing;
 use super::hub::{Hub, Outlet};
 use super::incoming::{Answer, Push};
 use super::message::{Incomplete, Missing};
@@ -30,7 +32,7 @@ use super::state::State;
 use crate::departure::{Departure, How, Lost};
 
 /// An epoch that ranks have agreed upon.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Epoch {
     pub(super) number: u64,
     /// For each of its ranks, which one it was before; `None` for one that is new.
@@ -40,22 +42,6 @@ pub(super) struct Epoch {
 impl Epoch {
     pub(super) fn rank_of(&self, before: usize) -> Option<usize> {
         self.from.iter().position(|&from| from == Some(before))
-    }
-
-    pub(super) fn put(&self, to: &mut Vec<u8>) {
-        put_number(to, self.number);
-        put_index(to, self.from.len());
-        for from in &self.from {
-            put_number(to, from.map_or(0, |rank| rank as u64 + 1));
-        }
-    }
-
-    pub(super) fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        let number = fields.number()?;
-        let from = (0..fields.count(8)?)
-            .map(|_| Ok(fields.index()?.checked_sub(1)))
-            .collect::<Result<_, Broken>>()?;
-        Ok(Self { number, from })
     }
 }
 

@@ -25,24 +25,18 @@
 //! Without a secret the key of the handshake is public: it shows mistakes, and keeps nobody out.
 
 use super::endpoint::Endpoint;
-use super::frame::{Broken, Fields, Frame, Outgoing, put_bytes, put_index, put_number};
+use nccl_base::wire::{self, bytes, clean};
+use serde::{Deserialize, Serialize};
+
+use super::frame::{Broken, Frame, Outgoing};
 use crate::visible;
 
+/// Every greeting begins with this and the version, which other versions read.
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 12;
-
-/// `HELLO` and `REFUSED` are read by other versions, which have to say that they are other ones.
-mod kind {
-    pub(super) const HELLO: u8 = 1;
-    pub(super) const WELCOME: u8 = 4;
-    pub(super) const REFUSED: u8 = 5;
-    pub(super) const ANSWER: u8 = 6;
-    pub(super) const UNPROVED: u8 = 7;
-    pub(super) const PRESENT: u8 = 8;
-}
+pub(super) const VERSION: u64 = 13;
 
 /// What somebody wants to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     Rank,
     /// No rank: it sees what becomes of them, and may say how their processes ended.
@@ -59,7 +53,7 @@ pub(super) enum Role {
 }
 
 /// Who a rank says it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) job: String,
     pub(super) epoch: u64,
@@ -74,7 +68,7 @@ pub(super) struct Hello {
 }
 
 /// What a first message says in plain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Plain {
     pub(super) has_secret: bool,
     /// Where the sender has connected to; `None` where addresses are declared to be translated on the way.
@@ -82,32 +76,31 @@ pub(super) struct Plain {
 }
 
 /// The messages before two sides know each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Greeting {
     /// With a [`Hello`] in the first message of the handshake.
     Hello {
         plain: Plain,
+        #[serde(with = "bytes")]
         first: Vec<u8>,
     },
     /// The answer of the handshake.
-    Answer(Vec<u8>),
+    Answer(#[serde(with = "bytes")] Vec<u8>),
     /// In plain: the first message cannot be opened.
     Unproved(Unproved),
     /// Under the seal: the sender of the first message is there.
     Present,
     /// Of the rank that coordinates, or of the one whose door it is.
-    Welcome {
-        by: usize,
-        epoch: u64,
-    },
+    Welcome { by: usize, epoch: u64 },
     Refused {
+        #[serde(deserialize_with = "clean")]
         why: String,
         again: Again,
     },
 }
 
 /// Why a first message does not open, as its receiver knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Unproved {
     /// Its sender has no secret, and its receiver has.
     NoSecret,
@@ -124,7 +117,7 @@ pub(super) enum Unproved {
 }
 
 /// Whether another try may end better.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Again {
     Never,
     /// At another port.
@@ -140,33 +133,6 @@ pub(super) enum Again {
 }
 
 impl Plain {
-    /// What a side that has a secret or none, and means this address or takes any, goes by.
-    fn put(&self, to: &mut Vec<u8>) {
-        to.extend_from_slice(&MAGIC);
-        put_number(to, VERSION);
-        put_number(to, self.has_secret.into());
-        put_number(to, self.dialled.is_some().into());
-        if let Some(dialled) = &self.dialled {
-            put_bytes(to, dialled.as_str().as_bytes());
-        }
-    }
-
-    fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        if fields.array()? != MAGIC {
-            return Err(Broken("a greeting of something else than a rank"));
-        }
-        if fields.number()? != VERSION {
-            return Err(OTHER_VERSION);
-        }
-        Ok(Self {
-            has_secret: flag(fields)?,
-            dialled: match flag(fields)? {
-                true => Some(Endpoint::written(fields.text()?)),
-                false => None,
-            },
-        })
-    }
-
     /// For sentences.
     fn dialled_address(&self) -> String {
         let any = || String::from("an address");
@@ -175,9 +141,7 @@ impl Plain {
 
     /// To what a handshake is bound.
     pub(super) fn prologue(&self) -> Vec<u8> {
-        let mut prologue = Vec::new();
-        self.put(&mut prologue);
-        prologue
+        marked(self)
     }
 
     /// What is wrong with one that has come to a side that has to hear `self`.
@@ -195,14 +159,6 @@ impl Plain {
             }
             _ => Ok(()),
         }
-    }
-}
-
-fn flag(fields: &mut Fields<'_>) -> Result<bool, Broken> {
-    match fields.number()? {
-        0 => Ok(false),
-        1 => Ok(true),
-        _ => Err(Broken("neither yes nor no")),
     }
 }
 
@@ -267,100 +223,24 @@ impl Unproved {
 const RELAYED: &str = "another process there passes connections on (a relay), or addresses are translated between the two; \
      only where that is meant, set NCCL_RUN_TRANSLATED=1 on all ranks";
 
+/// With what every version begins.
+fn marked<T: Serialize>(value: &T) -> Vec<u8> {
+    [&MAGIC[..], &VERSION.to_le_bytes(), &wire::encode(value)].concat()
+}
+
 impl Greeting {
     pub(super) fn encode(&self) -> Outgoing {
-        let mut to = Vec::new();
-        let kind = match self {
-            Self::Hello { plain, first } => {
-                plain.put(&mut to);
-                put_bytes(&mut to, first);
-                kind::HELLO
-            }
-            Self::Answer(answer) => {
-                put_bytes(&mut to, answer);
-                kind::ANSWER
-            }
-            Self::Unproved(unproved) => {
-                match unproved {
-                    Unproved::NoSecret => put_number(&mut to, 0),
-                    Unproved::NeedlessSecret => put_number(&mut to, 1),
-                    Unproved::OtherSecret => put_number(&mut to, 2),
-                    Unproved::Translated => put_number(&mut to, 3),
-                    Unproved::NotTranslated => put_number(&mut to, 4),
-                    Unproved::OtherAddress { here } => {
-                        put_number(&mut to, 5);
-                        put_bytes(&mut to, here.as_str().as_bytes());
-                    }
-                }
-                kind::UNPROVED
-            }
-            Self::Present => kind::PRESENT,
-            Self::Welcome { by, epoch } => {
-                put_index(&mut to, *by);
-                put_number(&mut to, *epoch);
-                kind::WELCOME
-            }
-            Self::Refused { why, again } => {
-                match again {
-                    Again::Never => put_number(&mut to, 0),
-                    Again::Elsewhere => put_number(&mut to, 1),
-                    Again::Later => put_number(&mut to, 2),
-                    Again::At { rank, at } => {
-                        put_number(&mut to, 3);
-                        put_index(&mut to, *rank);
-                        put_bytes(&mut to, at.as_bytes());
-                    }
-                }
-                put_bytes(&mut to, why.as_bytes());
-                kind::REFUSED
-            }
-        };
-        Outgoing::new(kind, 0, to.into())
+        Outgoing::new(0, marked(self).into())
     }
 
     pub(super) fn decode(frame: &Frame) -> Result<Self, Broken> {
-        let mut fields = Fields(&frame.payload);
-        let greeting = match frame.kind {
-            kind::HELLO => Self::Hello {
-                plain: Plain::take(&mut fields)?,
-                first: fields.bytes()?.to_vec(),
-            },
-            kind::ANSWER => Self::Answer(fields.bytes()?.to_vec()),
-            kind::UNPROVED => Self::Unproved(match fields.number()? {
-                0 => Unproved::NoSecret,
-                1 => Unproved::NeedlessSecret,
-                2 => Unproved::OtherSecret,
-                3 => Unproved::Translated,
-                4 => Unproved::NotTranslated,
-                5 => Unproved::OtherAddress {
-                    here: Endpoint::written(fields.text()?),
-                },
-                _ => return Err(Broken("no reason not to open a first message")),
-            }),
-            kind::PRESENT => Self::Present,
-            kind::WELCOME => Self::Welcome {
-                by: fields.index()?,
-                epoch: fields.number()?,
-            },
-            kind::REFUSED => Self::Refused {
-                again: match fields.number()? {
-                    0 => Again::Never,
-                    1 => Again::Elsewhere,
-                    2 => Again::Later,
-                    3 => Again::At {
-                        rank: fields.index()?,
-                        at: fields.text()?,
-                    },
-                    _ => return Err(Broken("no kind of refusal")),
-                },
-                why: fields.said()?,
-            },
-            _ => return Err(Broken("something else than a greeting")),
-        };
-        fields.end()?;
-        Ok(greeting)
+        let rest = frame.payload.strip_prefix(&MAGIC).ok_or(STRANGE)?;
+        let rest = rest.strip_prefix(&VERSION.to_le_bytes());
+        wire::decode(rest.ok_or(OTHER_VERSION)?)
     }
 }
+
+const STRANGE: Broken = Broken("a greeting of something else than a rank");
 
 /// The other side was built from another release of this crate.
 pub(super) const OTHER_VERSION: Broken =
@@ -369,50 +249,11 @@ pub(super) const OTHER_VERSION: Broken =
 impl Hello {
     /// The payload of a first message.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut to = Vec::new();
-        put_bytes(&mut to, self.job.as_bytes());
-        put_number(&mut to, self.epoch);
-        put_index(&mut to, self.world_size);
-        put_number(
-            &mut to,
-            match self.role {
-                Role::Rank => 0,
-                Role::Observer => 1,
-                Role::Newcomer => 2,
-                Role::Asker => 3,
-                Role::Follower => 4,
-                Role::Onlooker => 5,
-            },
-        );
-        put_index(&mut to, self.rank);
-        put_bytes(&mut to, self.host.as_bytes());
-        put_number(&mut to, self.pid);
-        put_bytes(&mut to, self.kernel.as_bytes());
-        to
+        wire::encode(self)
     }
 
     pub(super) fn decode(payload: &[u8]) -> Result<Self, Broken> {
-        let mut fields = Fields(payload);
-        let hello = Self {
-            job: fields.text()?,
-            epoch: fields.number()?,
-            world_size: fields.index()?,
-            role: match fields.number()? {
-                0 => Role::Rank,
-                1 => Role::Observer,
-                2 => Role::Newcomer,
-                3 => Role::Asker,
-                4 => Role::Follower,
-                5 => Role::Onlooker,
-                _ => return Err(Broken("a greeting of an unknown role")),
-            },
-            rank: fields.index()?,
-            host: fields.text()?,
-            pid: fields.number()?,
-            kernel: fields.text()?,
-        };
-        fields.end()?;
-        Ok(hello)
+        wire::decode(payload)
     }
 
     /// Host, process and claim, for sentences.

@@ -516,12 +516,12 @@ impl Hub {
 }
 
 impl Outlet {
-    pub(super) fn answer(&self, id: u64, answer: &Answer, encoded: &mut Option<(u8, Arc<[u8]>)>) {
+    pub(super) fn answer(&self, id: u64, answer: &Answer, encoded: &mut Option<Arc<[u8]>>) {
         match self {
             Self::Local(mailbox) => mailbox.answer(id, answer.clone()),
             Self::Remote(connection) => {
-                let (kind, payload) = encoded.get_or_insert_with(|| answer.encode());
-                connection.enqueue(Outgoing::new(*kind, id, Arc::clone(payload)));
+                let payload = encoded.get_or_insert_with(|| answer.encode());
+                connection.enqueue(Outgoing::new(id, Arc::clone(payload)));
             }
         }
     }

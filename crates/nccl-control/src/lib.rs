@@ -21,7 +21,7 @@
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
 //!   ranks wait; `panics`: how a panic's message gets to the others;
 //! - `succession`, `heir`, `handover`: who coordinates when the coordinator is gone: the rules, what a rank
-//!   does by them, and what its hub does; `testimony`: how that travels;
+//!   does by them, and what its hub does;
 //! - `channel`, `channels`: ordered messages, a rank's side and the coordinator's;
 //! - `going`, `epoch`: how the ranks that are left go on, the coordinator's side and a rank's;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads;
@@ -96,7 +96,6 @@ mod state;
 mod substitute;
 mod succession;
 mod tcp;
-mod testimony;
 mod watching;
 mod world;
 

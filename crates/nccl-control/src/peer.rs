@@ -312,8 +312,7 @@ impl Peer {
     }
 
     fn answer(&self, id: u64, answer: &Answer) {
-        let (kind, payload) = answer.encode();
-        self.connection.enqueue(Outgoing::new(kind, id, payload));
+        self.connection.enqueue(Outgoing::new(id, answer.encode()));
         self.connection.flush_quietly();
     }
 

@@ -19,7 +19,7 @@ use procfs::{FromRead, ProcessCGroups};
 use rustix::event::PollFlags;
 use rustix::process::{Pid, PidfdFlags};
 
-use nccl_base::codec::checksum;
+use nccl_base::wire::checksum;
 
 use super::process_state::{Held, ProcessState};
 use super::reactor::{EventFlags, Reactor, Source, poll};

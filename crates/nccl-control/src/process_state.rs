@@ -3,25 +3,37 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::frame::{Broken, Fields, put_bytes, put_number};
+use nccl_base::wire::clean;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
 use crate::departure::cut;
 
 /// See the module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessState {
     /// What its main thread does, by the letter that `/proc` has for it.
+    #[serde(deserialize_with = "letter")]
     pub(super) letter: char,
     pub(super) held: Option<Held>,
 }
 
 /// What its control group, of this path, keeps from a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Held {
     /// Everything.
-    Frozen { cgroup: String },
+    Frozen {
+        #[serde(deserialize_with = "clean")]
+        cgroup: String,
+    },
     /// Processor time, for so long in all.
-    Throttled { cgroup: String, time: Duration },
+    Throttled {
+        #[serde(deserialize_with = "clean")]
+        cgroup: String,
+        #[serde(deserialize_with = "clean")]
+        time: Duration,
+    },
 }
 
 impl ProcessState {
@@ -42,36 +54,11 @@ impl ProcessState {
             cut(cgroup, longest);
         }
     }
+}
 
-    pub(super) fn put(&self, to: &mut Vec<u8>) {
-        put_number(to, u32::from(self.letter).into());
-        let (kind, cgroup, time) = match &self.held {
-            None => (0, "", Duration::ZERO),
-            Some(Held::Frozen { cgroup }) => (1, &cgroup[..], Duration::ZERO),
-            Some(Held::Throttled { cgroup, time }) => (2, &cgroup[..], *time),
-        };
-        put_number(to, kind);
-        put_bytes(to, cgroup.as_bytes());
-        put_number(to, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-    }
-
-    pub(super) fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        let letter = u8::try_from(fields.number()?).map(char::from);
-        let letter = letter
-            .ok()
-            .filter(char::is_ascii_alphabetic)
-            .ok_or(Broken("a state of a process of an unknown kind"))?;
-        let kind = fields.number()?;
-        let cgroup = fields.said()?;
-        let time = Duration::from_micros(fields.number()?);
-        let held = match kind {
-            0 => None,
-            1 => Some(Held::Frozen { cgroup }),
-            2 => Some(Held::Throttled { cgroup, time }),
-            _ => return Err(Broken("a control group of an unknown kind")),
-        };
-        Ok(Self { letter, held })
-    }
+fn letter<'d, D: Deserializer<'d>>(from: D) -> Result<char, D::Error> {
+    let letter = Some(char::deserialize(from)?).filter(char::is_ascii_alphabetic);
+    letter.ok_or_else(|| D::Error::custom("no state of a process"))
 }
 
 impl fmt::Display for ProcessState {
@@ -111,6 +98,7 @@ impl ProcessState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nccl_base::wire;
 
     #[test]
     fn a_process_that_cannot_go_on_is_told_apart_from_one_that_gets_little_time() {
@@ -159,9 +147,7 @@ mod tests {
                 (is_still, is_stopped),
                 "{text}"
             );
-            let mut bytes = Vec::new();
-            state.put(&mut bytes);
-            assert_eq!(ProcessState::take(&mut Fields(&bytes)), Ok(state));
+            assert_eq!(wire::decode(&wire::encode(&state)), Ok(state));
         }
     }
 }

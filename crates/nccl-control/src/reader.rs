@@ -119,13 +119,13 @@ impl Reader {
     /// Whether all was understood.
     fn parse(&self, reading: &mut Reading) -> bool {
         let understood = loop {
-            match reading
-                .decoder
-                .next()
-                .map(|frame| frame.map(Incoming::decode))
-            {
-                Ok(Some(Ok(Incoming::Answer(id, answer)))) => self.sink.answer(id, answer),
-                Ok(Some(Ok(Incoming::Push(Push::Ping(number))))) => {
+            let Some(frame) = reading.decoder.next().transpose() else {
+                break true;
+            };
+            let incoming = frame.and_then(|frame| Ok((frame.id, Incoming::decode(&frame)?)));
+            match incoming {
+                Ok((id, Incoming::Answer(answer))) => self.sink.answer(id, answer),
+                Ok((_, Incoming::Push(Push::Ping(number)))) => {
                     if let Some(call) = host().last_call() {
                         self.connection
                             .enqueue(Request::Last { call }.encode(u64::MAX));
@@ -133,14 +133,13 @@ impl Reader {
                     self.is_there(number);
                     self.feel(reading);
                 }
-                Ok(Some(Ok(Incoming::Push(Push::Look { rank, pid })))) => {
+                Ok((_, Incoming::Push(Push::Look { rank, pid }))) => {
                     if let Some(state) = process::state_of(pid) {
                         self.send(Request::Saw { rank, state });
                     }
                 }
-                Ok(Some(Ok(Incoming::Push(push)))) => self.sink.push(push),
-                Ok(None) => break true,
-                Ok(Some(Err(broken))) | Err(broken) => {
+                Ok((_, Incoming::Push(push))) => self.sink.push(push),
+                Err(broken) => {
                     let sent = How::Sent(broken.0.to_owned());
                     reading.ended = Some(Loss::Lost(sent.into()));
                     break false;

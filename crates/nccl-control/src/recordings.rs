@@ -377,11 +377,9 @@ impl Talk<'_> {
         self.connection.drain(self.deadline)?;
         loop {
             let frame: Frame = self.connection.expect(&mut self.decoder, self.deadline)?;
-            match Incoming::decode(frame) {
-                Ok(Incoming::Answer(answered, Answer::Value(value))) if answered == id => {
-                    return Ok(value);
-                }
-                Ok(Incoming::Answer(answered, _)) if answered == id => {
+            match Incoming::decode(&frame) {
+                Ok(Incoming::Answer(Answer::Value(value))) if frame.id == id => return Ok(value),
+                Ok(Incoming::Answer(_)) if frame.id == id => {
                     return Err(Unanswered::SoFar(String::from(
                         "it is busy with others who ask",
                     )));

@@ -33,10 +33,12 @@ mod rules;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::departure::Lost;
 
 /// How a rank came to be out of reach.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) enum Loss {
     /// With an account of it that can be told to all: its process is gone, or its host does not acknowledge.
     Lost(Lost),
@@ -96,7 +98,7 @@ pub(super) trait Entry: Clone + PartialEq {
 }
 
 /// What a rank tells a successor.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct Report<E> {
     /// The view in which its log was the coordinator's.
     pub(super) synced: usize,

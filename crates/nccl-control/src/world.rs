@@ -5,10 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::client;
 use super::environment::Rendezvous;
 use super::events::Events;
-use super::frame::{Fields, put_bytes, put_number};
 use super::hub::{Hub, Outlet};
 use super::incoming::Answer;
 use super::launcher;
@@ -28,6 +29,7 @@ use crate::forked::{self, Resident};
 use crate::time::deadline_after;
 use crate::visible;
 use nccl_base::from_outside::{FromOutside, world as world_limit};
+use nccl_base::wire;
 
 /// All ranks of a job, seen from one of them.
 pub struct World {
@@ -53,6 +55,20 @@ pub(super) struct Origin {
     /// Where this epoch's rank 0 was found.
     pub(super) address: Address,
     pub(super) job: Job,
+}
+
+/// What each rank tells all others of itself.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Introduction {
+    pub(super) pid: u32,
+    pub(super) host: String,
+    /// Where it listens.
+    pub(super) at: String,
+    /// Of rank 0, under which its process has its number; empty for others.
+    pub(super) kernel: String,
+    pub(super) kernel_sum: u64,
+    /// Which rank its launcher made it.
+    pub(super) launched: Option<usize>,
 }
 
 /// Opens rank 0's door.
@@ -251,32 +267,32 @@ impl World {
 
     /// Everybody tells everybody host and process. With them comes where rank 0's process has its number.
     fn introduce(&self, at: &str, deadline: Instant) -> Result<(Vec<Member>, String)> {
-        let mut own = Vec::new();
-        put_number(&mut own, u64::from(std::process::id()));
-        put_bytes(&mut own, crate::host::name().as_bytes());
-        put_bytes(&mut own, at.as_bytes());
         // Everybody watches rank 0 alone.
-        let kernel = if self.rank() == 0 {
-            process::kernel()
-        } else {
-            ""
+        let kernel = match self.rank() {
+            0 => process::kernel(),
+            _ => "",
         };
-        put_bytes(&mut own, kernel.as_bytes());
-        put_number(&mut own, process::kernel_sum());
-        let launched = launcher::own_rank()?.and_then(|rank| u64::try_from(rank).ok());
-        put_number(&mut own, launched.map_or(0, |rank| rank.saturating_add(1)));
-        let parts = self.collect("join", &own, deadline, || false)?;
+        let own = Introduction {
+            pid: std::process::id(),
+            host: crate::host::name().to_string(),
+            at: at.to_owned(),
+            kernel: kernel.to_owned(),
+            kernel_sum: process::kernel_sum(),
+            launched: launcher::own_rank()?,
+        };
+        let parts = self.collect("join", &wire::encode(&own), deadline, || false)?;
         let mut members = vec![Member::here(); self.size()];
-        for (member, part) in members.iter_mut().zip(&parts) {
-            let mut fields = Fields(part);
-            if let (Ok(pid), Ok(host), Ok(at)) = (fields.number(), fields.bytes(), fields.text()) {
-                member.at = Some(at);
-                member.pid = u32::try_from(pid).unwrap_or_default();
-                member.host = visible::name(&String::from_utf8_lossy(host));
-                let _ = fields.bytes();
-                member.kernel = fields.number().unwrap_or_default();
-                let launched = fields.number().unwrap_or_default().checked_sub(1);
-                member.launched = launched.and_then(|rank| usize::try_from(rank).ok());
+        let mut kernel = String::new();
+        for (rank, (member, part)) in members.iter_mut().zip(&parts).enumerate() {
+            if let Ok(other) = wire::decode::<Introduction>(part) {
+                member.at = Some(other.at);
+                member.pid = other.pid;
+                member.host = visible::name(&other.host);
+                member.kernel = other.kernel_sum;
+                member.launched = other.launched;
+                if rank == 0 {
+                    kernel = other.kernel;
+                }
             }
         }
         // Processes that were started by hand under a launcher all have its variables of one rank.
@@ -285,14 +301,7 @@ impl World {
         if launched.collect::<HashSet<_>>().len() < known {
             members.iter_mut().for_each(|member| member.launched = None);
         }
-        let kernel = || {
-            let mut fields = Fields(parts.first()?);
-            fields.number().ok()?;
-            fields.bytes().ok()?;
-            fields.bytes().ok()?;
-            fields.text().ok()
-        };
-        Ok((members, kernel().unwrap_or_default()))
+        Ok((members, kernel))
     }
 
     /// As what `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the lines

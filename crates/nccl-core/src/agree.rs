@@ -19,41 +19,32 @@ use std::fmt::{self, Write as _};
 
 use crate::digest;
 use crate::op::{Descriptor, Function};
-use nccl_base::codec::{Broken, Fields, put_index, put_number};
+use nccl_base::wire::{self, Broken};
+use serde::{Deserialize, Serialize};
 
 /// The most operations that are told when captures differ.
 const MOST: usize = 4096;
 
-const READY: u8 = 0;
-const FAILED: u8 = 1;
-
 /// What a rank gives in the first exchange: its digests, or why it captures nothing.
+#[derive(Serialize, Deserialize)]
+enum Given {
+    Ready(Digest),
+    Failed(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Digest {
+    collectives: digest::Digest,
+    /// Of what is sent to each peer, and received from it.
+    messages: BTreeMap<usize, [digest::Digest; 2]>,
+}
+
+/// As it is given.
 pub(crate) fn digest(entries: Result<&[Descriptor], String>) -> Vec<u8> {
-    let entries = match entries {
-        Ok(entries) => entries,
-        Err(reason) => return [&[FAILED], reason.as_bytes()].concat(),
-    };
-    let mut collectives = Vec::new();
-    // What is sent to each peer, and received from it.
-    let mut messages: BTreeMap<usize, [Vec<u8>; 2]> = BTreeMap::new();
-    for entry in entries {
-        if let Some(peer) = entry.peer() {
-            let side = usize::from(entry.function() == Function::Recv);
-            put_number(&mut messages.entry(peer).or_default()[side], entry.bytes());
-        } else {
-            entry.put(&mut collectives);
-        }
-    }
-    let mut digest = vec![READY];
-    digest.extend(digest::digest(&collectives));
-    put_index(&mut digest, messages.len());
-    for (peer, sides) in &messages {
-        put_index(&mut digest, *peer);
-        sides
-            .iter()
-            .for_each(|side| digest.extend(digest::digest(side)));
-    }
-    digest
+    wire::encode(&match entries {
+        Ok(entries) => Given::Ready(Digest::of(entries)),
+        Err(reason) => Given::Failed(reason),
+    })
 }
 
 /// What the digests of all ranks say.
@@ -68,44 +59,50 @@ pub(crate) enum Compared {
     Gone(usize),
 }
 
-struct Digest {
-    collectives: digest::Digest,
-    messages: BTreeMap<usize, [digest::Digest; 2]>,
-}
-
 impl Digest {
-    fn read(bytes: &[u8]) -> Result<Self, Broken> {
-        let mut fields = Fields(bytes);
-        let collectives = fields.array()?;
-        let messages = (0..fields.count(2 * size_of::<digest::Digest>())?)
-            .map(|_| Ok((fields.index()?, [fields.array()?, fields.array()?])))
-            .collect::<Result<_, _>>()?;
-        fields.end()?;
-        Ok(Self {
-            collectives,
-            messages,
-        })
+    fn of(entries: &[Descriptor]) -> Self {
+        let mut collectives = Vec::new();
+        let mut messages: BTreeMap<usize, [Vec<u64>; 2]> = BTreeMap::new();
+        for entry in entries {
+            if let Some(peer) = entry.peer() {
+                let side = usize::from(entry.function() == Function::Recv);
+                messages.entry(peer).or_default()[side].push(entry.bytes());
+            } else {
+                collectives.push(entry);
+            }
+        }
+        let messages = messages.into_iter();
+        Self {
+            collectives: digest::digest(&wire::encode(&collectives)),
+            messages: messages
+                .map(|(peer, sides)| (peer, sides.map(|side| of_side(&side))))
+                .collect(),
+        }
     }
 
     fn side(&self, peer: usize, side: usize) -> digest::Digest {
         match self.messages.get(&peer) {
             Some(sides) => sides[side],
-            None => digest::digest(&[]),
+            None => of_side(&[]),
         }
     }
+}
+
+/// Of the lengths of messages.
+fn of_side(lengths: &[u64]) -> digest::Digest {
+    digest::digest(&wire::encode(lengths))
 }
 
 /// Compares what all ranks gave in the first exchange.
 pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
     let mut digests = Vec::with_capacity(parts.len());
     for (rank, part) in parts.iter().enumerate() {
-        match &part[..] {
-            [] => return Ok(Compared::Gone(rank)),
-            [FAILED, reason @ ..] => {
-                let reason = String::from_utf8_lossy(reason).into_owned();
-                return Ok(Compared::Failed(rank, reason));
-            }
-            [_, digest @ ..] => digests.push(Digest::read(digest)?),
+        if part.is_empty() {
+            return Ok(Compared::Gone(rank));
+        }
+        match wire::decode(part)? {
+            Given::Failed(reason) => return Ok(Compared::Failed(rank, reason)),
+            Given::Ready(digest) => digests.push(digest),
         }
     }
     let same = |digest: &Digest| digest.collectives == digests[0].collectives;
@@ -126,12 +123,8 @@ pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
 
 /// What a rank gives in the second exchange.
 pub(crate) fn encode(entries: &[Descriptor]) -> Vec<u8> {
-    let mut to = Vec::new();
-    put_index(&mut to, entries.len());
     let told = &entries[..entries.len().min(MOST)];
-    put_index(&mut to, told.len());
-    told.iter().for_each(|entry| entry.put(&mut to));
-    to
+    wire::encode(&(entries.len(), told))
 }
 
 /// What the ranks did with the operations that are compared.
@@ -165,20 +158,14 @@ impl fmt::Display for Done {
 }
 
 /// What a rank captured, as far as it was told.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Listed {
     total: usize,
     entries: Vec<Descriptor>,
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
-    let mut fields = Fields(bytes);
-    let total = fields.index()?;
-    let entries = (0..fields.count(Descriptor::BYTES)?)
-        .map(|_| Descriptor::read(&mut fields))
-        .collect::<Result<_, _>>()?;
-    fields.end()?;
-    Ok(Listed { total, entries })
+    wire::decode(bytes)
 }
 
 /// The first difference, the same sentence on all ranks; `name` says who a rank is.
@@ -437,6 +424,6 @@ mod tests {
             Ok(Compared::Failed(1, String::from("no memory")))
         );
         assert_eq!(compare(&[ready, Vec::new()]), Ok(Compared::Gone(1)));
-        assert!(compare(&[vec![READY, 1], vec![READY]]).is_err());
+        assert!(compare(&[vec![0, 1], vec![0]]).is_err());
     }
 }

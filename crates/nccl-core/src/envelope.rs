@@ -3,47 +3,55 @@
 //! A token of another job or attempt, or a damaged one, would make NCCL connect to nowhere for a minute.
 //! The envelope says which job, epoch and communicator it is for, and ends with a checksum.
 
-use nccl_base::codec::{Broken, Fields, checksum, put_bytes, put_number};
+use nccl_base::wire::{self, bytes, checksum};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::peers::Peers;
 use crate::unique_id::UniqueId;
 
-const MAGIC: [u8; 8] = *b"ncclid.1";
+const MAGIC: [u8; 8] = *b"ncclid.2";
+
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    job: String,
+    epoch: u64,
+    name: String,
+    #[serde(with = "bytes")]
+    id: Vec<u8>,
+}
 
 /// Of the communicator `name` of a job's attempt.
 pub(crate) fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> {
-    let mut bytes = MAGIC.to_vec();
-    put_bytes(&mut bytes, job.as_bytes());
-    put_number(&mut bytes, epoch);
-    put_bytes(&mut bytes, name.as_bytes());
-    bytes.extend_from_slice(id.as_bytes());
-    let sum = checksum(&bytes);
-    put_number(&mut bytes, sum);
+    let envelope = wire::encode(&Envelope {
+        job: job.to_owned(),
+        epoch,
+        name: name.to_owned(),
+        id: id.as_bytes().to_vec(),
+    });
+    let mut bytes = [&MAGIC[..], &envelope].concat();
+    bytes.extend(checksum(&bytes).to_le_bytes());
     bytes
 }
 
 /// What [`seal`] sealed for the same.
 pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<UniqueId, String> {
-    let parse = || {
-        let sealed = bytes.len().checked_sub(8).ok_or(Broken("cut off"))?;
-        let mut fields = Fields(bytes);
-        let magic: [u8; 8] = fields.array()?;
-        let found = (fields.text()?, fields.number()?, fields.text()?);
-        let id: [u8; UniqueId::LEN] = fields.array()?;
-        let sum = fields.number()?;
-        fields.end()?;
-        let whole = magic == MAGIC && sum == checksum(&bytes[..sealed]);
-        Ok((whole, found, id))
+    let envelope = || {
+        let (sealed, sum) = bytes.split_last_chunk()?;
+        let whole = checksum(sealed) == u64::from_le_bytes(*sum);
+        let envelope = sealed.strip_prefix(&MAGIC).filter(|_| whole)?;
+        wire::decode::<Envelope>(envelope).ok()
     };
-    match parse() {
-        Err(Broken(_)) | Ok((false, ..)) => Err(format!("it is damaged ({} bytes)", bytes.len())),
-        Ok((true, found, _)) if found != (job.to_owned(), epoch, name.to_owned()) => Err(format!(
+    let damaged = || format!("it is damaged ({} bytes)", bytes.len());
+    let found = envelope().ok_or_else(damaged)?;
+    if (&found.job[..], found.epoch, &found.name[..]) != (job, epoch, name) {
+        return Err(format!(
             "it is for {:?} of job {:?}, epoch {}, and this is {name:?} of job {job:?}, epoch {epoch}",
-            found.2, found.0, found.1
-        )),
-        Ok((true, _, id)) => Ok(UniqueId::from_bytes(id)),
+            found.name, found.job, found.epoch
+        ));
     }
+    let id = found.id.try_into().map_err(|_| damaged())?;
+    Ok(UniqueId::from_bytes(id))
 }
 
 /// The token for communicator `name`, to send to the other ranks of the line.

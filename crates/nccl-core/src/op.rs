@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use nccl_base::codec::{Broken, Fields, put_number};
 use nccl_sys as sys;
+use serde::{Deserialize, Serialize};
 
 use crate::operation::OperationKind;
 use nccl_base::data_type::DataType;
@@ -97,7 +97,8 @@ pub(crate) fn reduction(function: Function, op: sys::ncclRedOp_t) -> Option<Reco
 }
 
 /// An operation without its addresses. Two words, because groups hold hundreds of them, and the recorder thousands.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "(u64, i32, u32)", try_from = "(u64, i32, u32)")]
 pub(crate) struct Descriptor {
     /// Elements, as the C function counts them.
     pub(crate) count: u64,
@@ -218,22 +219,20 @@ impl Descriptor {
         let size = self.data_type().size_in_bytes().unwrap_or_default() as u64;
         self.count.saturating_mul(size)
     }
+}
 
-    /// As other ranks get it.
-    pub(crate) fn put(&self, to: &mut Vec<u8>) {
-        put_number(to, self.count);
-        put_number(to, u64::from(self.rank.cast_unsigned()));
-        put_number(to, u64::from(self.kind));
+/// As other ranks get it.
+impl From<Descriptor> for (u64, i32, u32) {
+    fn from(descriptor: Descriptor) -> Self {
+        (descriptor.count, descriptor.rank, descriptor.kind)
     }
+}
 
-    /// How many bytes that is.
-    pub(crate) const BYTES: usize = 24;
+impl TryFrom<(u64, i32, u32)> for Descriptor {
+    type Error = &'static str;
 
-    pub(crate) fn read(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        let count = fields.number()?;
-        let mut word = || u32::try_from(fields.number()?).map_err(|_| Broken("an operation"));
-        let (rank, kind) = (word()?.cast_signed(), word()?);
-        Self::of(count, rank, kind).ok_or(Broken("an unknown operation"))
+    fn try_from((count, rank, kind): (u64, i32, u32)) -> Result<Self, Self::Error> {
+        Self::of(count, rank, kind).ok_or("an unknown operation")
     }
 }
 
@@ -264,6 +263,8 @@ impl fmt::Debug for Descriptor {
 
 #[cfg(test)]
 mod tests {
+    use nccl_base::wire;
+
     use super::*;
 
     #[test]
@@ -283,12 +284,7 @@ mod tests {
                 one.is_message(),
                 matches!(function, Function::Send | Function::Recv)
             );
-            let mut bytes = Vec::new();
-            one.put(&mut bytes);
-            let mut fields = Fields(&bytes);
-            assert_eq!(Descriptor::read(&mut fields).unwrap(), one);
-            assert!(fields.0.is_empty());
-            assert_eq!(bytes.len(), Descriptor::BYTES);
+            assert_eq!(wire::decode(&wire::encode(&one)), Ok(one));
         }
         for (code, op) in ReduceOp::ALL.into_iter().enumerate() {
             assert_eq!(op as usize, code);
@@ -296,7 +292,7 @@ mod tests {
         let made = sys::ncclRedOp_t(99);
         let one = Descriptor::new(Function::Reduce, 1, DataType::INT8, 0).reducing_with(made);
         assert_eq!(one.reduction(), Some(RecordedReduction::Made));
-        assert_eq!(Descriptor::of(1, 0, u32::MAX), None);
+        assert!(wire::decode::<Descriptor>(&wire::encode(&(1u64, 0i32, u32::MAX))).is_err());
         assert_eq!(size_of::<Descriptor>(), 16);
     }
 }

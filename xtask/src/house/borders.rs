@@ -13,7 +13,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cuda-emulator", &[]),
     ("nccl-base", &["nccl-sys"]),
     ("nccl-control", &["nccl-base"]),
-    // Its tests in virtual time.
     ("nccl-control-sim", &["nccl-base", "nccl-control"]),
     ("nccl-launch", &["nccl-base", "nccl-control"]),
     ("nccl-core", &["nccl-base", "nccl-sys"]),

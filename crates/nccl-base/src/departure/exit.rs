@@ -7,6 +7,8 @@ use std::os::unix::process::ExitStatusExt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire::clean;
+
 /// A signal, by its number on this machine.
 ///
 /// ```
@@ -275,6 +277,7 @@ impl fmt::Display for Exit {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OomKill {
     #[doc(hidden)]
+    #[serde(deserialize_with = "clean")]
     pub group: String,
     #[doc(hidden)]
     pub killed: u64,

@@ -4,17 +4,14 @@
 //! [`Silence::is_one_way`], [`ProcessEnd`]). The sentences are written by `Display` alone, and nothing reads them.
 //!
 //! - `exit`: how a process ended, as its parent sees it;
-//! - `wire`: the bytes of all this.
+//! - `unfinished`: how an exchange ended that was not finished.
 //!
-//! All ranks compare what they heard of one departure, so that whatever is in it comes over the wire as it was: times in
-//! nanoseconds, not as they are shown.
-//!
-//! This module depends on nothing but the codec.
+//! All ranks compare what they heard of one departure, so that whatever is in it comes over the wire as it was, but for what
+//! [`clean`](crate::wire::clean) does to texts that are shown and to times.
 
 mod exit;
 mod unfinished;
 mod value;
-mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -25,8 +22,4 @@ pub use unfinished::{Ended, Reason, Unfinished};
 #[doc(hidden)]
 pub use value::{
     Departure, Failure, HeardOnly, How, LastCall, Lost, ProcessEnd, Sign, Silence, Told, cut,
-};
-#[doc(hidden)]
-pub use wire::{
-    departure, failure, lost, process_end, put_departure, put_failure, put_lost, put_process_end,
 };

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::codec::Fields;
+use crate::wire;
 
 fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
@@ -187,14 +187,77 @@ fn the_sentences_are_these() {
 #[test]
 fn a_departure_comes_over_the_wire_as_it_was_and_is_cut_off_nowhere() {
     for (departure, _) in all() {
-        let mut bytes = Vec::new();
-        put_departure(&mut bytes, &departure);
-        let mut fields = Fields(&bytes);
-        assert_eq!(wire::departure(&mut fields), Ok(departure.clone()));
-        assert_eq!(fields.end(), Ok(()));
+        let bytes = wire::encode(&departure);
+        assert_eq!(wire::decode(&bytes).as_ref(), Ok(&departure));
         for length in 0..bytes.len() {
-            let cut = wire::departure(&mut Fields(&bytes[..length]));
+            let cut = wire::decode::<Departure>(&bytes[..length]);
             assert!(cut.is_err(), "{departure:?} in {length} bytes");
+        }
+    }
+}
+
+#[test]
+fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
+    let text = || String::from("\x1b[2Jline\r\n");
+    let time = Duration::MAX;
+    let end = |told| {
+        let stderr = Some(text());
+        How::Ended(Box::new(ProcessEnd { told, stderr }))
+    };
+    let silence = |sign| {
+        How::Silent(Box::new(Silence {
+            sign,
+            heard: Some(HeardOnly {
+                heard: time,
+                unacknowledged: time,
+            }),
+            undecided: Some(text()),
+        }))
+    };
+    let oom = OomKill {
+        group: text(),
+        ..oom()
+    };
+    let hows = [
+        end(Told::Words {
+            words: text(),
+            exit: None,
+            out_of_memory: false,
+        }),
+        end(Told::Seen {
+            exit: killed(),
+            sent: None,
+            oom: Some(oom),
+        }),
+        How::Sent(text()),
+        How::LeftBehind { after: time },
+        How::CutOff(text()),
+        How::Said(text()),
+        silence(Sign::Error(text())),
+        silence(Sign::GaveUp {
+            unacknowledged: time,
+        }),
+        silence(Sign::Unheard {
+            unheard: time,
+            unacknowledged: time,
+        }),
+    ];
+    let lost = hows.map(|how| {
+        Departure::Lost(Lost {
+            how,
+            last_call: Some(LastCall {
+                call: text(),
+                before: time,
+            }),
+        })
+    });
+    let failed = Departure::Failed(Failure::Said(text()));
+    for departure in lost.into_iter().chain([failed]) {
+        let heard: Departure = wire::decode(&wire::encode(&departure)).unwrap();
+        let (said, heard) = (format!("{departure:?}"), format!("{heard:?}"));
+        assert!(said.contains("\\u{1b}") || said.contains("18446744073709551615"));
+        for bad in ["\\u{1b}", "\\r", "18446744073709551615"] {
+            assert!(!heard.contains(bad), "{heard}");
         }
     }
 }

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::Departure;
-use crate::codec::{Broken, Fields, put_bytes, put_number};
+use crate::wire::clean;
 
 /// Why a rank gave up what it had asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Reason {
     /// Its program gave the signal for it.
@@ -17,7 +19,7 @@ pub enum Reason {
     /// The coordinator stood still.
     Unanswered,
     /// What it lacks, in its words.
-    Said(String),
+    Said(#[serde(deserialize_with = "clean")] String),
 }
 
 impl fmt::Display for Reason {
@@ -27,33 +29,6 @@ impl fmt::Display for Reason {
             Self::TooLarge => "its part is too large",
             Self::Unanswered => "it got no answer",
             Self::Said(text) => text,
-        })
-    }
-}
-
-impl Reason {
-    #[doc(hidden)]
-    pub fn put(&self, to: &mut Vec<u8>) {
-        let (kind, text) = match self {
-            Self::Aborted => (0, ""),
-            Self::TooLarge => (1, ""),
-            Self::Unanswered => (2, ""),
-            Self::Said(text) => (3, &text[..]),
-        };
-        put_number(to, kind);
-        put_bytes(to, text.as_bytes());
-    }
-
-    #[doc(hidden)]
-    pub fn take(fields: &mut Fields<'_>) -> Result<Self, Broken> {
-        let kind = fields.number()?;
-        let text = fields.said()?;
-        Ok(match kind {
-            0 => Self::Aborted,
-            1 => Self::TooLarge,
-            2 => Self::Unanswered,
-            3 => Self::Said(text),
-            _ => return Err(Broken("a reason to give up of an unknown kind")),
         })
     }
 }

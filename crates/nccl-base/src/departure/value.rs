@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::exit::{Exit, OomKill, Signal};
+use crate::wire::clean;
 
 /// How a rank left.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -24,7 +25,7 @@ pub enum Departure {
 #[doc(hidden)]
 pub enum Failure {
     /// The whole chain of its program's error, or the message of a panic.
-    Said(String),
+    Said(#[serde(deserialize_with = "clean")] String),
     /// Its process ends with this exit status, which is not 0.
     Exits(i32),
 }
@@ -42,8 +43,10 @@ pub struct Lost {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct LastCall {
+    #[serde(deserialize_with = "clean")]
     pub call: String,
     /// How long before its loss it said so.
+    #[serde(deserialize_with = "clean")]
     pub before: Duration,
 }
 
@@ -67,17 +70,20 @@ pub enum How {
     /// Nobody knows where it listens.
     NoAddress,
     /// It sent what it must not, and was let go.
-    Sent(String),
+    Sent(#[serde(deserialize_with = "clean")] String),
     /// It did not come to the next epoch in so long, and the others went on.
-    LeftBehind { after: Duration },
+    LeftBehind {
+        #[serde(deserialize_with = "clean")]
+        after: Duration,
+    },
     /// The others have another coordinator, and it knows too little to follow that one.
     PassedOver,
     /// The rank that says so is cut off from it, as the text says.
-    CutOff(String),
+    CutOff(#[serde(deserialize_with = "clean")] String),
     /// It is gone, and nothing else is known.
     Unknown,
     /// What the system or another process said about it.
-    Said(String),
+    Said(#[serde(deserialize_with = "clean")] String),
     /// Its host does not answer: it may live.
     Silent(Box<Silence>),
 }
@@ -90,6 +96,7 @@ pub struct Silence {
     /// It was heard all the same.
     pub heard: Option<HeardOnly>,
     /// Why the rank that says so may not decide which of the two is at fault.
+    #[serde(deserialize_with = "clean")]
     pub undecided: Option<String>,
 }
 
@@ -98,12 +105,17 @@ pub struct Silence {
 #[doc(hidden)]
 pub enum Sign {
     /// The connection broke, or could not be made; what this side's system says.
-    Error(String),
+    Error(#[serde(deserialize_with = "clean")] String),
     /// The other host gave the connection up, and had not acknowledged what was sent to it for so long.
-    GaveUp { unacknowledged: Duration },
+    GaveUp {
+        #[serde(deserialize_with = "clean")]
+        unacknowledged: Duration,
+    },
     /// It was not heard, and acknowledged nothing.
     Unheard {
+        #[serde(deserialize_with = "clean")]
         unheard: Duration,
+        #[serde(deserialize_with = "clean")]
         unacknowledged: Duration,
     },
 }
@@ -113,7 +125,9 @@ pub enum Sign {
 #[doc(hidden)]
 pub struct HeardOnly {
     /// How long ago.
+    #[serde(deserialize_with = "clean")]
     pub heard: Duration,
+    #[serde(deserialize_with = "clean")]
     pub unacknowledged: Duration,
 }
 
@@ -123,6 +137,7 @@ pub struct HeardOnly {
 pub struct ProcessEnd {
     pub told: Told,
     /// What it wrote to stderr at last; `None` for nothing.
+    #[serde(deserialize_with = "clean")]
     pub stderr: Option<String>,
 }
 
@@ -139,6 +154,7 @@ pub enum Told {
     },
     /// By a launcher that is not ours, in its own words, and what those say.
     Words {
+        #[serde(deserialize_with = "clean")]
         words: String,
         exit: Option<Exit>,
         out_of_memory: bool,

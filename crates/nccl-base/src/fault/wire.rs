@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::Fault;
-use crate::codec::Broken;
 use crate::visible;
+use crate::wire::Broken;
 
 /// The longest text that is sent, in bytes, and the most lines.
 pub(super) const LONGEST: usize = 4096;

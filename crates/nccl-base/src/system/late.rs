@@ -5,6 +5,8 @@
 
 use std::sync::OnceLock;
 
+use serde::{Deserialize, Serialize};
+
 use super::System;
 use super::known;
 use super::variables::{self, Variable};
@@ -13,7 +15,7 @@ use super::variables::{self, Variable};
 static FOUND: OnceLock<Vec<Variable>> = OnceLock::new();
 
 /// A variable that is not what NCCL has read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Late {
     pub name: String,

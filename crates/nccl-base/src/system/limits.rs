@@ -1,9 +1,11 @@
 //! What the system lets this process have: open files, threads, locked memory, shared memory, ports.
 
+use serde::{Deserialize, Serialize};
+
 use super::System;
 
 /// Numbers of one process; `None` where the system does not say, or sets no limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Limits {
     pub files: Option<u64>,

@@ -5,6 +5,8 @@
 //! `=`, and everything behind it: blanks and quotes belong to name and value, and only a `#` in the first
 //! column makes a comment.
 
+use serde::{Deserialize, Serialize};
+
 use super::System;
 use super::known;
 
@@ -20,7 +22,7 @@ const LONGEST_WORD: usize = 1023;
 const LONGEST_LINE: usize = 4095;
 
 /// A variable as NCCL has it in one process.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Variable {
     pub name: String,
@@ -102,7 +104,7 @@ fn shortened(value: &str) -> String {
     while !value.is_char_boundary(end) {
         end -= 1;
     }
-    let sum = crate::codec::checksum(value.as_bytes());
+    let sum = crate::wire::checksum(value.as_bytes());
     format!("{}… ({} bytes, {sum:016x})", &value[..end], value.len())
 }
 

@@ -219,5 +219,5 @@ pub(super) const LONGEST: usize = 100;
 
 /// FNV-1a: the same in every build of this crate, which a hasher of the standard library need not be.
 fn fingerprint(bytes: &[u8]) -> u64 {
-    nccl_base::codec::checksum(bytes)
+    nccl_base::wire::checksum(bytes)
 }

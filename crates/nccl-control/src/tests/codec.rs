@@ -1,9 +1,11 @@
 //! Everything that is parsed, fed with what is right, what is nearly right, and what is not.
 //!
 //! `corpus/` holds one file for each message, as it goes over the wire. After a change of the protocol
-//! (and of its version), `NCCL_UPDATE_CORPUS=1 cargo test -p nccl corpus` writes them anew.
+//! (and of its version), `NCCL_UPDATE_CORPUS=1 cargo test -p nccl-control corpus` writes them anew.
 
 use std::path::PathBuf;
+
+use nccl_base::wire::{self, Broken};
 
 use super::*;
 use crate::departure::{
@@ -20,7 +22,7 @@ use crate::message::{Incomplete, Missing};
 use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
-use crate::process_state::ProcessState;
+use crate::process_state::{Held, ProcessState};
 use crate::secret::Secret;
 use crate::succession::{Loss, Report};
 use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
@@ -36,8 +38,7 @@ fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
 }
 
 fn answer(answer: &Answer) -> Outgoing {
-    let (kind, payload) = answer.encode();
-    Outgoing::new(kind, 7, payload)
+    Outgoing::new(7, answer.encode())
 }
 
 fn epoch() -> Arc<Epoch> {
@@ -213,6 +214,26 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(0),
         ),
         ("goodbye", Request::Goodbye.encode(0)),
+        ("clock", Request::Clock.encode(1)),
+        ("recording", Request::Recording { bytes: 1 << 20 }.encode(2)),
+        (
+            "tell",
+            Request::Tell {
+                to: 2,
+                topic: text("t"),
+                bytes: b"b".to_vec(),
+            }
+            .encode(0),
+        ),
+        (
+            "told",
+            Push::Told {
+                from: 1,
+                topic: text("t"),
+                bytes: b"b"[..].into(),
+            }
+            .encode(),
+        ),
         ("refused-at", refused_at.encode()),
         ("report", Request::Report(report).encode(0)),
         ("pong", Request::Pong(7).encode(0)),
@@ -505,45 +526,36 @@ fn feed(bytes: &[u8], limit: usize) -> usize {
     understood
 }
 
+/// Whether it is something to one of the parsers: without a kind, one frame may be something to several.
 fn again(frame: &Frame) -> bool {
     let copy = |out: Outgoing| Frame {
-        kind: out.head[4],
         id: frame.id,
         payload: out.payload.to_vec(),
     };
-    if let Ok(greeting) = Greeting::decode(frame) {
-        if let Greeting::Hello { first, .. } = &greeting
+    let greeting = Greeting::decode(frame);
+    if let Ok(greeting) = &greeting {
+        if let Greeting::Hello { first, .. } = greeting
             && let Ok(hello) = Hello::decode(first)
         {
             assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         }
-        assert_eq!(Greeting::decode(&copy(greeting.encode())), Ok(greeting));
-        return true;
+        let back = Greeting::decode(&copy(greeting.encode()));
+        assert_eq!(back.as_ref(), Ok(greeting));
     }
-    if let Ok(request) = Request::decode(frame) {
+    let request = Request::decode(frame);
+    if let Ok(request) = &request {
         let back = Request::decode(&copy(request.encode(frame.id)));
-        assert_eq!(back, Ok(request));
-        return true;
+        assert_eq!(back.as_ref(), Ok(request));
     }
-    let same = Frame {
-        kind: frame.kind,
-        id: frame.id,
-        payload: frame.payload.clone(),
-    };
-    match Incoming::decode(same) {
-        Ok(Incoming::Answer(id, answer)) => {
-            let (kind, payload) = answer.encode();
-            let back = Incoming::decode(copy(Outgoing::new(kind, id, payload)));
-            assert_eq!(back, Ok(Incoming::Answer(id, answer)));
-            true
-        }
-        Ok(Incoming::Push(push)) => {
-            let back = Incoming::decode(copy(push.encode()));
-            assert_eq!(back, Ok(Incoming::Push(push)));
-            true
-        }
-        Err(_) => false,
+    let incoming = Incoming::decode(frame);
+    if let Ok(incoming) = &incoming {
+        let out = match incoming {
+            Incoming::Answer(answer) => Outgoing::new(frame.id, answer.encode()),
+            Incoming::Push(push) => push.encode(),
+        };
+        assert_eq!(Incoming::decode(&copy(out)).as_ref(), Ok(incoming));
     }
+    greeting.is_ok() || request.is_ok() || incoming.is_ok()
 }
 
 #[test]
@@ -587,8 +599,11 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
                     let other = random.choice(&seeds).unwrap();
                     bytes.extend_from_slice(other);
                 }
-                // The kind of one message with the payload of another.
-                _ => bytes[4.min(at)] = random.u8(0..70),
+                // The variant of one message with the fields of another.
+                _ => {
+                    let kind = (HEADER + random.usize(..2)).min(bytes.len() - 1);
+                    bytes[kind] = random.u8(..32);
+                }
             }
         }
         let limit = *random.choice(&[GREETING, LARGEST_FRAME][..]).unwrap();
@@ -644,7 +659,7 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
         assert!(!opens(&bytes_of(&[changed.encode()]), &secret, &other));
     }
     // The number of the frame means nothing to a greeting.
-    let means_nothing = 5..HEADER;
+    let means_nothing = 4..HEADER;
     for bit in 0..bytes.len() * 8 {
         let mut changed = bytes.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
@@ -689,4 +704,164 @@ fn texts_that_people_write_make_no_parser_panic() {
         }
         let _ = interface::Interface::parse(&text);
     }
+}
+
+#[test]
+fn a_notice_that_no_rank_tells_another_is_not_read() {
+    let told = Notice::Told {
+        from: 1,
+        topic: String::new(),
+        bytes: [].into(),
+    };
+    assert!(wire::encode(&told).is_empty());
+    let unknown = Broken("a message of an unknown kind");
+    assert_eq!(wire::decode::<Notice>(&[2, 0, 0, 0]), Err(unknown));
+}
+
+#[test]
+fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
+    let text = || String::from("\x1b[2Jline\r\n");
+    let time = Duration::MAX;
+    let phase = Some((Phase::Said(text()), time));
+    let subject = Subject {
+        key: String::from("k"),
+        name: String::from("model/tp"),
+        turn: 41,
+        kind: OperationKind::AllReduce,
+        sequence: 42,
+    };
+    let state = |held| ProcessState {
+        letter: 'S',
+        held: Some(held),
+    };
+    let round = Round {
+        topic: String::from("t"),
+        number: 1,
+        members: Some([].into()),
+    };
+    let requests = [
+        Request::Collect {
+            round,
+            patience: time,
+            part: Vec::new(),
+        },
+        Request::Cancel {
+            reason: Reason::Said(text()),
+        },
+        Request::Get {
+            key: String::from("k"),
+            patience: time,
+        },
+        Request::Phase { name: text() },
+        Request::GoOn {
+            patience: time,
+            leaves_behind: false,
+        },
+        Request::Send {
+            channel: String::from("c"),
+            to: None,
+            patience: time,
+            bytes: Vec::new(),
+        },
+        Request::Suspect(Suspicion {
+            subject: subject.clone(),
+            members: Vec::new(),
+            since: time,
+            is_sample: false,
+        }),
+        Request::Attends(Attendance {
+            key: String::from("k"),
+            turn: 41,
+            entered: Some(time),
+            last: text(),
+        }),
+        Request::Last { call: text() },
+        Request::Saw {
+            rank: 1,
+            state: state(Held::Throttled {
+                cgroup: text(),
+                time,
+            }),
+        },
+    ];
+    let answers = [
+        Incomplete::TimedOut {
+            missing: vec![Missing {
+                rank: 1,
+                phase: phase.clone(),
+            }],
+            waited: time,
+            remarks: vec![text()],
+        },
+        Incomplete::NoKey { waited: time },
+    ];
+    let late = Latecomer {
+        rank: 0,
+        place: 1,
+        host: text(),
+        pid: 77,
+        behind: time,
+        has_entered: false,
+        answers: true,
+        phase: text(),
+        last: text(),
+    };
+    let pushes = [
+        Push::CutOff {
+            from: vec![0],
+            why: text(),
+        },
+        Push::Lateness(Arc::new(Lateness {
+            subject,
+            ranks: 2,
+            late: vec![late],
+            more: 3,
+            teller: 1,
+        })),
+        Push::Skew {
+            key: String::from("k"),
+            skew: time,
+            last: 3,
+        },
+        Push::Suspected {
+            rank: 2,
+            silent: Some(time),
+            state: Some(state(Held::Frozen { cgroup: text() })),
+        },
+        Push::Member(Known {
+            rank: 1,
+            host: text(),
+            pid: 77,
+            kernel: String::new(),
+            at: String::new(),
+            phase,
+            departure: None,
+        }),
+    ];
+    let refused = Greeting::Refused {
+        why: text(),
+        again: Again::Never,
+    };
+    let frame = |out: Outgoing| Frame {
+        id: 0,
+        payload: out.payload.to_vec(),
+    };
+    let answers = answers.map(|why| answer(&Answer::Incomplete(Arc::new(why))));
+    let incoming = answers.into_iter().chain(pushes.map(|push| push.encode()));
+    let incoming = incoming.map(|out| format!("{:?}", Incoming::decode(&frame(out)).unwrap()));
+    let requests = requests.map(|request| frame(request.encode(0)));
+    let requests = requests.map(|frame| format!("{:?}", Request::decode(&frame).unwrap()));
+    assert!(requests[0].contains("members: None"), "{}", requests[0]);
+    let greeting = Greeting::decode(&frame(refused.encode())).unwrap();
+    for heard in incoming.chain(requests).chain([format!("{greeting:?}")]) {
+        for bad in ["\\u{1b}", "\\r", "18446744073709551615"] {
+            assert!(!heard.contains(bad), "{heard}");
+        }
+    }
+    let state = ProcessState {
+        letter: ' ',
+        held: None,
+    };
+    let saw = Request::Saw { rank: 1, state };
+    assert!(Request::decode(&frame(saw.encode(0))).is_err());
 }

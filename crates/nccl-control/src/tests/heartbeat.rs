@@ -41,7 +41,7 @@ impl Far {
         self.0.receive(&mut self.1).unwrap();
         let mut told = Vec::new();
         while let Some(frame) = self.1.next().unwrap() {
-            match Incoming::decode(frame).unwrap() {
+            match Incoming::decode(&frame).unwrap() {
                 Incoming::Push(Push::Ping(_)) => {}
                 Incoming::Push(push) => told.push(push),
                 Incoming::Answer(..) => panic!("nobody asked"),

@@ -37,10 +37,14 @@ fn fragile(meet: Rendezvous) -> Arc<Reader> {
     let claim = Claim::rank(meet.rank, meet.world_size);
     let mailbox = Arc::new(Mailbox::default());
     let reader = client::join(&meet.address, &meet.job, claim, deadline, mailbox, None).unwrap();
-    let mut part = Vec::new();
-    crate::frame::put_number(&mut part, 4711);
-    crate::frame::put_bytes(&mut part, b"there");
-    crate::frame::put_bytes(&mut part, b"");
+    let part = nccl_base::wire::encode(&crate::world::Introduction {
+        pid: 4711,
+        host: String::from("there"),
+        at: String::new(),
+        kernel: String::new(),
+        kernel_sum: 0,
+        launched: None,
+    });
     let request = Request::Collect {
         round: Round {
             topic: String::from("join"),

@@ -204,7 +204,7 @@ fn a_member_that_sends_nonsense_is_gone_for_the_others() {
             let claim = client::Claim::rank(1, 2);
             let reader = client::join(&address, &job, claim, deadline, mailbox, None).unwrap();
             let connection = &reader.connection;
-            let frame = super::super::frame::Outgoing::new(99, 0, Arc::default());
+            let frame = super::super::frame::Outgoing::new(0, vec![99].into());
             connection.enqueue(frame);
             connection.drain(deadline).unwrap();
             std::thread::sleep(Duration::from_millis(300));

@@ -108,18 +108,23 @@ impl Job {
                     Event::Entry(entry)
                         if self.goes_on && matches!(&*entry, Entry::Gone { .. }) =>
                     {
-                        if !std::mem::replace(&mut self.wished[process], true) {
-                            let (patience, leaves_behind) = (30_000 * MILLI, false);
-                            let go_on = Command::GoOn {
-                                patience,
-                                leaves_behind,
-                            };
-                            self.net.command(process, go_on);
-                        }
+                        self.wish(process);
                     }
                     _ => {}
                 }
             }
+        }
+    }
+
+    /// The program of a process that hears of a fault wants to go on, once.
+    fn wish(&mut self, process: usize) {
+        let (patience, leaves_behind) = (30_000 * MILLI, false);
+        let go_on = Command::GoOn {
+            patience,
+            leaves_behind,
+        };
+        if !std::mem::replace(&mut self.wished[process], true) {
+            self.net.command(process, go_on);
         }
     }
 

@@ -1,25 +1,31 @@
 //! What each rank says first when a communicator is to be made.
 
-use nccl_base::codec::{Fields, put_bytes, put_index};
+use nccl_base::wire::{self, bytes, clean};
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::peers::Unmade;
 
 /// What a rank says first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Said {
+    #[serde(deserialize_with = "clean")]
     pub(super) failed: Option<String>,
     /// The fault that this is, as it travels.
+    #[serde(with = "bytes")]
     pub(super) fault: Vec<u8>,
     /// Its wish for a launch mode.
     pub(super) mode: u8,
     /// What stands against `BlockingChild` on this rank.
+    #[serde(deserialize_with = "clean")]
     pub(super) obstacle: Option<String>,
     /// Sealed; of rank 0, if it has one by now.
+    #[serde(with = "bytes")]
     pub(super) token: Vec<u8>,
     /// The communicator that it brought: which, and of how many ranks.
     pub(super) parent: Option<(String, usize)>,
     /// Why this rank cannot grow one.
+    #[serde(deserialize_with = "clean")]
     pub(super) cannot_grow: Option<String>,
 }
 
@@ -34,48 +40,11 @@ impl Said {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut to = Vec::new();
-        put_index(&mut to, self.mode.into());
-        put_bytes(&mut to, &self.token);
-        put_bytes(&mut to, &self.fault);
-        for text in [&self.failed, &self.cannot_grow, &self.obstacle] {
-            put_index(&mut to, text.is_some().into());
-            put_bytes(&mut to, text.as_deref().unwrap_or_default().as_bytes());
-        }
-        if let Some((key, size)) = &self.parent {
-            put_index(&mut to, *size);
-            put_bytes(&mut to, key.as_bytes());
-        }
-        to
+        wire::encode(self)
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
-        let mode = u8::try_from(fields.number().ok()?).ok()?;
-        let token = fields.bytes().ok()?.to_vec();
-        let fault = fields.bytes().ok()?.to_vec();
-        let mut text = || {
-            let is_there = fields.number().ok()? != 0;
-            let text = fields.said().ok()?;
-            Some(is_there.then_some(text))
-        };
-        let (failed, cannot_grow, obstacle) = (text()?, text()?, text()?);
-        let parent = match fields.0.is_empty() {
-            true => None,
-            false => {
-                let size = fields.index().ok()?;
-                Some((fields.text().ok()?, size))
-            }
-        };
-        Some(Self {
-            failed,
-            fault,
-            mode,
-            token,
-            parent,
-            cannot_grow,
-            obstacle,
-        })
+        wire::decode(bytes).ok()
     }
 }
 

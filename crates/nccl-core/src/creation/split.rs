@@ -302,7 +302,7 @@ fn short(name: &str) -> String {
     let start = &name[..end.unwrap_or_default()];
     format!(
         "{start}… {:016x}",
-        nccl_base::codec::checksum(name.as_bytes())
+        nccl_base::wire::checksum(name.as_bytes())
     )
 }
 

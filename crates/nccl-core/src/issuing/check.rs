@@ -14,8 +14,8 @@ use crate::op::Descriptor;
 use crate::operation::OperationKind;
 use crate::peers::Supervisor;
 use crate::recorded::Recorded;
-use nccl_base::codec::Broken;
 use nccl_base::departure::Ended;
+use nccl_base::wire::Broken;
 
 const VARIABLE: &str = "NCCL_RUN_CHECK";
 

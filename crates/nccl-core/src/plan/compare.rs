@@ -6,8 +6,8 @@ use crate::agree::{self, Compared, Done};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Descriptor;
-use nccl_base::codec::Broken;
 use nccl_base::departure::Ended;
+use nccl_base::wire::Broken;
 
 /// One comparison of all ranks, where they can be asked.
 pub(crate) struct Comparison<'c> {

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result, sys};
+use serde::{Deserialize, Serialize};
 
-use super::wire;
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Device {
     pub(super) ordinal: u64,
     /// As `nvidia-smi -L` writes it.
@@ -19,15 +18,6 @@ pub(super) struct Device {
     /// The driver's version as it is usually written: `12.4`.
     pub(super) driver: String,
 }
-
-wire::fields!(Device {
-    ordinal,
-    uuid,
-    name,
-    bound_to,
-    count,
-    driver
-});
 
 /// `None` where CUDA does not answer: that is said by whatever is done with the stream.
 pub(super) fn gather(stream: &Arc<CudaStream>) -> Option<Device> {

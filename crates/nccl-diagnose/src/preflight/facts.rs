@@ -4,18 +4,18 @@ use super::device::{self, Device};
 use super::given::{Given, Loaded};
 use super::interfaces::{self, Address, Rule, Wishes};
 use super::rdma::{self, Port};
-use super::wire;
 use nccl_base::system::System;
 use nccl_base::system::late::Late;
 use nccl_base::system::limits::{self, Limits};
 use nccl_base::system::variables::{self, Variable};
 use nccl_control::Own;
+use serde::{Deserialize, Serialize};
 
 /// What has to be the same for ranks to understand each other's facts.
 pub(super) const PROTOCOL: u64 = 3;
 
 /// One rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub(super) protocol: u64,
     /// This rank wants nothing to be checked.
@@ -28,17 +28,8 @@ pub(super) struct Facts {
     pub(super) device: Option<Device>,
 }
 
-wire::fields!(Facts {
-    protocol,
-    off,
-    launch_mode,
-    process,
-    library,
-    device
-});
-
 /// A process and its host.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Process {
     pub(super) host: String,
     pub(super) pid: u64,
@@ -65,28 +56,8 @@ pub(super) struct Process {
     pub(super) limits: Limits,
 }
 
-wire::fields!(Process {
-    host,
-    pid,
-    architecture,
-    little_endian,
-    boot,
-    namespaces,
-    variables,
-    late,
-    missing_file,
-    visible_devices,
-    addresses,
-    control,
-    interface,
-    loopback_names,
-    takes_virtual,
-    ports,
-    limits,
-});
-
 /// What a process can see, as the kernel numbers it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Namespaces {
     pub(super) network: String,
     pub(super) ipc: String,
@@ -94,27 +65,14 @@ pub(super) struct Namespaces {
     pub(super) user: String,
 }
 
-wire::fields!(Namespaces {
-    network,
-    ipc,
-    pid,
-    user
-});
-
 /// A name that this host takes for itself alone.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LoopbackName {
     pub(super) name: String,
     pub(super) address: String,
     /// Of `/etc/hosts`, from 1.
     pub(super) line: u64,
 }
-
-wire::fields!(LoopbackName {
-    name,
-    address,
-    line
-});
 
 /// How this process talks to the others beside NCCL.
 #[derive(Clone, Debug, Default)]
@@ -278,6 +236,8 @@ fn loopback_names(system: &System, names: &[String]) -> Vec<LoopbackName> {
 
 #[cfg(test)]
 mod tests {
+    use nccl_base::wire;
+
     use super::*;
     use crate::preflight::tests::Tree;
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use nccl_base::launch_mode::Wish;
-
-use super::wire;
+use serde::{Deserialize, Serialize};
 
 /// What is known of a rank before it is checked.
 #[doc(hidden)]
@@ -35,11 +34,9 @@ impl Default for Given {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Loaded {
     pub version: String,
     pub path: String,
 }
-
-wire::fields!(Loaded { version, path });

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::wire;
 use nccl_control::{Own, is_within};
+use serde::{Deserialize, Serialize};
 
 /// One address of a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Address {
     pub(super) interface: String,
     pub(super) address: IpAddr,
@@ -14,14 +14,6 @@ pub(super) struct Address {
     pub(super) scope: u64,
     pub(super) up: bool,
 }
-
-wire::fields!(Address {
-    interface,
-    address,
-    prefix,
-    scope,
-    up
-});
 
 impl Address {
     pub(super) fn of(own: &Own) -> Self {

@@ -1,11 +1,12 @@
 //! What must agree or be reachable before NCCL is started.
 //!
 //! - `given`: what is known of a rank beforehand; `facts`: what it tells; `interfaces`, `rdma`, `device`: parts of that;
-//! - `wire`: how facts and reports travel;
+//! - `bounds`: how much of facts and reports travels;
 //! - `reach`: whether hosts reach each other where NCCL will listen;
 //! - `rules`: what follows from the facts of all ranks;
 //! - `run`: the checks at work; `scarce`: what is too little after something has failed.
 
+mod bounds;
 mod device;
 mod facts;
 mod given;
@@ -15,7 +16,6 @@ mod reach;
 mod rules;
 mod run;
 mod scarce;
-mod wire;
 
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,10 @@
 //! Network adapters with RDMA, as the kernel shows them.
 
-use super::wire;
 use nccl_base::system::System;
+use serde::{Deserialize, Serialize};
 
 /// One port of an adapter.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Port {
     pub(super) adapter: String,
     pub(super) port: u64,
@@ -13,14 +13,6 @@ pub(super) struct Port {
     /// The numbers of its addresses (GIDs) that are not all zero.
     pub(super) gids: Vec<u64>,
 }
-
-wire::fields!(Port {
-    adapter,
-    port,
-    active,
-    ethernet,
-    gids
-});
 
 const WHERE: &str = "/sys/class/infiniband";
 

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use serde::{Deserialize, Serialize};
 
 use super::facts::Process;
-use super::wire;
 
 /// How long a connection may take: the kernel asks a second time after one second.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2500);
@@ -34,7 +34,7 @@ const TOKEN: usize = 16;
 const LARGE: usize = 18 * 1024;
 
 /// Where a rank listens, and what it says to those who come.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Door {
     pub(super) rank: usize,
     pub(super) interface: String,
@@ -47,17 +47,8 @@ pub(super) struct Door {
     pub(super) mtu: u64,
 }
 
-wire::fields!(Door {
-    rank,
-    interface,
-    at,
-    token,
-    failed,
-    mtu
-});
-
 /// A try that did not end well.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) from: usize,
     pub(super) to: usize,
@@ -70,15 +61,6 @@ pub(super) struct Failure {
     /// The token came, and what fills large packets did not.
     pub(super) large: bool,
 }
-
-wire::fields!(Failure {
-    from,
-    to,
-    source,
-    error,
-    stranger,
-    large
-});
 
 /// An open door, until it is dropped.
 pub(super) struct Open {

@@ -15,17 +15,19 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::bounds::Bounded;
 use super::facts::{Control, Facts, PROTOCOL, Process};
 use super::given::Given;
 use super::reach::{self, Door, Failure, Open};
 use super::rules::{View, judge, judge_reached, networks};
-use super::wire::{self, Wire};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use nccl_base::report::{Finding, Report};
 use nccl_base::system::System;
 use nccl_base::system::late;
+use nccl_base::wire;
 use nccl_control::{World, own_addresses};
+use serde::{Deserialize, Serialize};
 
 /// Checks this host alone, before there is a world.
 #[must_use]
@@ -39,15 +41,13 @@ pub fn host(given: &Given) -> Report {
 }
 
 /// What rank 0 says when it has compared the facts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Plan {
     /// There is nothing more to find out.
     report: Option<Report>,
     /// The ranks that try to reach each other.
     visitors: Vec<usize>,
 }
-
-wire::fields!(Plan { report, visitors });
 
 /// The facts of this process, as it is now.
 fn own_process() -> Process {
@@ -155,6 +155,7 @@ fn control(world: &World) -> Control {
 
 impl Check<'_> {
     fn run(&self, own: Facts) -> Result<Report> {
+        let own = own.bounded();
         let all = self.tell_rank_0("facts", &own)?;
         let all: Option<Vec<Facts>> = all.map(|all| all.into_iter().map(readable).collect());
         let plan = self.ask_rank_0("plan", || plan(all.as_deref().unwrap_or_default()))?;
@@ -189,7 +190,7 @@ impl Check<'_> {
                 .flatten()
                 .collect();
             let all = all.as_deref().unwrap_or_default();
-            judge_reached(&View::of(all), &doors, &failures)
+            judge_reached(&View::of(all), &doors, &failures).bounded()
         })
     }
 
@@ -210,7 +211,7 @@ impl Check<'_> {
     }
 
     /// Gives something to rank 0, which gets that of all ranks.
-    fn tell_rank_0<T: Wire>(&self, what: &str, value: &T) -> Result<Option<Vec<Vec<u8>>>> {
+    fn tell_rank_0<T: Serialize>(&self, what: &str, value: &T) -> Result<Option<Vec<Vec<u8>>>> {
         let key = |rank: usize| format!("nccl/preflight/{what}/{rank}");
         self.world
             .set(&key(self.world.rank()), &wire::encode(value))?;
@@ -231,7 +232,11 @@ impl Check<'_> {
     }
 
     /// Gets what rank 0 makes.
-    fn ask_rank_0<T: Wire>(&self, what: &str, make: impl FnOnce() -> T) -> Result<T> {
+    fn ask_rank_0<T: for<'b> Deserialize<'b> + Serialize>(
+        &self,
+        what: &str,
+        make: impl FnOnce() -> T,
+    ) -> Result<T> {
         let part = match self.world.rank() {
             0 => wire::encode(&make()),
             _ => Vec::new(),
@@ -251,12 +256,12 @@ impl Check<'_> {
 
 /// The facts of a rank; of one that speaks another protocol, only that it does.
 fn readable(bytes: Vec<u8>) -> Facts {
-    wire::decode(&bytes).unwrap_or_else(|_| Facts::off(0, "unknown host"))
+    wire::decode(&bytes).map_or_else(|_| Facts::off(0, "unknown host"), Facts::bounded)
 }
 
 fn plan(facts: &[Facts]) -> Plan {
     let done = |findings| Plan {
-        report: Some(Report::new(findings)),
+        report: Some(Report::new(findings).bounded()),
         visitors: Vec::new(),
     };
     let view = View::of(facts);

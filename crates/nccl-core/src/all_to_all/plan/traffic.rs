@@ -11,10 +11,11 @@ use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::plan::Comparison;
-use nccl_base::codec::{Broken, Fields, put_number};
+use nccl_base::wire;
+use serde::{Deserialize, Serialize};
 
 /// How much is exchanged, as all ranks know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Traffic {
     pub(super) parts: Layout,
     /// For each peer, all payloads together; of unequal parts the mean of the rank that has most to send or to receive.
@@ -22,7 +23,7 @@ pub(super) struct Traffic {
 }
 
 /// How the parts of all ranks lie; later is what holds less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Layout {
     /// All are equally long, and lie one behind the other.
     Equal,
@@ -32,8 +33,6 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    const ALL: [Self; 3] = [Self::Equal, Self::Together, Self::Scattered];
-
     fn of(payloads: &[Payload]) -> Self {
         if payloads.iter().all(|payload| payload.uniform.is_some()) {
             return Self::Equal;
@@ -120,20 +119,11 @@ impl Traffic {
         payloads: &[Payload],
     ) -> Result<Option<Self>> {
         let own = Self::own(payloads, comparison.comm.world_size());
-        let mut told = vec![own.parts as u8];
-        put_number(&mut told, own.bytes);
-        let Some(all) = comparison.told("traffic", &told)? else {
+        let Some(all) = comparison.told("traffic", &wire::encode(&own))? else {
             return Ok(own.is_uniform().then_some(own));
         };
-        let read = |told: &Vec<u8>| -> std::result::Result<Self, Broken> {
-            let mut fields = Fields(told);
-            let [parts] = fields.array()?;
-            let parts = Layout::ALL.get(usize::from(parts)).copied();
-            let (parts, bytes) = (parts.ok_or(Broken("a layout"))?, fields.number()?);
-            fields.end()?;
-            Ok(Self { parts, bytes })
-        };
-        let all: std::result::Result<Vec<_>, _> = all.iter().map(read).collect();
+        let all = all.iter().map(|told| wire::decode(told));
+        let all: std::result::Result<Vec<Self>, _> = all.collect();
         let all = all.map_err(|broken| Error::rendezvous(broken.0))?;
         let both = |a: Self, b: Self| Self {
             parts: a.parts.max(b.parts),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
+use serde::{Deserialize, Serialize};
 
 use super::attempt::{Refusal, topic};
 use super::call::ShrinkWay;
@@ -14,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::peers::{Peers, Supervisor};
 use crate::state::State;
 use crate::unique_id::UniqueId;
-use nccl_base::codec::{Fields, put_bytes, put_index};
 use nccl_base::fault::Roster;
+use nccl_base::wire::{self, clean};
 
 /// Between two looks at who is left.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -59,7 +60,7 @@ impl Communicator {
                 aborting,
                 token: token()?,
             };
-            match peers.round(&topic, Some(&ranks), &said.encode(), deadline, None) {
+            match peers.round(&topic, Some(&ranks), &wire::encode(&said), deadline, None) {
                 Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
                 // A rank that is gone may be known to some, and not yet to others.
                 Err(error) if Instant::now() < deadline && !is_lost(peers) => {
@@ -113,9 +114,11 @@ impl Communicator {
 }
 
 /// What a rank says before a shrink.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Said {
+    #[serde(deserialize_with = "clean")]
     failed: Option<String>,
+    #[serde(deserialize_with = "clean")]
     not_native: Option<String>,
     aborting: bool,
     /// Names what is made by NCCL's own way, for which there is no token of NCCL's.
@@ -123,37 +126,6 @@ struct Said {
 }
 
 const TOKEN: usize = 16;
-
-impl Said {
-    fn encode(&self) -> Vec<u8> {
-        let mut to = Vec::new();
-        put_index(&mut to, self.aborting.into());
-        put_bytes(&mut to, &self.token);
-        for text in [&self.failed, &self.not_native] {
-            put_index(&mut to, text.is_some().into());
-            put_bytes(&mut to, text.as_deref().unwrap_or_default().as_bytes());
-        }
-        to
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
-        let aborting = fields.number().ok()? != 0;
-        let token = fields.bytes().ok()?.try_into().ok()?;
-        let mut text = || {
-            let is_there = fields.number().ok()? != 0;
-            let text = fields.text().ok()?;
-            Some(is_there.then_some(text))
-        };
-        let (failed, not_native) = (text()?, text()?);
-        Some(Self {
-            failed,
-            not_native,
-            aborting,
-            token,
-        })
-    }
-}
 
 /// What came of it.
 pub(super) struct Agreed {
@@ -177,10 +149,9 @@ impl Agreed {
         aborting: bool,
         parts: &[Vec<u8>],
     ) -> Result<Self> {
-        let said = parts.iter().map(|part| Said::decode(part));
-        let said = said.collect::<Option<Vec<_>>>();
-        let said =
-            said.ok_or_else(|| Error::rendezvous("a rank said something else to a shrink"))?;
+        let said = parts.iter().map(|part| wire::decode(part));
+        let said = said.collect::<std::result::Result<Vec<Said>, _>>();
+        let said = said.map_err(|_| Error::rendezvous("a rank said something else to a shrink"))?;
         if let Some(other) = said.iter().position(|said| said.aborting != aborting) {
             return Err(Error::rendezvous(format!(
                 "rank {} shrinks another way than this one: all have to call shrink, or all \
@@ -252,9 +223,9 @@ mod tests {
                 aborting: true,
                 token: [7; TOKEN],
             };
-            let bytes = said.encode();
-            assert_eq!(Said::decode(&bytes), Some(said));
-            assert_eq!(Said::decode(&bytes[..bytes.len() - 1]), None);
+            let bytes = wire::encode(&said);
+            assert_eq!(wire::decode(&bytes), Ok(said));
+            assert!(wire::decode::<Said>(&bytes[..bytes.len() - 1]).is_err());
         }
     }
 }

@@ -1,13 +1,20 @@
 //! What comes over the wire may be anything.
 
 use super::random::facts;
+use crate::preflight::bounds::{Bounded, LONGEST_LIST, LONGEST_TEXT, MOST_FINDINGS};
 use crate::preflight::facts::Facts;
 use crate::preflight::reach::{Door, Failure};
-use crate::preflight::wire::{self, LONGEST_LIST, LONGEST_TEXT, Wire};
-use nccl_base::report::{Finding, Report};
+use nccl_base::report::{Finding, Report, Severity};
+use nccl_base::system::late::Late;
+use nccl_base::system::variables::Variable;
+use nccl_base::wire;
+use serde::{Deserialize, Serialize};
 
 /// What is understood is written and read back.
-fn again<T: Wire + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> bool {
+fn again<T>(bytes: &[u8]) -> bool
+where
+    T: for<'b> Deserialize<'b> + Serialize + PartialEq + std::fmt::Debug,
+{
     let Ok(value) = wire::decode::<T>(bytes) else {
         return false;
     };
@@ -58,21 +65,61 @@ fn no_bytes_make_the_decoders_panic_or_keep_more_than_they_were_given() {
 }
 
 #[test]
-fn what_is_too_long_is_cut_where_it_is_written_and_refused_where_it_is_read() {
-    let text = "ü".repeat(LONGEST_TEXT);
-    let back = wire::decode::<String>(&wire::encode(&text)).unwrap();
-    assert_eq!(back.len(), LONGEST_TEXT);
-    assert!(text.starts_with(&back));
-    let list = vec![String::from("x"); LONGEST_LIST + 10];
-    let back = wire::decode::<Vec<String>>(&wire::encode(&list)).unwrap();
-    assert_eq!(back.len(), LONGEST_LIST);
+fn what_is_too_long_is_cut_before_it_is_sent_and_where_it_has_come() {
+    let text = || "ü".repeat(LONGEST_TEXT);
+    let mut facts = facts(&mut fastrand::Rng::with_seed(8));
+    let process = facts.process.get_or_insert_default();
+    let variable = Variable {
+        name: text(),
+        value: text(),
+        file: text(),
+    };
+    let late = Late {
+        name: text(),
+        was: Some(text()),
+        is: Some(text()),
+    };
+    process.variables = vec![variable; LONGEST_LIST + 10];
+    process.late = vec![late; LONGEST_LIST + 10];
+    process.visible_devices = Some(text());
+    process.missing_file = Some(text());
+    process.interface = Some(text());
+    let process = facts.bounded().process.unwrap_or_default();
+    let lists = (process.variables.len(), process.late.len());
+    assert_eq!(lists, (LONGEST_LIST, LONGEST_LIST));
+    let (variable, late) = (&process.variables[0], &process.late[0]);
+    let late = [Some(&late.name), late.was.as_ref(), late.is.as_ref()];
+    let single = [
+        process.visible_devices.as_ref(),
+        process.missing_file.as_ref(),
+        process.interface.as_ref(),
+    ];
+    let texts = [&variable.name, &variable.value, &variable.file].map(Some);
+    for cut in late.into_iter().chain(single).chain(texts) {
+        assert_eq!(cut.map(String::len), Some(LONGEST_TEXT));
+    }
 
-    let mut bytes = ((LONGEST_TEXT + 1) as u64).to_le_bytes().to_vec();
-    bytes.resize(8 + LONGEST_TEXT + 1, b'x');
-    assert!(wire::decode::<String>(&bytes).is_err());
-    let mut bytes = ((LONGEST_LIST + 1) as u64).to_le_bytes().to_vec();
-    bytes.resize(8 + (LONGEST_LIST + 1) * 8, 0);
-    assert!(wire::decode::<Vec<String>>(&bytes).is_err());
-    // A promise of more than there is reserves nothing.
-    assert!(wire::decode::<Vec<usize>>(&u64::MAX.to_le_bytes()).is_err());
+    let mut finding = Finding::warning("check", text()).fix(text());
+    finding.hosts = vec![String::from("h"); LONGEST_LIST + 10];
+    finding.ranks = (0..LONGEST_LIST * 4).collect();
+    let findings = (0..MOST_FINDINGS + 10).map(|number| {
+        let mut finding = finding.clone();
+        finding.ranks.push(number);
+        finding
+    });
+    let report = Report::new(findings.collect()).bounded();
+    assert_eq!(report.findings().len(), MOST_FINDINGS);
+    let finding = &report.findings()[0];
+    assert_eq!(finding.ranks.len(), LONGEST_LIST * 4 + 1);
+    assert_eq!(finding.hosts.len(), LONGEST_LIST);
+    assert_eq!(finding.what.len(), LONGEST_TEXT);
+    assert_eq!(finding.fix.as_ref().map(String::len), Some(LONGEST_TEXT));
+}
+
+#[test]
+fn a_report_has_the_worst_first_in_whatever_order_it_came() {
+    let findings = vec![Finding::ok("a", "x"), Finding::error("b", "y")];
+    let report: Report = wire::decode(&wire::encode(&findings)).unwrap();
+    let severities = report.findings().iter().map(|finding| finding.severity);
+    assert!(severities.eq([Severity::Error, Severity::Ok]));
 }

@@ -8,11 +8,11 @@ use crate::preflight::interfaces::Address;
 use crate::preflight::rdma::Port;
 use crate::preflight::reach::{Door, Failure};
 use crate::preflight::rules::{View, judge, judge_reached};
-use crate::preflight::wire;
 use nccl_base::report::Report;
 use nccl_base::system::late::Late;
 use nccl_base::system::limits::Limits;
 use nccl_base::system::variables::Variable;
+use nccl_base::wire;
 
 /// Few words, so that ranks often agree.
 const WORDS: [&str; 8] = ["a", "b", "", "1", "0x10", "eth0", "\"q\"", "ü,^=:"];

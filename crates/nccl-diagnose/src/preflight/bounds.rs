@@ -1,0 +1,60 @@
+//! How long the texts and lists are at most that travel between ranks: a program's environment makes some of any length.
+
+use nccl_base::departure::cut;
+use nccl_base::report::Report;
+
+use super::facts::Facts;
+
+/// The longest text, in bytes: a path.
+pub(super) const LONGEST_TEXT: usize = 4096;
+
+/// The longest list of a fact; ranks are as many as there are.
+pub(super) const LONGEST_LIST: usize = 512;
+
+pub(super) const MOST_FINDINGS: usize = 1024;
+
+/// What is cut before it is sent, and where it has come from another process.
+pub(super) trait Bounded {
+    fn bounded(self) -> Self;
+}
+
+impl Bounded for Facts {
+    fn bounded(mut self) -> Self {
+        let Some(process) = &mut self.process else {
+            return self;
+        };
+        process.variables.truncate(LONGEST_LIST);
+        process.late.truncate(LONGEST_LIST);
+        process.addresses.truncate(LONGEST_LIST);
+        process.loopback_names.truncate(LONGEST_LIST);
+        process.ports.truncate(LONGEST_LIST);
+        let variables = process.variables.iter_mut();
+        let variables = variables.flat_map(|one| [&mut one.name, &mut one.value, &mut one.file]);
+        let late = process.late.iter_mut();
+        let late = late.flat_map(|one| {
+            let values = one.was.iter_mut().chain(&mut one.is);
+            values.chain([&mut one.name])
+        });
+        let single = [
+            &mut process.missing_file,
+            &mut process.visible_devices,
+            &mut process.interface,
+        ];
+        let texts = variables.chain(late).chain(single.into_iter().flatten());
+        texts.for_each(|text| cut(text, LONGEST_TEXT));
+        self
+    }
+}
+
+impl Bounded for Report {
+    fn bounded(self) -> Self {
+        let mut findings = self.findings().to_vec();
+        findings.truncate(MOST_FINDINGS);
+        for finding in &mut findings {
+            finding.hosts.truncate(LONGEST_LIST);
+            let texts = finding.fix.iter_mut().chain([&mut finding.what]);
+            texts.for_each(|text| cut(text, LONGEST_TEXT));
+        }
+        Self::in_order(findings)
+    }
+}
