@@ -112,12 +112,24 @@ fn captured_meanwhile(
     ends_soon: bool,
     work: impl FnOnce() -> Error + Send,
 ) -> Error {
+    // What is on its way to the device gets there.
+    let arrives = || std::thread::sleep(Duration::from_millis(100));
+    captured_when(stream, call, ends_soon, arrives, work)
+}
+
+/// As [`captured_meanwhile`]; the capture begins when `arrives` has returned.
+fn captured_when(
+    stream: &Arc<CudaStream>,
+    call: &str,
+    ends_soon: bool,
+    arrives: impl FnOnce(),
+    work: impl FnOnce() -> Error + Send,
+) -> Error {
     let held = faults::at_call(call).on_other_threads().hang();
     std::thread::scope(|scope| {
         let issues = scope.spawn(work);
         assert!(held.wait_for_hits(1, LIMIT));
-        // What is on its way to the device gets there.
-        std::thread::sleep(Duration::from_millis(100));
+        arrives();
         stream.begin_capture(RELAXED).expect("it begins");
         drop(held);
         if ends_soon {
@@ -288,6 +300,23 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     });
 }
 
+/// Waits until NCCL has put what it was asked for on the device: it connects the ranks before.
+fn has_launched(raw: nccl_sys::ncclComm_t) {
+    // SAFETY: loads what is loaded already.
+    let loaded = unsafe { nccl_sys::Loader::new().load() }.expect("a library");
+    let ask = loaded.api.ncclCommGetAsyncError;
+    let ask = ask.expect("every release has it");
+    let begun = Instant::now();
+    let mut state = nccl_sys::ncclResult_t::ncclInProgress;
+    while state == nccl_sys::ncclResult_t::ncclInProgress {
+        assert!(begun.elapsed() < LIMIT, "nothing is launched");
+        // SAFETY: the communicator lives, no other thread asks it, and `state` is a valid place.
+        unsafe { ask(raw, &mut state) };
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(state, nccl_sys::ncclResult_t::ncclSuccess);
+}
+
 /// NCCL has put the operation on the device, and the capture begins while this crate asks whether it has.
 #[test]
 fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
@@ -309,13 +338,15 @@ fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
             world.barrier("over")?;
             return Ok(());
         }
+        let raw = comm.as_raw().expect("it is ready");
         let late = faults::late(Duration::from_millis(400));
         let work = || {
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum)
                 .map(drop)
                 .unwrap_err()
         };
-        captured_meanwhile(&stream, "ncclCommGetAsyncError", true, work);
+        let arrives = || has_launched(raw);
+        captured_when(&stream, "ncclCommGetAsyncError", true, arrives, work);
         drop(y);
         drop(late);
         stream.context().synchronize()?;
