@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, sys};
+use nccl::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DriverError, sys};
 use nccl::launch::Fleet;
 use nccl::{
     AllToAll, AllToAllAlgorithm, Communicator, CommunicatorState, Error, ErrorKind, ExpertParallel,
@@ -112,12 +112,24 @@ fn captured_meanwhile(
     ends_soon: bool,
     work: impl FnOnce() -> Error + Send,
 ) -> Error {
+    // What is on its way to the device gets there.
+    let arrives = || std::thread::sleep(Duration::from_millis(100));
+    captured_when(stream, call, ends_soon, arrives, work)
+}
+
+/// As [`captured_meanwhile`]; the capture begins when `arrives` has returned.
+fn captured_when(
+    stream: &Arc<CudaStream>,
+    call: &str,
+    ends_soon: bool,
+    arrives: impl FnOnce(),
+    work: impl FnOnce() -> Error + Send,
+) -> Error {
     let held = faults::at_call(call).on_other_threads().hang();
     std::thread::scope(|scope| {
         let issues = scope.spawn(work);
         assert!(held.wait_for_hits(1, LIMIT));
-        // What is on its way to the device gets there.
-        std::thread::sleep(Duration::from_millis(100));
+        arrives();
         stream.begin_capture(RELAXED).expect("it begins");
         drop(held);
         if ends_soon {
@@ -288,6 +300,23 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     });
 }
 
+/// Waits until NCCL has put what it was asked for on the device: it connects the ranks before.
+fn has_launched(raw: nccl_sys::ncclComm_t) {
+    // SAFETY: loads what is loaded already.
+    let loaded = unsafe { nccl_sys::Loader::new().load() }.expect("a library");
+    let ask = loaded.api.ncclCommGetAsyncError;
+    let ask = ask.expect("every release has it");
+    let begun = Instant::now();
+    let mut state = nccl_sys::ncclResult_t::ncclInProgress;
+    while state == nccl_sys::ncclResult_t::ncclInProgress {
+        assert!(begun.elapsed() < LIMIT, "nothing is launched");
+        // SAFETY: the communicator lives, no other thread asks it, and `state` is a valid place.
+        unsafe { ask(raw, &mut state) };
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(state, nccl_sys::ncclResult_t::ncclSuccess);
+}
+
 /// NCCL has put the operation on the device, and the capture begins while this crate asks whether it has.
 #[test]
 fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
@@ -309,13 +338,15 @@ fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
             world.barrier("over")?;
             return Ok(());
         }
+        let raw = comm.as_raw().expect("it is ready");
         let late = faults::late(Duration::from_millis(400));
         let work = || {
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum)
                 .map(drop)
                 .unwrap_err()
         };
-        captured_meanwhile(&stream, "ncclCommGetAsyncError", true, work);
+        let arrives = || has_launched(raw);
+        captured_when(&stream, "ncclCommGetAsyncError", true, arrives, work);
         drop(y);
         drop(late);
         stream.context().synchronize()?;
@@ -957,23 +988,17 @@ fn the_pointer_is_there_at_once_while_a_call_is_under_way() {
     });
 }
 
-/// In global mode a capture forbids all threads of the process to ask whether work is done, unless they have said that they
-/// mind their own.
-#[test]
-fn a_global_capture_outlives_what_is_done_with_communicators_meanwhile() {
-    ranks_as_threads(2, |world| -> Outcome {
+/// Each of two ranks begins a capture in CUDA's global mode, which is of no stream of a communicator, does `meanwhile` with one and
+/// ends the capture, which has to be valid still.
+fn outlives(
+    meanwhile: impl Fn(&World, &Communicator, &mut CudaSlice<f32>) -> Outcome + Send + Sync + 'static,
+) {
+    ranks_as_threads(2, move |world| -> Outcome {
         let (stream, comm) = start(&world, LIMIT)?;
-        let [finalized, aborted] = ["finalized", "aborted"].map(|name| -> nccl::Result<_> {
-            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
-            comm.build()
-        });
-        let (finalized, aborted) = (finalized?, aborted?);
         let mut y = stream.clone_htod(&[10f32.powi(comm.rank() as i32); 100])?;
         let captured = stream.context().new_stream()?;
         // Connected, so that NCCL allocates nothing more.
-        for comm in [&comm, &finalized, &aborted] {
-            sum(comm, &stream)?;
-        }
+        sum(&comm, &stream)?;
         world.barrier("ready")?;
         let (over, wait) = std::sync::mpsc::channel::<()>();
         let (begun, begins) = std::sync::mpsc::channel();
@@ -989,21 +1014,47 @@ fn a_global_capture_outlives_what_is_done_with_communicators_meanwhile() {
             });
             begins.recv()?;
             world.barrier("captures")?;
-            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
-            let request = comm.all_reduce_in_place(&mut y, ReduceOp::Max)?;
-            while !request.is_complete()? {
-                std::thread::yield_now();
-            }
-            finalized.finalize()?;
-            world.barrier("finalized")?;
-            aborted.abort("not needed")?;
-            world.barrier("aborted")?;
+            meanwhile(&world, &comm, &mut y)?;
+            world.barrier("done meanwhile")?;
             drop(over);
             Ok(captures.join().expect("no panic")?)
         })?;
         // A copy to the host would end the capture of the other rank, which is a thread of this process.
         world.barrier("no capture is left")?;
         assert_eq!(stream.clone_dtoh(&y)?, [11.0; 100]);
+        Ok(())
+    });
+}
+
+fn reduce_twice(comm: &Communicator, y: &mut CudaSlice<f32>) -> Outcome {
+    comm.all_reduce_in_place(&mut *y, ReduceOp::Sum)?.wait()?;
+    let request = comm.all_reduce_in_place(y, ReduceOp::Max)?;
+    while !request.is_complete()? {
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// In global mode a capture forbids all threads of the process to ask whether work is done, unless they have said that they
+/// mind their own.
+#[test]
+fn a_global_capture_outlives_operations() {
+    outlives(|_, comm, y| reduce_twice(comm, y));
+}
+
+#[test]
+fn a_global_capture_outlives_the_ends_of_communicators() {
+    outlives(|world, comm, y| {
+        reduce_twice(comm, y)?;
+        comm.finalize()?;
+        world.barrier("finalized")?;
+        Ok(())
+    });
+    outlives(|world, comm, y| {
+        reduce_twice(comm, y)?;
+        world.barrier("reduced")?;
+        comm.abort("not needed")?;
+        world.barrier("aborted")?;
         Ok(())
     });
 }
