@@ -228,6 +228,10 @@ fn run(generation: u64) {
             }
         }
     }
+    drop(state);
+    if is_closed() {
+        threads::stay();
+    }
 }
 
 const SHORTEST: Duration = Duration::from_micros(50);

@@ -42,6 +42,14 @@ fn relaxed<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
+/// What a thread that nobody waits for does when it finds that the process is exiting. If it ended instead, the
+/// destructors of its thread-locals, CUDA's and the program's among them, would run beside the exit handlers.
+pub(crate) fn stay() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
 /// As [`spawn`], in a scope, whose own function panics where there is no thread.
 pub(crate) fn scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,

@@ -141,7 +141,7 @@ fn run(generation: u64) {
         for (key, mark, inner, deadline) in all.drain(..) {
             // CUDA is not asked any more while the process exits.
             let Some(_working) = reaper::Working::begin() else {
-                return;
+                threads::stay();
             };
             if is_ready(mark.as_deref(), &inner, deadline, now) {
                 ready.push(key);

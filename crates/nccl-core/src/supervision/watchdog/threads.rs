@@ -79,7 +79,7 @@ fn watch(generation: u64) {
         // CUDA is not asked any more while the process exits.
         let Some(working) = reaper::Working::begin() else {
             std::mem::forget((eyes, task));
-            return;
+            threads::stay();
         };
         let begun = Instant::now();
         let report = eyes.entry(number).or_default().look(&mut task);
@@ -113,7 +113,10 @@ fn watch(generation: u64) {
     drop(state);
     match reaper::Working::begin() {
         Some(_working) => drop(eyes),
-        None => std::mem::forget(eyes),
+        None => {
+            std::mem::forget(eyes);
+            threads::stay();
+        }
     }
 }
 
