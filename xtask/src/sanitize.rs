@@ -109,9 +109,8 @@ const MANY_RANKS: &[&str] = &["the_model_counts_the_messages_and_bytes_that_the_
 /// that NCCL may still use; what belongs to communicators that are leaked, and to threads that are inside a call
 /// when the process ends: the place for the communicator that a call makes, which NCCL may still write to (`hangs`), and
 /// what the watchdog has in its hands when it is inside a call. The root of an init that not all ranks joined waits for them
-/// as long as its process lives, as NCCL's does. While other threads end, the sanitizer does not always find every thread that
-/// waits: then it takes for leaked what is on the stack of one, its handle and name (`spawn`), its contexts (`set_current`) and
-/// its list of destructors (`__cxa_thread_atexit_impl`).
+/// as long as its process lives, as NCCL's does; the sanitizer does not always find what is on the stack of such a thread,
+/// nor its list of destructors (`__cxa_thread_atexit_impl`).
 const LEAKS: &str = "\
 leak:operations_after_a_group_are_not_part_of_it
 leak:what_is_over_is_released_once_and_what_never_is_stays
@@ -122,8 +121,6 @@ leak:hangs::build
 leak:hangs::grow
 leak:nccl_emulator::nccl::bootstrap::root::start
 leak:__cxa_thread_atexit_impl
-leak:Builder>::spawn::<nccl_core::threads::relaxed
-leak:cuda_emulator::driver::ctx::set_current
 leak:nccl_core::creation::init::stream_and_event
 leak:nccl_core::supervision::watchdog::look::Eye
 leak:nccl_core::supervision::watchdog::registry::Put
