@@ -16,6 +16,8 @@ mod inquiries;
 mod reporting;
 mod rounds;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
