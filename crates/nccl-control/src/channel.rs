@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::channels::{CAPACITY, LARGEST_MESSAGE};
 use super::exchange::check_rank;
 use super::mailbox::Taken;
 use super::message::Incomplete;
 use super::request::Request;
+use super::service::{CAPACITY, LARGEST_MESSAGE};
 use super::world::World;
 use crate::departure::Departure;
 #[cfg(doc)]

@@ -27,7 +27,7 @@ use super::connection::Connection;
 use super::frame::Outgoing;
 use super::hub::{Hub, Outlet};
 use super::incoming::{Answer, Push};
-use super::message::{Incomplete, Missing};
+use super::message::Incomplete;
 use super::state::State;
 use crate::departure::{Departure, How, Lost};
 
@@ -121,7 +121,7 @@ impl Going {
 impl State {
     /// A rank wants to go on.
     pub(super) fn go_on(&mut self, rank: usize, id: u64, deadline: Instant, leaves_behind: bool) {
-        if self.members[rank].departure.is_some() {
+        if self.service.departure(rank).is_some() {
             let departure = Departure::Left;
             return self.refuse(rank, id, Incomplete::Gone { rank, departure });
         }
@@ -147,13 +147,10 @@ impl State {
     }
 
     fn missing_from_going(&self) -> Vec<usize> {
-        let members = self.members.iter().enumerate();
-        members
-            .filter(|(rank, member)| {
-                member.departure.is_none() && !self.going.came.contains_key(rank)
-            })
-            .map(|(rank, _)| rank)
-            .collect()
+        let is_missing = |rank: &usize| {
+            self.service.departure(*rank).is_none() && !self.going.came.contains_key(rank)
+        };
+        (0..self.members.len()).filter(is_missing).collect()
     }
 
     fn agree_if_all_are_there(&mut self) {
@@ -212,35 +209,28 @@ impl State {
         if self.going.deadline().is_none_or(|deadline| deadline > now) {
             return;
         }
-        let since = |at: Instant| now.saturating_duration_since(at);
         let waited = self.going.waited(now);
         let missing = self.missing_from_going();
         if self.going.came.values().all(|coming| coming.leaves_behind) {
             for rank in missing {
                 let departure = Departure::lost(How::LeftBehind { after: waited });
                 // So that it knows, should it ever look.
-                if let Some(outlet) = self.members[rank].outlet.clone() {
-                    let departure = departure.clone();
-                    outlet.push(&Push::Gone { rank, departure }, &mut None);
-                    self.dirty.push(outlet);
-                }
+                let gone = Push::Gone {
+                    rank,
+                    departure: departure.clone(),
+                };
+                self.push_to([rank], &gone);
                 // The last of them makes the epoch.
                 self.leave(rank, departure, false);
             }
             return;
         }
-        let missing = missing
-            .into_iter()
-            .map(|rank| {
-                let phase = self.members[rank].phase.as_ref();
-                let phase = phase.map(|(name, at)| (name.clone(), since(*at)));
-                Missing { rank, phase }
-            })
-            .collect();
+        let missing = missing.into_iter();
+        let missing = missing.map(|rank| self.service.missing(rank, now));
         let came = std::mem::take(&mut self.going.came);
         let to: Vec<_> = came.iter().map(|(&rank, own)| (rank, own.id)).collect();
         let why = Incomplete::TimedOut {
-            missing,
+            missing: missing.collect(),
             waited,
             remarks: Vec::new(),
         };

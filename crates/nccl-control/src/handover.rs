@@ -16,7 +16,6 @@ use super::incoming::Push;
 use super::line;
 use super::mailbox::{Mailbox, Notice};
 use super::message::Incomplete;
-use super::phase::Phase;
 use super::process;
 use super::reader::Sink as _;
 use super::request::Request;
@@ -120,21 +119,24 @@ impl Hub {
         let State {
             handover: Some(handover),
             members: known,
+            service,
             ..
         } = &mut *state
         else {
             return;
         };
         handover.stage = Stage::Collecting;
-        for (known, member) in known.iter_mut().zip(members) {
-            known.host = member.host.clone();
-            known.pid = member.pid.into();
+        for (rank, (known, member)) in known.iter_mut().zip(members).enumerate() {
+            let pid = member.pid.into();
+            match rank == handover.me {
+                true => service.arrive(Instant::now(), rank, &member.host, pid),
+                false => service.expect(rank, &member.host, pid),
+            }
             known.at = member.at.clone().unwrap_or_default();
         }
         let own = &mut known[handover.me];
         process::kernel().clone_into(&mut own.kernel);
         own.outlet = Some(Outlet::Local(Arc::clone(&handover.mailbox)));
-        own.phase = Some((Phase::Joined, Instant::now()));
     }
 
     /// Somebody else coordinates after all.
@@ -143,9 +145,8 @@ impl Hub {
         if let Some(handover) = &mut state.handover {
             handover.stage = Stage::Dormant;
             handover.queued.clear();
-            for member in &mut state.members {
-                *member = super::state::Member::default();
-            }
+            state.members.fill_with(super::state::Member::default);
+            state.service.forget_ranks();
         }
     }
 
@@ -230,17 +231,11 @@ impl State {
             (request, Stage::Leading) => match request {
                 // It had what nobody has any more.
                 Request::Set { .. } | Request::Get { .. } => {
-                    let first = self
-                        .members
-                        .iter()
-                        .position(|member| member.departure.is_some());
-                    if let Some((rank_gone, departure)) =
-                        first.and_then(|gone| Some((gone, self.members[gone].departure.clone()?)))
-                    {
-                        let why = Incomplete::Gone {
-                            rank: rank_gone,
-                            departure,
-                        };
+                    let mut gone = (0..self.members.len()).filter_map(|rank| {
+                        let departure = self.service.departure(rank).cloned()?;
+                        Some(Incomplete::Gone { rank, departure })
+                    });
+                    if let Some(why) = gone.next() {
                         self.refuse(rank, id, why);
                     }
                     None
@@ -270,7 +265,7 @@ impl State {
         }
         let loss = loss.clone();
         let actions = handover.mailbox.step(Event::Found { rank, loss });
-        self.members[rank].outlet = None;
+        self.disconnect(rank);
         self.act(actions);
         true
     }
@@ -281,7 +276,7 @@ impl State {
                 Action::Lead => self.lead(),
                 Action::Admit { to, start, entries } => {
                     let by = self.me();
-                    self.tell(to, &Push::Succeeded { by, start, entries });
+                    self.push_to([to], &Push::Succeeded { by, start, entries });
                 }
                 Action::TurnAway(rank) => {
                     let from = (0..self.members.len()).filter(|other| *other != rank);
@@ -290,7 +285,7 @@ impl State {
                         self.me()
                     );
                     let from = from.collect();
-                    self.tell(rank, &Push::CutOff { from, why });
+                    self.push_to([rank], &Push::CutOff { from, why });
                     self.leave(rank, Departure::lost(How::PassedOver), false);
                 }
                 Action::CutOff { from, with } => {
@@ -298,7 +293,7 @@ impl State {
                     self.part();
                     for rank in with.into_iter().chain([self.me()]) {
                         let (from, why) = (from.clone(), why.clone());
-                        self.tell(rank, &Push::CutOff { from, why });
+                        self.push_to([rank], &Push::CutOff { from, why });
                     }
                 }
                 Action::Deliver(_) | Action::Seek(_) | Action::Collect(_) => {}
@@ -312,13 +307,6 @@ impl State {
         self.dismiss_newcomers();
     }
 
-    fn tell(&mut self, rank: usize, push: &Push) {
-        if let Some(outlet) = self.members[rank].outlet.clone() {
-            outlet.push(push, &mut None);
-            self.dirty.push(outlet);
-        }
-    }
-
     /// This rank decides from now on; what was decided before is known.
     fn lead(&mut self) {
         let Some(handover) = &mut self.handover else {
@@ -328,14 +316,13 @@ impl State {
         let (me, mailbox) = (handover.me, Arc::clone(&handover.mailbox));
         for (rank, departure) in mailbox.gone() {
             if matches!(departure, Departure::Lost(_) | Departure::Left) {
-                self.members[rank].outlet = None;
+                self.disconnect(rank);
             }
-            self.members[rank].departure = Some(departure.clone());
-            self.channels.over.get_or_insert((rank, departure));
+            self.service.departed_before(rank, departure);
             self.show(rank);
         }
         self.said.push(Said::Leads(me));
-        if let Some((rank, departure)) = self.channels.over.clone() {
+        if let Some((rank, departure)) = self.service.over().cloned() {
             self.push(&Push::Over { rank, departure });
         }
     }
@@ -343,7 +330,9 @@ impl State {
     /// A rank's connection broke, and nobody knows whether the rank lives: this host may be the one that is
     /// cut off. Decides when enough others are there.
     pub(super) fn suspect(&mut self, rank: usize, mut lost: Lost) {
-        if self.members[rank].is_closed() || self.doubt.suspects.iter().any(|(r, _)| *r == rank) {
+        if self.service.rank(rank).is_closed()
+            || self.doubt.suspects.iter().any(|(r, _)| *r == rank)
+        {
             return;
         }
         if let Some(silence) = lost.silence_mut()
@@ -351,7 +340,7 @@ impl State {
         {
             silence.heard = self.speaks_unheard(rank, Instant::now());
         }
-        self.members[rank].outlet = None;
+        self.disconnect(rank);
         self.doubt.suspects.push((rank, lost));
         self.doubt.present.clear();
         self.beats.number += 1;
@@ -388,9 +377,9 @@ impl State {
         let local = |rank: usize| matches!(self.members[rank].outlet, Some(Outlet::Local(_)));
         let all = 0..self.members.len();
         let alive = all.clone().filter(|rank| {
-            let member = &self.members[*rank];
-            let gone = member.departure.is_some() && !here(*rank);
-            member.has_come() && (!gone || self.doubt.out_of_reach.contains(rank))
+            let own = self.service.rank(*rank);
+            let gone = own.departure.is_some() && !here(*rank);
+            own.has_come() && (!gone || self.doubt.out_of_reach.contains(rank))
         });
         let alive = alive.count();
         let late = self.doubt.until.is_some_and(|until| until <= now);

@@ -187,9 +187,9 @@ impl State {
     fn suspect_process(&mut self, rank: usize, silent: Duration) {
         let member = &self.members[rank];
         let here = !member.kernel.is_empty() && member.kernel == process::kernel();
-        let state = here.then(|| process::state_of(member.pid)).flatten();
+        let pid = self.service.rank(rank).pid;
+        let state = here.then(|| process::state_of(pid)).flatten();
         if !here && let Some(outlet) = self.one_beside(rank) {
-            let pid = member.pid;
             outlet.push(&Push::Look { rank, pid }, &mut None);
             self.dirty.push(outlet);
         }
@@ -240,7 +240,7 @@ impl State {
             return;
         };
         if let Some(pulse) = member.pulse.filter(|pulse| pulse.suspected) {
-            state.cut(super::hub::LONGEST_NAME);
+            state.cut(super::service::LONGEST_NAME);
             let silent = pulse.age(now);
             let said = Said::Silent(rank, silent, Some(state.clone()));
             self.said.push(said);

@@ -1,44 +1,31 @@
-//! The coordinator's knowledge: who is there, which rounds are open, what was put into the store.
+//! The coordinator: which ranks are there, how each is reached, and what is done for them.
 //!
 //! Lives in rank 0's process, or in the one process when the ranks are its threads. Nothing here waits
 //! or reads a socket: a request comes in, and answers and pushes go out to the [`Outlet`]s of the ranks
 //! that they concern. Time passes by [`Hub::tick`].
-//!
-//! A round ends once, for all: when every part is there, when the first patience of a rank that waits
-//! runs out, when a rank that it needs is gone, or when one gives it up. A rank that comes later gets
-//! the same answer as those that waited.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::channels::{Channels, Sending};
 use super::connection::Connection;
 use super::frame::Outgoing;
 use super::going::Going;
 use super::handover::Doubt;
 use super::heartbeat::{Beats, Said};
 use super::incoming::{Answer, Push};
-use super::inquiries::Inquiries;
 use super::mailbox::Mailbox;
-use super::phase::Phase;
-use super::reporting::REPORT;
 use super::request::Request;
-use super::state::{Get, Member, State};
+use super::service::{LONGEST_NAME, Service};
+use super::state::{Member, State};
 use super::succession::Loss;
 pub(super) use crate::departure::cut;
 use crate::departure::{Departure, How, Lost};
 use crate::sync::Mutex;
 use crate::time::later;
 use nccl_base::clock;
-
-/// The longest name of a topic, a key or a phase, in bytes.
-pub(super) const LONGEST_NAME: usize = 1024;
-
-/// How many remarks are kept for those who wait in vain.
-const REMARKS: usize = 8;
 
 /// Where to reach a rank.
 #[derive(Clone)]
@@ -78,21 +65,14 @@ impl Hub {
         let members = (0..size).map(|_| Member::default()).collect();
         let state = State {
             members,
-            rounds: HashMap::new(),
-            keys: HashMap::new(),
-            kept: 0,
-            gets: Vec::new(),
-            remarks: VecDeque::new(),
-            remarked: 0,
+            service: Service::new(size),
             earliest: None,
             dirty: Vec::new(),
             observers: HashMap::new(),
-            channels: Channels::default(),
             going: Going::of_epoch(number),
             handover: None,
             doubt: Doubt::default(),
             beats: Beats::default(),
-            inquiries: Inquiries::default(),
             said: Vec::new(),
         };
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -138,43 +118,37 @@ impl Hub {
     ) -> Result<(), String> {
         let mut state = self.state.lock();
         let successor = state.is_successor();
-        let member = &mut state.members[rank];
-        let end = match &member.departure {
+        let known = state.service.rank(rank);
+        let end = match &known.departure {
             Some(departure) => format!("; {departure}"),
             None => String::new(),
         };
-        if member.has_come() {
+        if known.has_come() {
             return Err(format!(
                 "rank {rank} has joined already, as {}, pid {}{end}: this one is {host}, pid {pid}, and \
                  two processes cannot be one rank",
-                member.host, member.pid
+                known.host, known.pid
             ));
         }
         // One that has failed may still have communicators.
-        let failed = matches!(member.departure, Some(Departure::Failed(_)));
-        if member.departure.is_some() && !(successor && failed) {
+        let failed = matches!(known.departure, Some(Departure::Failed(_)));
+        if known.departure.is_some() && !(successor && failed) {
             return Err(format!("rank {rank} is not expected any more{end}"));
         }
         if let (Outlet::Remote(connection), Some(welcome)) = (&outlet, welcome) {
             connection.enqueue(welcome);
         }
-        member.outlet = Some(outlet.clone());
-        member.host = host.to_owned();
-        member.pid = pid;
+        state.members[rank].outlet = Some(outlet.clone());
         let now = Instant::now();
-        member.phase = Some((Phase::Joined, now));
+        state.service.arrive(now, rank, host, pid);
         state.feel(rank, kernel, now);
-        let gone: Vec<_> = state
-            .members
-            .iter()
-            .enumerate()
-            .filter_map(|(rank, member)| Some((rank, member.departure.clone()?)))
-            .collect();
         // A successor tells of them in the order in which all have heard.
-        for (rank, departure) in gone.into_iter().filter(|_| !successor) {
-            outlet.push(&Push::Gone { rank, departure }, &mut None);
+        for rank in (0..self.size).filter(|_| !successor) {
+            if let Some(departure) = state.service.departure(rank).cloned() {
+                outlet.push(&Push::Gone { rank, departure }, &mut None);
+            }
         }
-        if let Some((rank, departure)) = state.channels.over.clone() {
+        if let Some((rank, departure)) = state.service.over().cloned() {
             outlet.push(&Push::Over { rank, departure }, &mut None);
         }
         let me = state.me();
@@ -234,7 +208,7 @@ impl Hub {
     /// A rank will not come, unless it has.
     pub(super) fn never_comes(&self, rank: usize, departure: Departure) {
         let mut state = self.state.lock();
-        if !state.members[rank].has_come() {
+        if !state.service.rank(rank).has_come() {
             state.leave(rank, departure, false);
         }
     }
@@ -275,12 +249,7 @@ impl Hub {
 
     /// Somebody was turned away: told to those who wait in vain.
     pub(super) fn remark(&self, text: String) {
-        let mut state = self.state.lock();
-        state.remarked += 1;
-        if state.remarks.len() == REMARKS {
-            state.remarks.pop_front();
-        }
-        state.remarks.push_back(text);
+        self.state.lock().service.remark(text);
     }
 
     /// One request of `rank`; what follows from it waits for [`flush`](Self::flush).
@@ -297,33 +266,25 @@ impl Hub {
             return self.go_on();
         };
         match request {
-            Request::Collect {
-                round,
-                patience,
-                part,
-            } => state.collect(rank, id, round, later(now, patience), part, self.size),
-            Request::Cancel { reason } => state.cancel(rank, id, reason),
+            Request::Collect { .. }
+            | Request::Set { .. }
+            | Request::Get { .. }
+            | Request::Send { .. }
+            | Request::Took { .. }
+            | Request::Suspect(_)
+            | Request::Attends(_) => state.serve(now, rank, id, request),
+            Request::Cancel { .. } => {
+                state.cancel_going_on(rank, id);
+                state.serve(now, rank, id, request);
+            }
+            Request::Phase { .. } => {
+                state.serve(now, rank, id, request);
+                state.show(rank);
+            }
             Request::GoOn {
                 patience,
                 leaves_behind,
             } => state.go_on(rank, id, later(now, patience), leaves_behind),
-            Request::Set { key, value } => state.set(rank, id, key, value.into()),
-            Request::Get { key, patience } => {
-                let deadline = later(now, patience);
-                state.get(Get {
-                    key,
-                    rank,
-                    id,
-                    begun: now,
-                    report: now + REPORT,
-                    deadline,
-                });
-            }
-            Request::Phase { mut name } => {
-                cut(&mut name, LONGEST_NAME);
-                state.members[rank].phase = Some((Phase::Said(name), now));
-                state.show(rank);
-            }
             Request::Announce { topic, bytes } => state.push(&Push::Notice {
                 from: rank,
                 topic,
@@ -336,7 +297,7 @@ impl Hub {
                     topic,
                     bytes,
                 };
-                state.push_to(to, &push);
+                state.push_to([to], &push);
             }
             Request::Fail { why } => state.leave(rank, Departure::Failed(why), false),
             Request::Stay { why } => {
@@ -344,23 +305,6 @@ impl Hub {
                 state.leave(rank, departure, true);
             }
             Request::Goodbye => state.leave(rank, Departure::Left, false),
-            Request::Send {
-                channel,
-                to,
-                patience,
-                bytes,
-            } => state.send_message(
-                channel,
-                Sending {
-                    from: rank,
-                    id,
-                    to,
-                    bytes: bytes.into(),
-                    begun: now,
-                    deadline: later(now, patience),
-                },
-            ),
-            Request::Took { channel, count } => state.took(rank, &channel, count),
             Request::Listens { mut at } => {
                 cut(&mut at, LONGEST_NAME);
                 state.members[rank].at = at;
@@ -371,8 +315,6 @@ impl Hub {
                 state.members[rank].last = Some((call, now));
             }
             Request::Saw { rank, state: seen } => state.saw(rank, seen, now),
-            Request::Suspect(suspicion) => state.inquire(rank, suspicion, now),
-            Request::Attends(attendance) => state.attends(rank, attendance, now),
             Request::Report(_) | Request::Pong(_) => {}
             Request::Clock => {
                 let now = clock::clock().to_le_bytes();
@@ -437,17 +379,8 @@ impl Hub {
     /// The ranks that have not gone.
     pub(super) fn present(&self) -> Vec<usize> {
         let state = self.state.lock();
-        let members = state.members.iter().enumerate();
-        members
-            .filter(|(_, member)| member.departure.is_none())
-            .map(|(rank, _)| rank)
-            .collect()
-    }
-
-    /// What to say now about those who wait.
-    #[cfg(test)]
-    pub(super) fn reports(&self, now: Instant) -> Vec<String> {
-        self.state.lock().reports(now)
+        let is_present = |rank: &usize| state.service.departure(*rank).is_none();
+        (0..self.size).filter(is_present).collect()
     }
 
     /// A rank takes part in nothing any more; the first reason stays.
@@ -461,7 +394,7 @@ impl Hub {
         let reports = {
             let mut state = self.state.lock();
             state.tick(now);
-            state.reports(now)
+            state.service.reports(now)
         };
         self.flush();
         for text in reports {
@@ -472,16 +405,13 @@ impl Hub {
     /// When to call [`tick`](Self::tick) next.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let state = self.state.lock();
-        [state.earliest, state.next_report()]
-            .into_iter()
-            .flatten()
-            .min()
+        let service = state.service.next_timeout();
+        state.earliest.into_iter().chain(service).min()
     }
 
     /// Whether somebody waits for something.
     pub(super) fn is_waited_for(&self) -> bool {
-        let state = self.state.lock();
-        !state.gets.is_empty() || state.rounds.values().any(|open| !open.waiting.is_empty())
+        self.state.lock().service.is_waited_for()
     }
 
     /// Sends what was queued, and then says what was to be said. Outside of the lock, because it runs the handlers

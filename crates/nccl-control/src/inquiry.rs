@@ -13,7 +13,7 @@
 //! takes that from the moment at which it hears it, less half of the time that the answer took. So clocks may
 //! differ as they like, and what is said is right to about the time of a message.
 //!
-//! `inquiries` is the coordinator's part, `supervision/stragglers.rs` that of a rank.
+//! `service/inquiries.rs` is the coordinator's part, `supervision/stragglers.rs` that of a rank.
 
 use std::time::Duration;
 

@@ -10,19 +10,21 @@
 //! - `process`: the process at the other end, watched where that can be done;
 //! - `server`, `door`, `admission`, `peer`: the coordinator's side: who has the door, the door, who may come in, who has;
 //! - `client`, `reader`: a rank's side: getting in, and what is sent then;
-//! - `hub`, `state`, `watching`: what the coordinator knows; `heartbeat`: whose process is silent;
+//! - `hub`, `state`, `watching`: the coordinator, and how it reaches the ranks; `heartbeat`: whose process is silent;
+//! - `service`: what a coordinator does for the ranks beside their membership, as a machine: rounds, the store, channels,
+//!   inquiries;
 //! - `mailbox`: what has come for a rank;
-//! - `inquiry`, `inquiries`: who has not entered an operation: what is said about it, and the coordinator's part;
+//! - `inquiry`: which ranks have not entered an operation: what is said about it;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
 //! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does; `events`: what
 //!   has happened, for those who read it, of an observer or a rank;
 //! - `recordings`: what the ranks' recorders have, asked for at their doors;
 //! - `search`: how somebody who is new finds who coordinates by now;
-//! - `substitute`: what answers in the place of a rank 0 that will not come; `reporting`: what is said while
-//!   ranks wait; `panics`: how a panic's message gets to the others;
+//! - `substitute`: what answers in the place of a rank 0 that will not come; `panics`: how a panic's message gets to
+//!   the others;
 //! - `succession`, `heir`, `handover`: who coordinates when the coordinator is gone: the rules, what a rank
 //!   does by them, and what its hub does;
-//! - `channel`, `channels`: ordered messages, a rank's side and the coordinator's;
+//! - `channel`: ordered messages, a rank's side;
 //! - `going`, `epoch`: how the ranks that are left go on, the coordinator's side and a rank's;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads;
 //! - `attached`: what it asks of the program that it runs in.
@@ -46,7 +48,6 @@ mod admission;
 mod attached;
 mod board;
 mod channel;
-mod channels;
 mod client;
 mod connection;
 mod door;
@@ -65,7 +66,6 @@ mod heir;
 mod holder;
 mod hub;
 mod incoming;
-mod inquiries;
 mod inquiry;
 mod interface;
 mod launcher;
@@ -86,12 +86,12 @@ pub mod proto;
 mod reactor;
 mod reader;
 mod recordings;
-mod reporting;
 mod request;
 mod scout;
 mod search;
 mod secret;
 mod server;
+mod service;
 mod state;
 mod substitute;
 mod succession;

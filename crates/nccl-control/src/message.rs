@@ -13,7 +13,7 @@ use crate::departure::{Departure, Reason, Unfinished};
 pub(super) type Parts = Arc<Vec<Vec<u8>>>;
 
 /// Which ranks a round is for, under which name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Round {
     pub(super) topic: String,
     /// The how-manieth use of the topic.

@@ -24,8 +24,8 @@ use super::client::{self, Claim, Met, Tried};
 use super::environment::Rendezvous;
 use super::launcher;
 use super::place::Address;
-use super::reporting::REPORT;
 use super::server::Job;
+use super::service::REPORT;
 use crate::error::{Error, Result};
 
 /// How long one try may take.

@@ -33,9 +33,10 @@ impl State {
     pub(super) fn observe(&mut self, number: u64, outlet: Outlet) {
         let now = Instant::now();
         outlet.push(&Push::Size(self.members.len()), &mut None);
-        for (rank, member) in self.members.iter().enumerate() {
-            if member.has_come() || member.departure.is_some() {
-                outlet.push(&Push::Member(member.known(rank, now)), &mut None);
+        for rank in 0..self.members.len() {
+            let own = self.service.rank(rank);
+            if own.has_come() || own.departure.is_some() {
+                outlet.push(&Push::Member(self.known(rank, now)), &mut None);
             }
         }
         self.observers.insert(number, outlet.clone());
@@ -102,7 +103,7 @@ impl State {
     /// A rank's connection has ended without goodbye.
     pub(super) fn lost(&mut self, rank: usize, why: Lost) {
         let member = &mut self.members[rank];
-        if member.is_closed() || member.closed.is_some() {
+        if self.service.rank(rank).is_closed() || member.closed.is_some() {
             return;
         }
         match (member.word.take(), member.parent) {
@@ -121,7 +122,7 @@ impl State {
         if !self.is_taking_over() {
             return false;
         }
-        if self.members[rank].pid == pid {
+        if self.service.rank(rank).pid == pid {
             self.is_found(rank, &Loss::Lost(end.clone().into()));
         }
         true
@@ -129,17 +130,17 @@ impl State {
 
     /// A rank's process has ended, says who started it.
     fn ended(&mut self, rank: usize, pid: u64, end: ProcessEnd) {
-        let member = &mut self.members[rank];
-        if member.is_closed() {
+        let (member, own) = (&mut self.members[rank], self.service.rank(rank));
+        if own.is_closed() {
             return;
         }
-        if member.closed.is_some() || !member.has_come() {
+        if member.closed.is_some() || !own.has_come() {
             return self.leave(rank, Departure::Lost(end.into()), false);
         }
         // What it has said before may still be on its way, a goodbye as well. A process that had another
         // number may have been another, from which this one was started: then the connection decides.
         member.word = Some(end);
-        if member.pid == pid {
+        if own.pid == pid {
             self.wait_for_the_other(rank);
         }
     }
@@ -168,7 +169,7 @@ impl State {
         if self.observers.is_empty() {
             return;
         }
-        let push = Push::Member(self.members[rank].known(rank, Instant::now()));
+        let push = Push::Member(self.known(rank, Instant::now()));
         self.show_all(&push);
     }
 

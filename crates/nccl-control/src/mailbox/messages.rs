@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Mailbox;
-use crate::channels::CAPACITY;
 use crate::departure::{Departure, Lost};
+use crate::service::CAPACITY;
 
 /// What has come over a channel.
 #[derive(Default)]

@@ -13,6 +13,7 @@ mod observer;
 mod relays;
 mod strangers;
 mod tcp;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

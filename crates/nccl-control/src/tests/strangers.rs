@@ -385,7 +385,15 @@ fn groups_and_keys_work_beside_each_other() {
                     // Rank 0 is there first.
                     let begun = Instant::now();
                     let is_pair = |round: &Round| round.topic == "pair";
-                    while !hub.get().unwrap().state.lock().rounds.keys().any(is_pair) {
+                    while !hub
+                        .get()
+                        .unwrap()
+                        .state
+                        .lock()
+                        .service
+                        .rounds()
+                        .any(is_pair)
+                    {
                         assert!(begun.elapsed() < SOON, "rank 0 does not come");
                         std::thread::sleep(Duration::from_millis(1));
                     }

@@ -1,16 +1,15 @@
-//! The coordinator's part in finding out who has not entered an operation: it asks once for all who wait.
+//! Inquiries: which ranks have not entered an operation, asked once for all ranks that wait in it.
 //!
 //! Of each communicator, the last operation that was asked about is kept; later suspicions of the same are
 //! answered by what is told to all anyway. At 1024 ranks an inquiry is a message to and from each, and one more to
-//! each when somebody is late.
+//! each when a rank is late.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::incoming::Push;
-use super::inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
-use super::state::State;
+use super::{Service, To};
+use crate::incoming::Push;
+use crate::inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 
 /// How long ranks may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,19 +20,14 @@ const MOST: usize = 256;
 /// How many latecomers are listed by name.
 const LISTED: usize = 8;
 
-#[derive(Default)]
-pub(super) struct Inquiries {
-    by_key: HashMap<String, Inquiry>,
-}
-
 /// What has been found out about an operation.
-struct Inquiry {
+pub(super) struct Inquiry {
     subject: Subject,
     /// In the world, by their place in the communicator.
     members: Vec<usize>,
     heard: Vec<Heard>,
     opened: Instant,
-    /// Who wants to know, and nothing else, how far apart the ranks came.
+    /// The rank that asks how far apart the ranks came, and nothing else.
     sample_for: Option<usize>,
     stage: Stage,
 }
@@ -42,7 +36,7 @@ struct Inquiry {
 enum Stage {
     /// Ranks have been asked.
     Asking,
-    /// All know who is late, and wait for that.
+    /// All know which ranks are late, and wait for them.
     Late,
     /// Everything is known.
     Over,
@@ -98,8 +92,8 @@ impl Inquiry {
     }
 }
 
-impl State {
-    /// A rank waits in an operation, and somebody may not have entered it.
+impl Service {
+    /// `rank` waits in an operation, which others may not have entered.
     pub(super) fn inquire(&mut self, rank: usize, suspicion: Suspicion, now: Instant) {
         let Suspicion {
             subject,
@@ -108,10 +102,10 @@ impl State {
             is_sample,
         } = suspicion;
         let members = match members.is_empty() {
-            true => (0..self.members.len()).collect(),
+            true => (0..self.ranks.len()).collect(),
             false => members,
         };
-        let size = self.members.len();
+        let size = self.ranks.len();
         if members.len() > size
             || members.iter().any(|&member| member >= size)
             || !members.contains(&rank)
@@ -119,7 +113,7 @@ impl State {
             return;
         }
         let entered = Heard::Entered(now.checked_sub(since).unwrap_or(now));
-        if let Some(known) = self.inquiries.by_key.get_mut(&subject.key) {
+        if let Some(known) = self.inquiries.get_mut(&subject.key) {
             if known.subject.turn == subject.turn && (known.sample_for.is_none() || is_sample) {
                 if let Some(place) = known.place_of(rank) {
                     known.heard[place] = entered;
@@ -131,7 +125,7 @@ impl State {
                 return;
             }
         }
-        let inquiries = &mut self.inquiries.by_key;
+        let inquiries = &mut self.inquiries;
         if inquiries.len() >= MOST && !inquiries.contains_key(&subject.key) {
             let oldest = inquiries.iter().min_by_key(|(_, one)| one.opened);
             if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
@@ -156,8 +150,9 @@ impl State {
             is_sample,
         };
         let others = inquiry.members.iter().filter(|&&member| member != rank);
-        self.push_to_some(others.copied(), &push);
-        self.inquiries.by_key.insert(key.clone(), inquiry);
+        let others = others.copied().collect();
+        self.push(To::Ranks(others), push);
+        self.inquiries.insert(key.clone(), inquiry);
         self.due(now + PATIENCE);
         self.look_at(&key, now);
     }
@@ -170,7 +165,7 @@ impl State {
             entered,
             last,
         } = attendance;
-        let Some(inquiry) = self.inquiries.by_key.get_mut(&key) else {
+        let Some(inquiry) = self.inquiries.get_mut(&key) else {
             return;
         };
         let Some(place) = inquiry
@@ -201,7 +196,7 @@ impl State {
 
     /// Says what is known once it is.
     fn look_at(&mut self, key: &str, now: Instant) {
-        let Some(inquiry) = self.inquiries.by_key.get_mut(key) else {
+        let Some(inquiry) = self.inquiries.get_mut(key) else {
             return;
         };
         let is_over = now >= inquiry.opened + PATIENCE;
@@ -223,7 +218,7 @@ impl State {
                     skew: last.saturating_duration_since(first),
                     last: place,
                 };
-                self.push_to_some([asker], &push);
+                self.push(To::Rank(asker), push);
             }
             return;
         }
@@ -231,7 +226,7 @@ impl State {
         let is_there = |place: &usize| {
             let rank = inquiry.members[*place];
             !matches!(inquiry.heard[*place], Heard::Entered(_))
-                && self.members[rank].departure.is_none()
+                && self.ranks[rank].departure.is_none()
         };
         let late: Vec<_> = (0..inquiry.members.len()).filter(is_there).collect();
         match late.is_empty() {
@@ -245,13 +240,13 @@ impl State {
 
     /// Tells all members, and observers, of some that are late, or were.
     fn tell_of(&mut self, key: &str, places: &[usize], now: Instant) {
-        let Some(inquiry) = self.inquiries.by_key.get(key) else {
+        let Some(inquiry) = self.inquiries.get(key) else {
             return;
         };
         let first = inquiry.first().unwrap_or(now);
         let late = places.iter().take(LISTED).map(|&place| {
             let rank = inquiry.members[place];
-            let member = &self.members[rank];
+            let member = &self.ranks[rank];
             let (entered, last) = match &inquiry.heard[place] {
                 Heard::Entered(at) => (Some(*at), String::new()),
                 Heard::NotYet(last) => (None, last.clone()),
@@ -281,13 +276,13 @@ impl State {
         };
         let push = Push::Lateness(Arc::new(lateness));
         let members = inquiry.members.clone();
-        self.push_to_some(members, &push);
-        self.show_all(&push);
+        self.push(To::Ranks(members), push.clone());
+        self.push(To::Observers, push);
     }
 
     /// Inquiries whose patience is over.
-    pub(super) fn tick_inquiries(&mut self, now: Instant) {
-        let asking = self.inquiries.by_key.iter();
+    pub(super) fn end_asking(&mut self, now: Instant) {
+        let asking = self.inquiries.iter();
         let asking = asking.filter(|(_, inquiry)| inquiry.stage == Stage::Asking);
         let keys: Vec<_> = asking.map(|(key, _)| key.clone()).collect();
         for key in keys {
@@ -297,19 +292,8 @@ impl State {
 
     /// When the next patience is over.
     pub(super) fn next_inquiry_deadline(&self) -> Option<Instant> {
-        let inquiries = self.inquiries.by_key.values();
+        let inquiries = self.inquiries.values();
         let asking = inquiries.filter(|inquiry| inquiry.stage == Stage::Asking);
         asking.map(|inquiry| inquiry.opened + PATIENCE).min()
-    }
-
-    /// To some of the ranks.
-    fn push_to_some(&mut self, ranks: impl IntoIterator<Item = usize>, push: &Push) {
-        let mut encoded = None;
-        for rank in ranks {
-            if let Some(outlet) = &self.members[rank].outlet {
-                outlet.push(push, &mut encoded);
-                self.dirty.push(outlet.clone());
-            }
-        }
     }
 }

@@ -1,29 +1,28 @@
-//! The coordinator's part of channels: it puts the messages of all senders into one order, and holds a
-//! sender back whose receivers do not take what has come.
+//! Channels: the messages of all senders in one order. A sender is held back whose receivers do not take what has come.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::hub::LONGEST_NAME;
-use super::incoming::{Answer, Push};
-use super::message::{Incomplete, Missing};
-use super::state::State;
+use super::{LONGEST_NAME, Service, To, gone};
 use crate::departure::Departure;
+use crate::incoming::{Answer, Push};
+use crate::message::Incomplete;
+use crate::time::later;
 
 /// How many messages of a channel may wait for one rank.
-pub(super) const CAPACITY: usize = 64;
+pub(crate) const CAPACITY: usize = 64;
 
 /// The largest message, in bytes.
-pub(super) const LARGEST_MESSAGE: usize = 1 << 20;
+pub(crate) const LARGEST_MESSAGE: usize = 1 << 20;
 
 /// The most channels; a program that has more has lost count of their names.
 const MOST: usize = 1024;
 
 #[derive(Default)]
 pub(super) struct Channels {
-    by_name: HashMap<String, Channel>,
-    /// Who left first: from then on no channel has all its ranks.
+    by_name: BTreeMap<String, Channel>,
+    /// The rank that left first: from then on no channel has all its ranks.
     pub(super) over: Option<(usize, Departure)>,
 }
 
@@ -36,14 +35,14 @@ struct Channel {
 }
 
 /// A message on its way.
-pub(super) struct Sending {
-    pub(super) from: usize,
-    pub(super) id: u64,
+struct Sending {
+    from: usize,
+    id: u64,
     /// To one rank, or to all others.
-    pub(super) to: Option<usize>,
-    pub(super) bytes: Arc<[u8]>,
-    pub(super) begun: Instant,
-    pub(super) deadline: Instant,
+    to: Option<usize>,
+    bytes: Arc<[u8]>,
+    begun: Instant,
+    deadline: Instant,
 }
 
 impl Sending {
@@ -56,7 +55,7 @@ impl Sending {
 }
 
 impl Channel {
-    /// Who has no room for it.
+    /// The ranks that have no room for it.
     fn full(&self, sending: &Sending) -> Vec<usize> {
         let ranks = 0..self.waiting.len();
         ranks
@@ -65,52 +64,63 @@ impl Channel {
     }
 }
 
-impl State {
-    pub(super) fn send_message(&mut self, name: String, sending: Sending) {
-        let (rank, id) = (sending.from, sending.id);
-        if let Some((rank, departure)) = self.channels.over.clone() {
-            return self.refuse(sending.from, id, Incomplete::Gone { rank, departure });
+impl Service {
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        (rank, id): (usize, u64),
+        name: String,
+        to: Option<usize>,
+        patience: Duration,
+        bytes: Arc<[u8]>,
+    ) {
+        if let Some((first, departure)) = &self.channels.over {
+            let why = gone(*first, departure);
+            return self.refuse(rank, id, why);
         }
-        let size = self.members.len();
+        let size = self.ranks.len();
         let is_new = !self.channels.by_name.contains_key(&name);
         let too_many = is_new && self.channels.by_name.len() >= MOST;
-        let bytes = sending.bytes.len();
-        let nobody = sending.to.is_some_and(|to| to >= size);
-        if bytes > LARGEST_MESSAGE || name.len() > LONGEST_NAME || too_many || nobody {
-            return self.refuse(rank, id, Incomplete::TooLarge { bytes });
+        let no_such_rank = to.is_some_and(|to| to >= size);
+        let length = bytes.len();
+        if length > LARGEST_MESSAGE || name.len() > LONGEST_NAME || too_many || no_such_rank {
+            return self.refuse(rank, id, Incomplete::TooLarge { bytes: length });
         }
+        let sending = Sending {
+            from: rank,
+            id,
+            to,
+            bytes,
+            begun: now,
+            deadline: later(now, patience),
+        };
         let channel = self.channels.by_name.entry(name.clone()).or_default();
         channel.waiting.resize(size, 0);
-        // Who came first goes first.
+        // The first to come is the first to go.
         if !channel.held.is_empty() || !channel.full(&sending).is_empty() {
             let deadline = sending.deadline;
             channel.held.push_back(sending);
             return self.due(deadline);
         }
-        self.deliver(&name, &sending);
+        self.deliver(&name, sending);
     }
 
-    fn deliver(&mut self, name: &str, sending: &Sending) {
+    fn deliver(&mut self, name: &str, sending: Sending) {
         let Some(channel) = self.channels.by_name.get_mut(name) else {
             return;
         };
+        let ranks = 0..channel.waiting.len();
+        let ranks: Vec<_> = ranks.filter(|&rank| sending.goes_to(rank)).collect();
+        for &rank in &ranks {
+            channel.waiting[rank] += 1;
+        }
         let push = Push::Message {
             channel: name.to_owned(),
             from: sending.from,
-            bytes: Arc::clone(&sending.bytes),
+            bytes: sending.bytes,
         };
-        let mut encoded = None;
-        for (rank, member) in self.members.iter().enumerate() {
-            if !sending.goes_to(rank) {
-                continue;
-            }
-            channel.waiting[rank] += 1;
-            if let Some(outlet) = &member.outlet {
-                outlet.push(&push, &mut encoded);
-                self.dirty.push(outlet.clone());
-            }
-        }
-        self.answer_all(&[(sending.from, sending.id)], &Answer::Done);
+        self.push(To::Ranks(ranks), push);
+        self.answer(vec![(sending.from, sending.id)], Answer::Done);
     }
 
     /// A rank has taken so many messages.
@@ -123,28 +133,24 @@ impl State {
             && channel.full(first).is_empty()
             && let Some(first) = channel.held.pop_front()
         {
-            self.deliver(name, &first);
+            self.deliver(name, first);
         }
     }
 
     /// A rank takes part in nothing any more.
-    pub(super) fn end_channels(&mut self, rank: usize, departure: &Departure) {
+    pub(super) fn end_channels(&mut self, rank: usize, departure: Departure) {
         if self.channels.over.is_some() {
             return;
         }
         self.channels.over = Some((rank, departure.clone()));
         let channels = self.channels.by_name.values_mut();
-        let held: Vec<_> = channels
+        let held = channels
             .flat_map(|channel| channel.held.drain(..))
             .map(|sending| (sending.from, sending.id))
             .collect();
-        let departure = departure.clone();
-        let gone = Incomplete::Gone {
-            rank,
-            departure: departure.clone(),
-        };
-        self.answer_all(&held, &Answer::Incomplete(Arc::new(gone)));
-        self.push(&Push::Over { rank, departure });
+        let why = gone(rank, &departure);
+        self.answer(held, Answer::Incomplete(Arc::new(why)));
+        self.push(To::All, Push::Over { rank, departure });
     }
 
     /// Sends that have waited long enough.
@@ -161,17 +167,10 @@ impl State {
             channel.held = kept;
         }
         for (full, sending) in late {
-            let since = |at: Instant| now.saturating_duration_since(at);
-            let missing = full.into_iter().map(|rank| {
-                let phase = self.members[rank].phase.as_ref();
-                Missing {
-                    rank,
-                    phase: phase.map(|(name, at)| (name.clone(), since(*at))),
-                }
-            });
+            let missing = full.into_iter().map(|rank| self.missing(rank, now));
             let why = Incomplete::TimedOut {
                 missing: missing.collect(),
-                waited: since(sending.begun),
+                waited: now.saturating_duration_since(sending.begun),
                 remarks: Vec::new(),
             };
             self.refuse(sending.from, sending.id, why);

@@ -1,0 +1,78 @@
+//! What the log of the coordinator's process says while ranks wait: one line for all of them.
+
+use std::time::{Duration, Instant};
+
+use super::Service;
+use crate::explain::ranges;
+
+/// How long a rank waits before the log says so, and again.
+pub(crate) const REPORT: Duration = Duration::from_secs(10);
+
+/// The most lines at once: ranks that wait for more wait for the same ranks.
+const MOST: usize = 8;
+
+impl Service {
+    /// What to say now. Only what has waited for [`REPORT`] since it began, or since it was said.
+    pub(crate) fn reports(&mut self, now: Instant) -> Vec<String> {
+        let mut said = Vec::new();
+        let ranks = &self.ranks;
+        let describe = |rank: usize| {
+            let own = &ranks[rank];
+            match &own.phase {
+                None => format!("rank {rank} has never come"),
+                Some((phase, since)) => format!(
+                    "rank {rank} ({}, pid {}) is in phase {:?} since {:.0} s",
+                    own.host,
+                    own.pid,
+                    phase.name(),
+                    now.saturating_duration_since(*since).as_secs_f64()
+                ),
+            }
+        };
+        for (round, open) in &mut self.rounds {
+            if open.verdict.is_some() || open.waiting.is_empty() || open.report > now {
+                continue;
+            }
+            open.report = now + REPORT;
+            let missing: Vec<_> = open.absent().collect();
+            let waited = now.saturating_duration_since(open.begun).as_secs_f64();
+            let mut text = format!(
+                "{} of {} ranks wait at {:?} since {waited:.0} s for {}",
+                open.waiting.len(),
+                open.came.len(),
+                round.topic,
+                ranges(&missing),
+            );
+            for &rank in missing.iter().take(4) {
+                text.push_str("; ");
+                text.push_str(&describe(rank));
+            }
+            if missing.len() > 4 {
+                text.push_str("; …");
+            }
+            said.push(text);
+        }
+        for get in &mut self.gets {
+            if get.report > now {
+                continue;
+            }
+            get.report = now + REPORT;
+            let waited = now.saturating_duration_since(get.begun).as_secs_f64();
+            let (rank, key) = (get.rank, &get.key);
+            said.push(format!(
+                "rank {rank} waits for {key:?} since {waited:.0} s, which nobody has set"
+            ));
+        }
+        said.truncate(MOST);
+        said
+    }
+
+    /// When to look next.
+    pub(super) fn next_report(&self) -> Option<Instant> {
+        let rounds = self.rounds.values();
+        let rounds = rounds
+            .filter(|open| open.verdict.is_none() && !open.waiting.is_empty())
+            .map(|open| open.report);
+        rounds.chain(self.gets.iter().map(|get| get.report)).min()
+    }
+}

@@ -1,0 +1,256 @@
+//! Rounds: one part of each rank, and all parts for each.
+//!
+//! ```text
+//! open ──every part is there───────────────────▶ ended ──every other rank has come or cannot──▶ forgotten
+//!        the parts are too large
+//!        the first patience of a rank runs out
+//!        a rank that is needed leaves
+//!        a rank gives the round up
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{LONGEST_NAME, MOST_OPEN, REPORT, Rank, Service, gone};
+use crate::departure::{Departure, Reason};
+use crate::frame::LARGEST;
+use crate::incoming::Answer;
+use crate::message::{Incomplete, Parts, Round};
+use crate::time::later;
+
+pub(super) struct Open {
+    members: Option<Arc<[usize]>>,
+    pub(super) begun: Instant,
+    /// When to say that it is still waited for.
+    pub(super) report: Instant,
+    /// When the first of the ranks that wait runs out of patience.
+    deadline: Instant,
+    parts: Vec<Option<Vec<u8>>>,
+    bytes: usize,
+    /// Which ranks have come, by place.
+    pub(super) came: Vec<bool>,
+    pub(super) waiting: Vec<(usize, u64)>,
+    pub(super) verdict: Option<Answer>,
+}
+
+impl Open {
+    fn rank_at(&self, place: usize) -> usize {
+        self.members
+            .as_ref()
+            .map_or(place, |members| members[place])
+    }
+
+    fn place_of(&self, rank: usize) -> Option<usize> {
+        match &self.members {
+            None => (rank < self.came.len()).then_some(rank),
+            Some(members) => members.iter().position(|&member| member == rank),
+        }
+    }
+
+    pub(super) fn absent(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.came.len())
+            .filter(|&place| !self.came[place])
+            .map(|place| self.rank_at(place))
+    }
+
+    /// For a round of ends: a rank from which nothing can come any more gave an empty part.
+    fn end_without_the_closed(&mut self, ranks: &[Rank]) {
+        if self.absent().all(|rank| ranks[rank].is_closed()) {
+            let parts = self
+                .parts
+                .iter_mut()
+                .map(|part| part.take().unwrap_or_default());
+            self.verdict = Some(Answer::Parts(Parts::new(parts.collect())));
+        }
+    }
+}
+
+impl Service {
+    pub(super) fn collect(
+        &mut self,
+        now: Instant,
+        (rank, id): (usize, u64),
+        round: Round,
+        patience: Duration,
+        part: Vec<u8>,
+    ) {
+        let size = self.ranks.len();
+        let mut ranks = round.members.iter().flat_map(|members| members.iter());
+        if ranks.any(|&member| member >= size) {
+            return self.refuse(rank, id, Incomplete::OtherMembers);
+        }
+        if !self.rounds.contains_key(&round) {
+            if self.rounds.len() >= MOST_OPEN || round.topic.len() > LONGEST_NAME {
+                let bytes = round.topic.len();
+                return self.refuse(rank, id, Incomplete::TooLarge { bytes });
+            }
+            // Groups of one name may be open at once, as long as they have no rank in common.
+            let disputed = round.members.is_some()
+                && self.rounds.iter().any(|(other, open)| {
+                    (&other.topic, other.number) == (&round.topic, round.number)
+                        && open.place_of(rank).is_some()
+                });
+            if disputed {
+                return self.refuse(rank, id, Incomplete::OtherMembers);
+            }
+        }
+        let deadline = later(now, patience);
+        let open = self.rounds.entry(round.clone()).or_insert_with(|| {
+            let count = round.members.as_ref().map_or(size, |members| members.len());
+            Open {
+                members: round.members.clone(),
+                begun: now,
+                report: now + REPORT,
+                deadline,
+                parts: vec![None; count],
+                bytes: 0,
+                came: vec![false; count],
+                waiting: Vec::new(),
+                verdict: None,
+            }
+        });
+        let Some(place) = open.place_of(rank) else {
+            return self.refuse(rank, id, Incomplete::OtherMembers);
+        };
+        if open.came[place] {
+            return self.refuse(rank, id, Incomplete::Twice);
+        }
+        open.came[place] = true;
+        open.waiting.push((rank, id));
+        open.deadline = open.deadline.min(deadline);
+        let deadline = open.deadline;
+        if open.verdict.is_none() {
+            open.bytes += part.len();
+            open.parts[place] = Some(part);
+            if open.bytes > LARGEST {
+                let bytes = open.bytes;
+                open.verdict = Some(Answer::Incomplete(Arc::new(Incomplete::TooLarge { bytes })));
+            } else if open.came.iter().all(|&came| came) {
+                let parts = open.parts.iter_mut().filter_map(Option::take).collect();
+                open.verdict = Some(Answer::Parts(Parts::new(parts)));
+            } else if round.is_of_ends() {
+                open.end_without_the_closed(&self.ranks);
+            } else {
+                let why = open
+                    .absent()
+                    .find_map(|rank| Some(gone(rank, self.ranks[rank].departure.as_ref()?)));
+                open.verdict = why.map(|why| Answer::Incomplete(Arc::new(why)));
+            }
+        }
+        self.due(deadline);
+        self.settle(&round);
+    }
+
+    /// Tells a round's verdict to the ranks that wait for it, and forgets the round when no other rank can come.
+    fn settle(&mut self, key: &Round) {
+        let Some(open) = self.rounds.get_mut(key) else {
+            return;
+        };
+        let Some(verdict) = open.verdict.clone() else {
+            return;
+        };
+        open.parts.clear();
+        let waiting = std::mem::take(&mut open.waiting);
+        let ranks = &self.ranks;
+        let stays_away = |rank: usize| match key.is_of_ends() {
+            true => ranks[rank].is_closed(),
+            false => ranks[rank].departure.is_some(),
+        };
+        if open.absent().all(stays_away) {
+            self.rounds.remove(key);
+        }
+        self.answer(waiting, verdict);
+    }
+
+    /// Ends a round before all are there.
+    fn end(&mut self, key: &Round, why: Incomplete) {
+        if let Some(open) = self.rounds.get_mut(key) {
+            open.verdict
+                .get_or_insert_with(|| Answer::Incomplete(Arc::new(why)));
+            self.settle(key);
+        }
+    }
+
+    /// Gives up the round for which the request `id` of `rank` waits.
+    pub(super) fn cancel_round(&mut self, rank: usize, id: u64, reason: Reason) {
+        let key = self
+            .rounds
+            .iter()
+            .find_map(|(key, open)| open.waiting.contains(&(rank, id)).then(|| key.clone()));
+        if let Some(key) = key {
+            self.end(&key, Incomplete::GivenUp { rank, reason });
+        }
+    }
+
+    /// Ends the rounds to which `rank` would have had to come.
+    pub(super) fn leave_rounds(&mut self, rank: usize, departure: &Departure, stays: bool) {
+        let keys: Vec<_> = self
+            .rounds
+            .iter_mut()
+            .filter_map(|(key, open)| {
+                if stays && key.is_of_ends() {
+                    return None;
+                }
+                open.waiting.retain(|&(waiting, _)| waiting != rank);
+                Some((key.clone(), open.place_of(rank)?))
+            })
+            .collect();
+        for (key, place) in keys {
+            let Some(open) = self.rounds.get_mut(&key) else {
+                continue;
+            };
+            if key.is_of_ends() {
+                if open.verdict.is_none() {
+                    open.end_without_the_closed(&self.ranks);
+                }
+                self.settle(&key);
+            } else if open.came[place] {
+                self.settle(&key);
+            } else {
+                self.end(&key, gone(rank, departure));
+            }
+        }
+    }
+
+    pub(super) fn end_late_rounds(&mut self, now: Instant) {
+        let late: Vec<_> = self
+            .rounds
+            .iter()
+            .filter(|(_, open)| open.verdict.is_none() && open.deadline <= now)
+            .map(|(key, open)| (key.clone(), self.late(key, open, now)))
+            .collect();
+        for (key, why) in late {
+            self.end(&key, why);
+        }
+    }
+
+    fn late(&self, key: &Round, open: &Open, now: Instant) -> Incomplete {
+        let waited_for = |rank: &usize| !(key.is_of_ends() && self.ranks[*rank].is_closed());
+        let missing = open.absent().filter(waited_for);
+        let missing: Vec<_> = missing.map(|rank| self.missing(rank, now)).collect();
+        // Which processes were turned away matters where a rank never came.
+        let mut remarks = Vec::new();
+        if missing.iter().any(|missing| missing.phase.is_none()) {
+            remarks.extend(self.remarks.iter().cloned());
+            if self.remarked > self.remarks.len() {
+                let more = self.remarked - self.remarks.len();
+                remarks.push(format!("and {more} more before these"));
+            }
+        }
+        Incomplete::TimedOut {
+            missing,
+            waited: open.deadline.saturating_duration_since(open.begun),
+            remarks,
+        }
+    }
+
+    pub(super) fn next_round_deadline(&self) -> Option<Instant> {
+        let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
+        rounds.map(|open| open.deadline).min()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = &Round> {
+        self.rounds.keys()
+    }
+}

@@ -1,0 +1,587 @@
+//! The service in virtual time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::departure::{Failure, How, Reason};
+use crate::inquiry::{Attendance, Lateness, Subject, Suspicion};
+use crate::operation::OperationKind;
+
+/// A service, and what time it is for it.
+struct World {
+    service: Service,
+    begun: Instant,
+    now: Instant,
+}
+
+impl World {
+    fn new(size: usize) -> Self {
+        Self::with(size, 0..size)
+    }
+
+    /// One of `size` ranks, of which some have come.
+    fn with(size: usize, come: impl IntoIterator<Item = usize>) -> Self {
+        let (mut service, begun) = (Service::new(size), Instant::now());
+        for rank in come {
+            service.arrive(begun, rank, "node", 70 + rank as u64);
+        }
+        Self {
+            service,
+            begun,
+            now: begun,
+        }
+    }
+
+    fn ask(&mut self, rank: usize, id: u64, request: Request) -> Vec<Output> {
+        self.service.handle(self.now, rank, id, request);
+        self.outputs()
+    }
+
+    /// After so many milliseconds since the beginning.
+    fn at(&mut self, millis: u64) -> Vec<Output> {
+        self.now = self.begun + Duration::from_millis(millis);
+        self.service.handle_timeout(self.now);
+        self.outputs()
+    }
+
+    fn leave(&mut self, rank: usize, departure: Departure, stays: bool) -> Vec<Output> {
+        self.service.leave(rank, departure, stays);
+        self.outputs()
+    }
+
+    fn outputs(&mut self) -> Vec<Output> {
+        std::iter::from_fn(|| self.service.poll()).collect()
+    }
+}
+
+fn collect(topic: &str, seconds: u64, members: Option<&[usize]>) -> Request {
+    Request::Collect {
+        round: Round {
+            topic: topic.to_owned(),
+            number: 0,
+            members: members.map(Arc::from),
+        },
+        patience: Duration::from_secs(seconds),
+        part: topic.as_bytes()[..1].to_vec(),
+    }
+}
+
+fn get(key: &str, seconds: u64) -> Request {
+    Request::Get {
+        key: key.to_owned(),
+        patience: Duration::from_secs(seconds),
+    }
+}
+
+fn set(key: &str, value: &[u8]) -> Request {
+    Request::Set {
+        key: key.to_owned(),
+        value: value.to_vec(),
+    }
+}
+
+fn send(to: Option<usize>, seconds: u64, byte: u8) -> Request {
+    Request::Send {
+        channel: String::from("steps"),
+        to,
+        patience: Duration::from_secs(seconds),
+        bytes: vec![byte],
+    }
+}
+
+fn took(count: usize) -> Request {
+    Request::Took {
+        channel: String::from("steps"),
+        count,
+    }
+}
+
+fn phase(name: &str) -> Request {
+    Request::Phase {
+        name: name.to_owned(),
+    }
+}
+
+fn suspect(key: &str, turn: u64, members: &[usize], is_sample: bool) -> Request {
+    Request::Suspect(Suspicion {
+        subject: Subject {
+            key: key.to_owned(),
+            name: String::from("tp"),
+            turn,
+            kind: OperationKind::AllReduce,
+            sequence: turn,
+        },
+        members: members.to_vec(),
+        since: Duration::from_secs(2),
+        is_sample,
+    })
+}
+
+fn attend(key: &str, turn: u64, entered: Option<u64>) -> Request {
+    Request::Attends(Attendance {
+        key: key.to_owned(),
+        turn,
+        entered: entered.map(Duration::from_millis),
+        last: String::from("none"),
+    })
+}
+
+fn failed() -> Departure {
+    Departure::Failed(Failure::Said(String::from("out of paper")))
+}
+
+fn answer(to: &[(usize, u64)], answer: Answer) -> Output {
+    Output::Answer {
+        to: to.to_vec(),
+        answer,
+    }
+}
+
+fn incomplete(to: &[(usize, u64)], why: Incomplete) -> Output {
+    answer(to, Answer::Incomplete(Arc::new(why)))
+}
+
+fn parts(to: &[(usize, u64)], parts: &[&[u8]]) -> Output {
+    let parts = parts.iter().map(|part| part.to_vec()).collect();
+    answer(to, Answer::Parts(Arc::new(parts)))
+}
+
+fn value(to: &[(usize, u64)], bytes: &[u8]) -> Output {
+    answer(to, Answer::Value(bytes.into()))
+}
+
+fn message(to: &[usize], from: usize, byte: u8) -> Output {
+    Output::Push {
+        to: To::Ranks(to.to_vec()),
+        push: Push::Message {
+            channel: String::from("steps"),
+            from,
+            bytes: [byte].into(),
+        },
+    }
+}
+
+fn missing(rank: usize, phase: Option<(&str, u64)>) -> Missing {
+    let phase =
+        phase.map(|(name, millis)| (Phase::Said(name.to_owned()), Duration::from_millis(millis)));
+    Missing { rank, phase }
+}
+
+#[test]
+fn a_round_ends_once_for_all_by_the_first_patience_with_who_was_turned_away() {
+    let mut world = World::with(4, [0, 1, 2]);
+    for n in 0..10 {
+        world.service.remark(format!("stranger {n}"));
+    }
+    assert_eq!(world.at(1000), []);
+    assert_eq!(world.ask(2, 0, phase("load")), []);
+    assert_eq!(world.ask(0, 5, collect("x", 60, None)), []);
+    assert_eq!(world.at(2000), []);
+    assert_eq!(world.ask(1, 6, collect("x", 3, None)), []);
+    let due = world.begun + Duration::from_secs(5);
+    assert_eq!(world.service.next_timeout(), Some(due));
+    assert_eq!(world.at(4999), []);
+    let ended = world.at(5000);
+    let mut remarks: Vec<_> = (2..10).map(|n| format!("stranger {n}")).collect();
+    remarks.push(String::from("and 2 more before these"));
+    let why = Incomplete::TimedOut {
+        missing: vec![missing(2, Some(("load", 4000))), missing(3, None)],
+        waited: Duration::from_secs(4),
+        remarks,
+    };
+    assert_eq!(ended, [incomplete(&[(0, 5), (1, 6)], why.clone())]);
+    assert!(!world.service.is_waited_for());
+    assert_eq!(world.service.next_timeout(), None);
+    // A rank that comes later hears the same; with the last one, the round is forgotten.
+    let later = world.ask(2, 7, collect("x", 60, None));
+    assert_eq!(later, [incomplete(&[(2, 7)], why)]);
+    assert_eq!(world.service.rounds().count(), 1);
+    world.leave(3, Departure::lost(How::Closed), false);
+    assert_eq!(world.service.rounds().count(), 0);
+}
+
+#[test]
+fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up() {
+    let mut world = World::new(3);
+    assert_eq!(world.ask(2, 1, collect("all", 60, Some(&[2, 0]))), []);
+    let all = world.ask(0, 1, collect("all", 60, Some(&[2, 0])));
+    assert_eq!(all, [parts(&[(2, 1), (0, 1)], &[b"a", b"a"])]);
+    assert_eq!(world.ask(2, 2, collect("given up", 60, None)), []);
+    assert_eq!(world.ask(1, 2, collect("given up", 60, None)), []);
+    let reason = Reason::Aborted;
+    let given_up = world.ask(
+        1,
+        2,
+        Request::Cancel {
+            reason: reason.clone(),
+        },
+    );
+    let why = Incomplete::GivenUp { rank: 1, reason };
+    assert_eq!(given_up, [incomplete(&[(2, 2), (1, 2)], why)]);
+    // Ranks hear how their rounds ended, then that their channels are over.
+    assert_eq!(world.ask(2, 3, collect("left", 60, None)), []);
+    assert_eq!(world.ask(2, 4, get("key", 60)), []);
+    let gone = |rank| Incomplete::Gone {
+        rank,
+        departure: failed(),
+    };
+    let over = Output::Push {
+        to: To::All,
+        push: Push::Over {
+            rank: 1,
+            departure: failed(),
+        },
+    };
+    assert_eq!(
+        world.leave(1, failed(), false),
+        [
+            incomplete(&[(2, 3)], gone(1)),
+            incomplete(&[(2, 4)], gone(1)),
+            over
+        ]
+    );
+    let never = world.ask(0, 5, collect("never", 60, None));
+    assert_eq!(never, [incomplete(&[(0, 5)], gone(1))]);
+    assert!(!world.service.leave(1, Departure::Left, false));
+}
+
+#[test]
+fn a_part_that_cannot_be_of_the_round_is_refused_at_once() {
+    let mut world = World::new(3);
+    assert_eq!(world.ask(0, 1, collect("x", 60, Some(&[0, 1]))), []);
+    for (rank, members, why) in [
+        (0, &[0, 1][..], Incomplete::Twice),
+        (2, &[0, 1], Incomplete::OtherMembers),
+        (1, &[1, 0], Incomplete::OtherMembers),
+        (1, &[1, 3], Incomplete::OtherMembers),
+    ] {
+        let refused = world.ask(rank, 2, collect("x", 60, Some(members)));
+        assert_eq!(refused, [incomplete(&[(rank, 2)], why)]);
+    }
+    let bytes = LONGEST_NAME + 1;
+    let refused = world.ask(0, 3, collect(&"x".repeat(bytes), 60, None));
+    assert_eq!(
+        refused,
+        [incomplete(&[(0, 3)], Incomplete::TooLarge { bytes })]
+    );
+    let other = world.ask(2, 4, collect("x", 60, Some(&[2])));
+    assert_eq!(other, [parts(&[(2, 4)], &[b"x"])]);
+}
+
+#[test]
+fn a_round_of_ends_does_without_ranks_that_are_gone_and_waits_for_one_that_stays() {
+    let mut world = World::new(4);
+    assert_eq!(world.ask(0, 1, collect("end/x", 60, None)), []);
+    world.leave(1, Departure::Left, true);
+    world.leave(2, Departure::lost(How::Closed), false);
+    assert_eq!(world.ask(3, 1, collect("end/x", 60, None)), []);
+    let other = collect("other", 60, None);
+    assert!(matches!(
+        &world.ask(3, 2, other)[..],
+        [Output::Answer { .. }]
+    ));
+    // It comes to rounds of ends, until it leaves a second time.
+    assert_eq!(
+        world.ask(1, 1, collect("end/x", 60, None)),
+        [parts(&[(0, 1), (3, 1), (1, 1)], &[b"e", b"e", b"", b"e"])]
+    );
+    // Of a round that ended without it, it is told when it comes.
+    assert_eq!(world.ask(0, 2, collect("end/late", 1, Some(&[0, 1]))), []);
+    let timed_out = world.at(1000);
+    let later = world.ask(1, 2, collect("end/late", 60, Some(&[0, 1])));
+    for (outputs, rank) in [(timed_out, 0), (later, 1)] {
+        let [
+            Output::Answer {
+                to,
+                answer: Answer::Incomplete(why),
+            },
+        ] = &outputs[..]
+        else {
+            panic!("one answer: {outputs:?}");
+        };
+        assert_eq!(to[..], [(rank, 2)]);
+        assert!(
+            matches!(&**why, Incomplete::TimedOut { missing, .. } if missing.len() == 1),
+            "{why:?}"
+        );
+    }
+    assert_eq!(world.ask(0, 3, collect("end/y", 60, None)), []);
+    assert_eq!(world.ask(3, 3, collect("end/y", 60, None)), []);
+    assert_eq!(
+        world.leave(1, Departure::Left, false),
+        [parts(&[(0, 3), (3, 3)], &[b"e", b"", b"", b"e"])]
+    );
+}
+
+#[test]
+fn a_get_is_answered_by_a_set_and_otherwise_in_vain() {
+    let mut world = World::new(3);
+    assert_eq!(world.ask(0, 1, get("key", 60)), []);
+    assert_eq!(world.ask(1, 1, get("key", 60)), []);
+    assert_eq!(world.ask(1, 2, get("other", 2)), []);
+    assert_eq!(
+        world.ask(2, 1, set("key", b"value")),
+        [
+            answer(&[(2, 1)], Answer::Done),
+            value(&[(0, 1), (1, 1)], b"value")
+        ]
+    );
+    assert_eq!(world.ask(2, 2, get("key", 0)), [value(&[(2, 2)], b"value")]);
+    assert_eq!(world.at(1999), []);
+    let waited = Duration::from_secs(2);
+    let in_vain = incomplete(&[(1, 2)], Incomplete::NoKey { waited });
+    assert_eq!(world.at(2000), [in_vain]);
+    let bytes = "key".len() + (64 << 20);
+    let too_large = incomplete(&[(2, 3)], Incomplete::TooLarge { bytes });
+    assert_eq!(world.ask(2, 3, set("key", &vec![0; 64 << 20])), [too_large]);
+}
+
+#[test]
+fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
+    let mut world = World::new(3);
+    let done = |rank, id| answer(&[(rank, id)], Answer::Done);
+    for n in 0..CAPACITY as u8 {
+        let sent = world.ask(0, n.into(), send(None, 60, n));
+        assert_eq!(sent, [message(&[1, 2], 0, n), done(0, n.into())]);
+    }
+    world.ask(2, 0, took(CAPACITY));
+    assert_eq!(world.ask(0, 100, send(Some(1), 2, 100)), []);
+    // Rank 2 has room, and the message of rank 0 comes first.
+    assert_eq!(world.ask(1, 101, send(Some(2), 60, 101)), []);
+    assert_eq!(world.ask(2, 102, send(Some(1), 60, 102)), []);
+    assert_eq!(world.ask(0, 103, send(None, 60, 103)), []);
+    assert_eq!(world.at(1000), []);
+    assert_eq!(world.ask(1, 0, phase("think")), []);
+    let why = Incomplete::TimedOut {
+        missing: vec![missing(1, Some(("think", 1000)))],
+        waited: Duration::from_secs(2),
+        remarks: Vec::new(),
+    };
+    assert_eq!(
+        world.at(2000),
+        [
+            incomplete(&[(0, 100)], why),
+            message(&[2], 1, 101),
+            done(1, 101)
+        ]
+    );
+    let released = world.ask(1, 0, took(1));
+    assert_eq!(released, [message(&[1], 2, 102), done(2, 102)]);
+    let [last, Output::Push { .. }] = &world.leave(2, Departure::Left, false)[..] else {
+        panic!("the send that is held, and the end of the channels");
+    };
+    let gone = |rank| Incomplete::Gone {
+        rank,
+        departure: Departure::Left,
+    };
+    assert_eq!(*last, incomplete(&[(0, 103)], gone(2)));
+    let refused = world.ask(1, 104, send(Some(0), 60, 104));
+    assert_eq!(refused, [incomplete(&[(1, 104)], gone(2))]);
+}
+
+fn late(outputs: &[Output]) -> &Lateness {
+    match outputs {
+        [
+            Output::Push {
+                to: To::Ranks(_),
+                push: Push::Lateness(late),
+            },
+            Output::Push {
+                to: To::Observers,
+                push: Push::Lateness(_),
+            },
+        ] => late,
+        other => panic!("one word on which rank is late: {other:?}"),
+    }
+}
+
+#[test]
+fn an_inquiry_names_the_rank_that_is_late_and_says_when_it_has_entered() {
+    let mut world = World::new(4);
+    world.ask(2, 0, phase("load"));
+    let asked = world.ask(3, 0, suspect("k", 9, &[3, 2, 0], false));
+    let inquire = Output::Push {
+        to: To::Ranks(vec![2, 0]),
+        push: Push::Inquire {
+            key: String::from("k"),
+            turn: 9,
+            is_sample: false,
+        },
+    };
+    assert_eq!(asked, [inquire]);
+    assert_eq!(world.ask(0, 0, suspect("k", 9, &[3, 2, 0], false)), []);
+    let due = world.begun + Duration::from_secs(1);
+    assert_eq!(world.service.next_timeout(), Some(due));
+    assert_eq!(world.at(999), []);
+    let said = world.at(1000);
+    let one = &late(&said).late[0];
+    assert_eq!((one.rank, one.place, one.pid), (2, 1, 72));
+    assert_eq!((&*one.phase, one.answers), ("load", false));
+    assert_eq!(one.behind, Duration::from_secs(3));
+    assert_eq!(world.at(4000), []);
+    // It entered half a second ago: 5.5 s behind the first; its answer was on its way for a second at most.
+    let said = world.ask(2, 0, attend("k", 9, Some(500)));
+    let one = &late(&said).late[0];
+    assert!(one.has_entered);
+    assert_eq!(one.behind, Duration::from_millis(4500));
+    assert_eq!(world.service.next_timeout(), None);
+}
+
+#[test]
+fn ranks_that_wait_are_reported_every_ten_seconds_with_the_ranks_that_are_waited_for() {
+    let mut world = World::with(6, [0, 1, 2]);
+    world.ask(2, 0, phase("load weights"));
+    for rank in [0, 1] {
+        world.ask(rank, 0, collect("barrier/x", 60, None));
+    }
+    world.ask(1, 1, get("hash", 60));
+    let begun = world.begun;
+    let at = |seconds| begun + Duration::from_secs(seconds);
+    assert_eq!(world.service.next_timeout(), Some(at(10)));
+    assert_eq!(world.service.reports(at(9)), Vec::<String>::new());
+    let said = world.service.reports(at(11));
+    assert_eq!(
+        said,
+        [
+            "2 of 6 ranks wait at \"barrier/x\" since 11 s for 2-5; rank 2 (node, pid 72) is in phase \"load weights\" \
+             since 11 s; rank 3 has never come; rank 4 has never come; rank 5 has never come",
+            "rank 1 waits for \"hash\" since 11 s, which nobody has set"
+        ]
+    );
+    assert_eq!(world.service.reports(at(15)), Vec::<String>::new());
+    assert_eq!(world.service.next_timeout(), Some(at(21)));
+    assert_eq!(world.service.reports(at(22)).len(), 2);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Round { of_ends: bool },
+    Get,
+    Other,
+}
+
+/// One request, and whether it expects an answer.
+fn any_request(random: &mut fastrand::Rng, size: usize) -> (Request, Option<Asked>) {
+    let seconds = random.u64(0..12);
+    let key = ["a", "b"][random.usize(0..2)];
+    match random.u8(0..16) {
+        0..=6 => {
+            let topic = ["x", "y", "end/x", "end/y"][random.usize(0..4)];
+            let members = random.usize(0..=size);
+            let members = random.choose_multiple(0..=size, members);
+            let of_ends = topic.starts_with("end/");
+            let mut request = collect(topic, seconds, (!members.is_empty()).then_some(&members));
+            if let Request::Collect { round, .. } = &mut request {
+                round.number = random.u64(0..2);
+                if random.bool() {
+                    round.members = None;
+                }
+            }
+            (request, Some(Asked::Round { of_ends }))
+        }
+        7 => (set(key, b"value"), Some(Asked::Other)),
+        8 => {
+            let key = random.u8(0..8).to_string();
+            (get(&key, seconds), Some(Asked::Get))
+        }
+        9..=11 => {
+            let to = random.bool().then(|| random.usize(0..=size));
+            (send(to, seconds, 0), Some(Asked::Other))
+        }
+        12 => (took(random.usize(0..3)), None),
+        13 => (phase(key), None),
+        14 => {
+            let turn = random.u64(0..4);
+            (suspect(key, turn, &[], random.bool()), None)
+        }
+        _ => {
+            let entered = random.bool().then(|| random.u64(0..3000));
+            (attend(key, random.u64(0..4), entered), None)
+        }
+    }
+}
+
+#[test]
+fn every_request_is_answered_once_unless_its_rank_leaves_or_cancels_it() {
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let size = random.usize(1..6);
+        let mut world = World::new(size);
+        // Channels end with the first rank that leaves.
+        let leaves = random.u8(0..3);
+        let mut waiting: HashMap<(usize, u64), Asked> = HashMap::new();
+        let heard = |outputs: Vec<Output>, waiting: &mut HashMap<_, _>| {
+            for output in outputs {
+                if let Output::Answer { to, .. } = output {
+                    for request in to {
+                        let was_waiting = waiting.remove(&request).is_some();
+                        assert!(was_waiting, "{request:?} is answered, seed {seed}");
+                    }
+                }
+            }
+        };
+        let mut millis = 0;
+        for id in 0..1000 {
+            let rank = random.usize(0..size);
+            let outputs = match random.u8(0..=255) {
+                0..=20 => {
+                    millis += random.u64(0..4000);
+                    world.at(millis)
+                }
+                chance if chance < 21 + leaves => {
+                    let stays = random.bool();
+                    let departure = match random.u8(0..3) {
+                        0 => Departure::Left,
+                        1 => failed(),
+                        _ if stays => Departure::Left,
+                        _ => Departure::lost(How::Closed),
+                    };
+                    let has_left = world.service.departure(rank).is_some();
+                    let outputs = world.leave(rank, departure, stays);
+                    heard(outputs, &mut waiting);
+                    let still =
+                        |asked| stays && (has_left || asked == Asked::Round { of_ends: true });
+                    waiting.retain(|(of, _), asked| *of != rank || still(*asked));
+                    Vec::new()
+                }
+                _ if world.service.rank(rank).is_closed() => Vec::new(),
+                24..=40 => {
+                    let own = waiting.iter().filter(|((of, _), _)| *of == rank);
+                    let mut own: Vec<_> = own.map(|(key, asked)| (key.1, *asked)).collect();
+                    own.sort_by_key(|(id, _)| *id);
+                    let Some(&(id, asked)) = random.choice(&own) else {
+                        continue;
+                    };
+                    let reason = Reason::Aborted;
+                    let outputs = world.ask(rank, id, Request::Cancel { reason });
+                    // The sender of a message is still told what became of it.
+                    match asked {
+                        Asked::Get => drop(waiting.remove(&(rank, id))),
+                        Asked::Round { .. } => assert_eq!(outputs.len(), 1, "seed {seed}"),
+                        Asked::Other => assert_eq!(outputs, []),
+                    }
+                    outputs
+                }
+                _ => {
+                    let (request, asked) = any_request(&mut random, size);
+                    waiting.extend(asked.map(|asked| ((rank, id), asked)));
+                    world.ask(rank, id, request)
+                }
+            };
+            heard(outputs, &mut waiting);
+        }
+        let mut turns = 0;
+        while let Some(next) = world.service.next_timeout() {
+            world.service.handle_timeout(next);
+            world.service.reports(next);
+            heard(world.outputs(), &mut waiting);
+            turns += 1;
+            assert!(turns < 2000, "it comes to rest, seed {seed}");
+        }
+        let left = waiting.keys();
+        assert_eq!(left.len(), 0, "without an answer: {left:?}, seed {seed}");
+        assert!(!world.service.is_waited_for(), "seed {seed}");
+    }
+}
