@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use nccl_base::wire::bytes;
 use serde::{Deserialize, Serialize};
 
 use super::id::MemberId;
@@ -19,6 +20,7 @@ pub struct Said {
     /// What it is about.
     pub topic: String,
     /// The words.
+    #[serde(with = "bytes")]
     pub bytes: Vec<u8>,
 }
 
@@ -62,7 +64,7 @@ impl LogPart {
     /// The place behind the last.
     #[must_use]
     pub fn end(&self) -> u64 {
-        self.first + self.entries.len() as u64
+        self.first.saturating_add(self.entries.len() as u64)
     }
 
     /// Whether this goes on where `log` ends, as far as both are known, without a gap.
@@ -131,12 +133,6 @@ impl Log {
     #[must_use]
     pub(super) fn gone(&self, member: MemberId) -> Option<bool> {
         self.gone.get(&member).copied()
-    }
-
-    /// How many are gone.
-    #[must_use]
-    pub(super) fn departed(&self) -> usize {
-        self.gone.len()
     }
 
     /// Whether all have heard this.

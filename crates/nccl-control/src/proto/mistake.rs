@@ -38,11 +38,17 @@ pub enum Mistake {
     DivergentFollows,
     /// What members had said and the last coordinator had not ordered is lost.
     UnheardForgotten,
+    /// A member that abstains goes on counting the ends that it sees.
+    AbstainerCounts,
+    /// A witness coordinates.
+    WitnessLeads,
+    /// A new coordinator does not know which members abstain.
+    AbstentionForgotten,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::ClosedIsDead,
         Self::MuteVotes,
         Self::RoundReused,
@@ -59,6 +65,9 @@ impl Mistake {
         Self::ActiveAlone,
         Self::DivergentFollows,
         Self::UnheardForgotten,
+        Self::AbstainerCounts,
+        Self::WitnessLeads,
+        Self::AbstentionForgotten,
     ];
 }
 

@@ -6,7 +6,7 @@
 //!
 //! - `id`: who takes part; `timing`: all durations; `message`: what machines tell each other; `log`: what all hear;
 //! - `link`: sessions that outlive connections;
-//! - `core`: what a member is in every role; `candidate`, `coordinator`: two of the roles; `member`: the machine;
+//! - `core`: what a member is in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
 //! - `mistake`: what the simulator has to find.
 //!
 //! # What is promised
@@ -22,6 +22,7 @@
 mod candidate;
 mod coordinator;
 mod core;
+mod forming;
 mod id;
 mod link;
 mod log;
@@ -36,7 +37,7 @@ pub use self::link::{Connection, Wire};
 pub use self::log::{Entry, LogPart, OperatorWord, Said};
 pub use self::member::{Command, Input, Member, Output, Seat};
 pub use self::message::{
-    Beat, Ended, Exclusion, Frame, Message, Proof, Pulse, Report, Solicit, Wish,
+    Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Report, Solicit, Wish,
 };
 pub use self::mistake::{Mistake, Mistakes};
 pub use self::timing::{MILLI, Timing};
