@@ -238,6 +238,10 @@ impl Coordinator {
         core.count_ends_before(self.sure.1);
         core.lost = None;
         core.events.push_back(Event::Coordinator(core.id()));
+        let observers: Vec<_> = core.observers.keys().copied().collect();
+        for id in observers {
+            self.inform(core, id);
+        }
         self.send_beat(core);
     }
 
@@ -285,6 +289,16 @@ impl Coordinator {
             {
                 core.events.push_back(Event::Suspected(id, silent));
             }
+        }
+        for id in core.observers.keys() {
+            let beat = Beat {
+                generation,
+                term,
+                number: self.beat,
+                answered: 0,
+                confirmed: self.sure.0,
+            };
+            core.links.send_now(*id, Frame::Beat(beat));
         }
         self.confirm(core);
     }
@@ -556,8 +570,20 @@ impl Coordinator {
     fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
         core.links.keep(from, true);
         core.observers.insert(from, peer);
+        self.inform(core, from);
+    }
+
+    /// Tells an observer that this member leads, and what all have heard.
+    fn inform(&self, core: &mut Core, to: MemberId) {
         let (term, membership) = (self.term, Arc::clone(&core.membership));
-        core.send(from, Message::Leads { term, membership });
+        core.send(to, Message::Leads { term, membership });
+        let (start, entries) = (core.log.first(), core.log.part().entries);
+        let lead = Message::Lead {
+            term,
+            start,
+            entries,
+        };
+        core.send(to, lead);
     }
 
     pub(super) fn say(&mut self, core: &mut Core, said: Arc<Said>) {

@@ -15,10 +15,12 @@ use crate::departure::{Departure, Lost, Sign};
 /// What a machine tells its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// This generation is active, and this process is part of it.
+    /// This generation is active, and this process is part of it or observes it.
     Active(SharedMembership),
     /// The next entry of the generation's log.
     Entry(Arc<Entry>),
+    /// To an observer: nobody of the job can be reached any more. These members are not known to have ended.
+    Ended(Vec<MemberId>),
     /// What a member says to this one alone.
     Told(MemberId, Vec<u8>),
     /// The member that coordinates from now on. Told for each generation, behind [`Active`](Self::Active), and for each term in
@@ -412,12 +414,27 @@ impl Core {
     /// All ends, for others.
     pub(super) fn ends(&self) -> Vec<Ended> {
         let all = self.ended.iter();
-        all.map(|(&member, known)| Ended {
+        all.map(|(&member, known)| self.for_others(member, known))
+            .collect()
+    }
+
+    /// What is known of an end, for others.
+    pub(super) fn end_of(&self, member: MemberId) -> Option<Ended> {
+        let known = self.ended.get(&member)?;
+        Some(self.for_others(member, known))
+    }
+
+    /// A member that has accepted a successor is bound to it, and may count the ends that it sees after that. Others may not count
+    /// them by its word: they may be left out of that successor, which is active already.
+    fn for_others(&self, member: MemberId, known: &Known) -> Ended {
+        let is_bound = self.accepted.is_some() && known.at >= self.consented;
+        let counts = known.counts && (!is_bound || self.mistakes.makes(Mistake::BoundTestify));
+        let proof = known.proof.clone();
+        Ended {
             member,
-            proof: known.proof.clone(),
-            counts: known.counts,
-        })
-        .collect()
+            proof,
+            counts,
+        }
     }
 
     /// A beat of the coordinator that this member follows.

@@ -298,6 +298,14 @@ impl Links {
             + pending.sum::<usize>() * size_of::<(u64, Message)>()
     }
 
+    /// Ends all but one.
+    pub(super) fn close_others(&mut self, kept: MemberId) {
+        let others = self.links.keys().copied().filter(|id| *id != kept);
+        for id in others.collect::<Vec<_>>() {
+            self.close(id);
+        }
+    }
+
     /// Ends all of them.
     pub(super) fn close_all(&mut self) {
         while let Some((peer, _)) = self.links.first_key_value() {

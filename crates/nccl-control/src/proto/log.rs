@@ -107,7 +107,7 @@ impl Log {
     /// The place behind the last entry.
     #[must_use]
     pub(super) fn end(&self) -> u64 {
-        self.first + self.entries.len() as u64
+        self.first.saturating_add(self.entries.len() as u64)
     }
 
     /// Adds one.
@@ -133,6 +133,25 @@ impl Log {
     #[must_use]
     pub(super) fn gone(&self, member: MemberId) -> Option<bool> {
         self.gone.get(&member).copied()
+    }
+
+    /// The place of the first entry that is kept.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Forgets the entries from a place on. Who is gone by them is not forgotten.
+    pub(super) fn cut(&mut self, place: u64) {
+        let kept = usize::try_from(place.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        self.entries.truncate(kept);
+    }
+
+    /// Goes on at a place behind the end: what is between is not known.
+    pub(super) fn skip_to(&mut self, place: u64) {
+        if place > self.end() {
+            self.entries.clear();
+            self.first = place;
+        }
     }
 
     /// Whether all have heard this.

@@ -508,6 +508,7 @@ impl Member {
         }
         self.core.events.push_back(Event::Coordinator(proposer));
         self.core.links.keep(proposer, true);
+        self.redirect_observers();
         for ended in self.core.ends() {
             self.core.send(proposer, Message::Testify(ended));
         }
@@ -548,13 +549,8 @@ impl Member {
         {
             self.role = Role::Candidate(Candidate::start(&mut self.core, mute, false));
             self.settle();
-        } else if let Some(known) = self.core.ended.get(&leader) {
+        } else if let Some(ended) = self.core.end_of(leader) {
             // The first in line may be on a host where that is not known.
-            let ended = Ended {
-                member: leader,
-                proof: known.proof.clone(),
-                counts: known.counts,
-            };
             if let Some(first) = self.line().first().copied() {
                 self.core.reach(first, Message::Testify(ended));
             }
@@ -764,6 +760,7 @@ impl Member {
                 return self.core.send(from, Message::Dismissed(bytes));
             }
             Message::Join { peer, seat } => return self.join(from, peer, seat),
+            Message::Observe(peer) => return self.observe(from, peer),
             Message::Dismissed(bytes) => {
                 if matches!(self.role, Role::Joining(_)) {
                     self.role = Role::Out;
@@ -1014,6 +1011,38 @@ impl Member {
         }
     }
 
+    /// A process that is no member wants to watch.
+    fn observe(&mut self, from: MemberId, peer: Peer) {
+        match &mut self.role {
+            Role::Leading(coordinator) => {
+                let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
+                self.go(next);
+            }
+            Role::Following { .. } => self.redirect(from),
+            Role::Waiting(_) | Role::Candidate(_) => {
+                let (term, leads) = (self.core.term, false);
+                self.core.send(from, Message::Follows { term, leads });
+            }
+            Role::Forming(_) => {
+                self.core.links.keep(from, true);
+                self.core.observers.insert(from, peer);
+            }
+            Role::Joining(_) => self.core.links.close(from),
+            Role::Out | Role::Left => {
+                let departure = Departure::lost(How::PassedOver);
+                self.core.send(from, Message::Leave(departure));
+            }
+        }
+    }
+
+    /// Another coordinates: the observers that had watched this member are to watch that one.
+    fn redirect_observers(&mut self) {
+        for id in std::mem::take(&mut self.core.observers).into_keys() {
+            self.redirect(id);
+            self.core.links.keep(id, false);
+        }
+    }
+
     /// Says who coordinates.
     fn redirect(&mut self, to: MemberId) {
         let leader = self.core.synced.leader;
@@ -1163,6 +1192,7 @@ impl Member {
         self.core.lost = None;
         self.core.links.keep(from, true);
         self.core.events.push_back(Event::Coordinator(from));
+        self.redirect_observers();
         for (at, entry) in (start..).zip(entries) {
             if !self.appended(at, entry) {
                 return;

@@ -44,11 +44,13 @@ pub enum Mistake {
     WitnessLeads,
     /// A new coordinator does not know which members abstain.
     AbstentionForgotten,
+    /// What a member that is bound to a successor has counted counts for others, too.
+    BoundTestify,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::ClosedIsDead,
         Self::MuteVotes,
         Self::RoundReused,
@@ -68,6 +70,7 @@ impl Mistake {
         Self::AbstainerCounts,
         Self::WitnessLeads,
         Self::AbstentionForgotten,
+        Self::BoundTestify,
     ];
 }
 

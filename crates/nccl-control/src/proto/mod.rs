@@ -7,6 +7,7 @@
 //! - `id`: who takes part; `timing`: all durations; `message`: what machines tell each other; `log`: what all hear;
 //! - `link`: sessions that outlive connections;
 //! - `core`: what a member is in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
+//! - `observer`: the machine of a process that is no member and does not vote;
 //! - `mistake`: what the simulator has to find.
 //!
 //! # What is promised
@@ -29,6 +30,7 @@ mod log;
 mod member;
 mod message;
 mod mistake;
+mod observer;
 mod timing;
 
 pub use self::core::Event;
@@ -40,4 +42,5 @@ pub use self::message::{
     Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Report, Solicit, Wish,
 };
 pub use self::mistake::{Mistake, Mistakes};
+pub use self::observer::Observer;
 pub use self::timing::{MILLI, Timing};

@@ -387,6 +387,7 @@ impl<'s> Run<'s> {
             | Event::Heard(_)
             | Event::Resumed(..)
             | Event::Joiners(_)
+            | Event::Ended(_)
             | Event::Joined(_)
             | Event::Fell(..)
             | Event::Asked(..)
