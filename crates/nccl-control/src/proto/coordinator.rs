@@ -16,11 +16,13 @@ use std::time::Duration;
 use super::core::{Core, Event};
 use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
 use super::log::{Entry, Said};
-use super::message::{Beat, Ended, Exclusion, Frame, Message, Proof, Pulse, Report, Solicit, Wish};
+use super::message::{
+    Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Report, Solicit, Wish,
+};
 use super::mistake::Mistake;
 #[cfg(doc)]
 use super::timing::Timing;
-use crate::departure::{Departure, How, Lost, Sign};
+use crate::departure::{Departure, How};
 
 /// What the coordinator is to do instead.
 #[derive(Debug)]
@@ -116,6 +118,9 @@ pub(super) struct Coordinator {
     burst: u32,
     orders: VecDeque<Order>,
     wishes: usize,
+    /// The members that go on into no successor, and how many of them are not gone.
+    abstaining: BTreeSet<MemberId>,
+    abstainers: usize,
     proposal: Option<Proposal>,
     /// What an earlier coordinator may have made active.
     adopted: Option<SharedMembership>,
@@ -185,6 +190,9 @@ impl Coordinator {
         for (id, report) in &reports {
             this.admit(core, *id, report);
         }
+        if core.mistakes.makes(Mistake::AbstentionForgotten) {
+            (this.abstaining, this.abstainers) = (BTreeSet::new(), 0);
+        }
         this.invite(core);
         if core.mistakes.makes(Mistake::UnheardForgotten) {
             unheard.clear();
@@ -216,6 +224,8 @@ impl Coordinator {
             burst: 3,
             orders: VecDeque::new(),
             wishes: 0,
+            abstaining: BTreeSet::new(),
+            abstainers: 0,
             proposal: None,
             adopted: None,
             claims: false,
@@ -228,6 +238,10 @@ impl Coordinator {
         core.count_ends_before(self.sure.1);
         core.lost = None;
         core.events.push_back(Event::Coordinator(core.id()));
+        let observers: Vec<_> = core.observers.keys().copied().collect();
+        for id in observers {
+            self.inform(core, id);
+        }
         self.send_beat(core);
     }
 
@@ -275,6 +289,16 @@ impl Coordinator {
             {
                 core.events.push_back(Event::Suspected(id, silent));
             }
+        }
+        for id in core.observers.keys() {
+            let beat = Beat {
+                generation,
+                term,
+                number: self.beat,
+                answered: 0,
+                confirmed: self.sure.0,
+            };
+            core.links.send_now(*id, Frame::Beat(beat));
         }
         self.confirm(core);
     }
@@ -416,8 +440,19 @@ impl Coordinator {
                 ended.counts |= core.is_current();
                 self.end_is_known(core, &ended);
             }
-            Message::GoOn(wish) => {
-                if let Some(follower) = self.followers.get_mut(&from) {
+            Message::Ask(bytes) => {
+                let follower = self.followers.get(&from);
+                if follower.is_some_and(|follower| follower.admitted)
+                    || core.observers.contains_key(&from)
+                {
+                    core.events.push_back(Event::Asked(from, bytes));
+                }
+            }
+            Message::Abstain => self.abstains(core, from),
+            Message::GoOn(wish) if core.membership.rank_of(from).is_some() => {
+                if let Some(follower) = self.followers.get_mut(&from)
+                    && !self.abstaining.contains(&from)
+                {
                     // Those of the others are on their way, too, when a coordinator is new.
                     let until = core.now.after(wish.patience.max(core.timing.suspect));
                     if follower.wish.replace((wish, until)).is_none() {
@@ -435,12 +470,21 @@ impl Coordinator {
                     self.wishes -= 1;
                 }
             }
+            Message::Leave(_) if !core.membership.votes(from) => {
+                core.joiners.remove(&from);
+                core.observers.remove(&from);
+                core.links.acknowledge(from);
+                core.links.keep(from, false);
+            }
             Message::Leave(departure) => self.goodbye(core, from, departure),
             Message::Released => {
                 let after = Duration::from_nanos(core.now.since(self.led));
                 self.goodbye(core, from, Departure::lost(How::LeftBehind { after }));
             }
-            Message::Join { peer, slot: None } => {
+            Message::Join {
+                peer,
+                seat: Place::Joiner,
+            } => {
                 core.links.keep(from, true);
                 core.joiners.insert(from, peer);
                 core.events.push_back(Event::Joiners(core.joiners.len()));
@@ -501,6 +545,17 @@ impl Coordinator {
         }
     }
 
+    /// A member goes on into no successor: as good as one that agrees to be left out. It has no lease any more.
+    fn abstains(&mut self, core: &Core, id: MemberId) {
+        if core.membership.rank_of(id).is_none() || !self.abstaining.insert(id) {
+            return;
+        }
+        self.abstainers += usize::from(core.log.gone(id).is_none());
+        if let Some(follower) = self.followers.get_mut(&id) {
+            self.wishes -= usize::from(follower.wish.take().is_some());
+        }
+    }
+
     fn goodbye(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
         let entry = Entry::Gone {
             member: from,
@@ -515,8 +570,20 @@ impl Coordinator {
     fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
         core.links.keep(from, true);
         core.observers.insert(from, peer);
+        self.inform(core, from);
+    }
+
+    /// Tells an observer that this member leads, and what all have heard.
+    fn inform(&self, core: &mut Core, to: MemberId) {
         let (term, membership) = (self.term, Arc::clone(&core.membership));
-        core.send(from, Message::Leads { term, membership });
+        core.send(to, Message::Leads { term, membership });
+        let (start, entries) = (core.log.first(), core.log.part().entries);
+        let lead = Message::Lead {
+            term,
+            start,
+            entries,
+        };
+        core.send(to, lead);
     }
 
     pub(super) fn say(&mut self, core: &mut Core, said: Arc<Said>) {
@@ -544,14 +611,8 @@ impl Coordinator {
         // A doubt about it is settled.
         self.orders
             .retain(|order| !(order.needs.is_some() && gone(&order.entry) == Some(id)));
-        let departure = match &ended.proof {
-            Proof::Parent(end) => Departure::Lost((**end).clone().into()),
-            Proof::Kernel => {
-                let pid = core.membership.peer(id).map_or(0, |peer| peer.pid.into());
-                Departure::lost(How::Exited { pid })
-            }
-            Proof::Goodbye(departure) => departure.clone(),
-        };
+        let pid = core.membership.peer(id).map_or(0, |peer| peer.pid);
+        let departure = ended.proof.departure(pid);
         let proven = true;
         self.order(
             core,
@@ -620,20 +681,13 @@ impl Coordinator {
             .followers
             .iter()
             .filter(|(id, follower)| follower.lost.is_some() && !core.is_out(**id) && !waits(**id));
-        let lost: Vec<_> = lost
-            .map(|(id, follower)| (*id, core.now.since(follower.heard)))
-            .collect();
+        let lost: Vec<_> = lost.map(|(id, follower)| (*id, follower.heard)).collect();
         if lost.is_empty() {
             return;
         }
         let needs = Some(self.beat + 1);
-        for (member, unheard) in lost {
-            let unheard = Duration::from_nanos(unheard);
-            let sign = Sign::Unheard {
-                unheard,
-                unacknowledged: unheard,
-            };
-            let departure = Departure::Lost(Lost::from(sign));
+        for (member, heard) in lost {
+            let departure = core.unreachable(member, heard, core.now.since(heard));
             let proven = false;
             self.order(
                 core,
@@ -658,6 +712,9 @@ impl Coordinator {
         let is_gone = core.log.gone(from).is_some() || !core.membership.votes(from);
         let continues =
             core.log.continues(&report.log) || core.mistakes.makes(Mistake::DivergentFollows);
+        if report.abstains {
+            self.abstains(core, from);
+        }
         let start = report.log.end().min(core.log.end());
         let entries = core.log.since(start).filter(|_| continues && !is_gone);
         let Some(entries) = entries else {
@@ -743,6 +800,7 @@ impl Coordinator {
             if *member == core.id() {
                 self.leaving = Some(core.now);
             }
+            self.abstainers -= usize::from(self.abstaining.contains(member));
             if let Some(follower) = self.followers.remove(member) {
                 core.links.keep(*member, false);
                 self.wishes -= usize::from(follower.wish.is_some());
@@ -759,7 +817,15 @@ impl Coordinator {
         self.tell(core);
         if let Some(since) = self.leaving {
             let all = self.followers.keys().all(|id| core.links.is_flushed(*id));
-            return (all || core.now.since(since) >= FAREWELL).then_some(Next::Left);
+            let next = match core.leaving {
+                Some(_) => Next::Left,
+                // The others go on without it. Which of them proposes that generation is open.
+                None => Next::Out(Exclusion::LeftBehind(Generation {
+                    number: core.generation() + 1,
+                    proposer: core.id(),
+                })),
+            };
+            return (all || core.now.since(since) >= FAREWELL).then_some(next);
         }
         self.consider(core).or_else(|| self.give_up(core))
     }
@@ -833,7 +899,8 @@ impl Coordinator {
             .followers
             .values()
             .filter_map(|follower| follower.wish.map(|(_, until)| until));
-        let is_complete = self.wishes + usize::from(own.is_some()) + core.log.departed() >= all;
+        let complete = self.wishes + self.abstainers + core.departed;
+        let is_complete = complete + usize::from(own.is_some() || core.abstains) >= all;
         if !is_complete {
             let deadline = deadline.chain(own.map(|(_, until)| until)).min()?;
             if core.now < deadline {
@@ -852,6 +919,7 @@ impl Coordinator {
         let missing: Vec<_> = members
             .clone()
             .filter(|id| !wishing.contains(id) && !core.is_out(*id))
+            .filter(|id| !self.abstaining.contains(id) && !(core.abstains && *id == me))
             .collect();
         if !missing.is_empty() {
             let wishes = self.followers.values().filter_map(|follower| follower.wish);
@@ -861,11 +929,7 @@ impl Coordinator {
                 return None;
             }
             if missing.contains(&me) {
-                // The others go on without this member: it is none that could lead them.
-                let after = Duration::from_nanos(core.now.since(self.led));
-                self.goodbye(core, me, Departure::lost(How::LeftBehind { after }));
-                self.tell(core);
-                return None;
+                return self.step_aside(core);
             }
             for id in &missing {
                 if let Some(follower) = self.followers.get_mut(id)
@@ -875,11 +939,14 @@ impl Coordinator {
                 }
             }
         }
+        if core.abstains {
+            return self.step_aside(core);
+        }
         let unproven =
             members.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
         if !unproven
             .chain(missing.iter().copied())
-            .all(|id| self.is_silent(core, id))
+            .all(|id| self.abstaining.contains(&id) || self.is_silent(core, id))
         {
             return None;
         }
@@ -905,6 +972,14 @@ impl Coordinator {
             .filter(|peer| !core.has_ended(peer.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
+    }
+
+    /// The others go on without this member: it is none that could lead them.
+    fn step_aside(&mut self, core: &mut Core) -> Option<Next> {
+        let (me, after) = (core.id(), Duration::from_nanos(core.now.since(self.led)));
+        self.goodbye(core, me, Departure::lost(How::LeftBehind { after }));
+        self.tell(core);
+        None
     }
 
     /// Whether the proposal may become active.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::id::{Generation, MemberId, Peer, SharedMembership, Term, Time};
 use super::link::Links;
@@ -9,19 +10,32 @@ use super::log::{Entry, Log, OperatorWord, Said};
 use super::message::{Beat, Ended, Exclusion, Message, Proof, Report, Wish};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::Departure;
+use crate::departure::{Departure, Lost, Sign};
 
 /// What a machine tells its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// This generation is active, and this process is part of it.
+    /// This generation is active, and this process is part of it or observes it.
     Active(SharedMembership),
     /// The next entry of the generation's log.
     Entry(Arc<Entry>),
+    /// To an observer: nobody of the job can be reached any more. These members are not known to have ended.
+    Ended(Vec<MemberId>),
     /// What a member says to this one alone.
     Told(MemberId, Vec<u8>),
-    /// The member that coordinates from now on.
+    /// The member that coordinates from now on. Told for each generation, behind [`Active`](Self::Active), and for each term in
+    /// which this process follows or leads: what it has asked and got no reply to is to be asked again.
     Coordinator(MemberId),
+    /// To the coordinator: what the program of a process asks, which may be this one.
+    Asked(MemberId, Arc<[u8]>),
+    /// What the coordinator's program replies.
+    Replied(Arc<[u8]>),
+    /// To the process that forms the first generation: another has joined it.
+    Joined(MemberId),
+    /// The same: the process that had joined with this slot is gone, and the slot is free.
+    Fell(u32, Departure),
+    /// There will be no first generation, for the reason in these bytes. This process takes part no more.
+    Dismissed(Arc<[u8]>),
     /// A member is not heard, for so many nanoseconds. Nothing ends by that.
     Suspected(MemberId, u64),
     /// A suspected member is heard again.
@@ -36,7 +50,7 @@ pub enum Event {
     Left,
     /// The job's `Discovery` is to be asked whether this side may decide for this generation.
     Claim(Generation),
-    /// A process waits to be taken into the next generation.
+    /// So many processes wait to be taken into the next generation.
     Joiners(usize),
 }
 
@@ -132,6 +146,8 @@ pub(super) struct Core {
     /// This side won the claim, in that term.
     pub(super) claimed: Option<Term>,
     pub(super) operator: Option<Arc<OperatorWord>>,
+    /// This process was to coordinate the first generation, and has told all that there will be none.
+    pub(super) dismissed: Option<Arc<[u8]>>,
     said: u64,
     pub(super) unheard: VecDeque<Arc<Said>>,
     pub(super) wish: Option<(Wish, Time)>,
@@ -149,6 +165,14 @@ pub(super) struct Core {
     pub(super) lost: Option<Time>,
     /// When NCCL has made progress last.
     pub(super) progress: Option<Time>,
+    /// How many ranks are gone by the log.
+    pub(super) departed: usize,
+    /// What the driver has seen of peers that it does not reach, and when.
+    pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
+    /// Whether the program goes on into no successor.
+    pub(super) abstains: bool,
+    /// Whether another process has been told so.
+    renounced: bool,
 }
 
 impl Core {
@@ -176,6 +200,7 @@ impl Core {
             lease: Lease::default(),
             claimed: None,
             operator: None,
+            dismissed: None,
             said: 0,
             unheard: VecDeque::new(),
             wish: None,
@@ -187,6 +212,10 @@ impl Core {
             consents_in_time: false,
             lost: None,
             progress: None,
+            departed: 0,
+            evidence: BTreeMap::new(),
+            abstains: false,
+            renounced: false,
         }
     }
 
@@ -254,6 +283,8 @@ impl Core {
         self.claimed = None;
         self.operator = None;
         self.lost = None;
+        self.departed = 0;
+        self.evidence.retain(|id, _| membership.votes(*id));
         self.unheard.clear();
         self.wish = None;
         self.joiners.retain(|id, _| !membership.votes(*id));
@@ -309,8 +340,37 @@ impl Core {
     }
 
     /// Whether the lease runs.
+    ///
+    /// A member that abstains has none from the moment at which it tells another, and never gets one again in this generation.
+    /// That is what lets a coordinator leave it out at once:
+    ///
+    /// - Until then it was a member like any other, that no coordinator leaves out before it has been silent for longer than a
+    ///   lease. The ends that it has counted by then are known to a coordinator before its abstention is: they go over the same
+    ///   session before it, or are in the same report. The votes of these processes are none for the successor.
+    /// - From then on the ends that it sees count for nobody by its word. What others have counted counts for it: that rests on
+    ///   their leases.
+    ///
+    /// So no end takes a voter off here that voted for the successor, and a majority of this generation still has a member of
+    /// that of the successor in it. While an abstaining member coordinates, and has told nobody, it keeps its lease: then nobody
+    /// leaves it out at once.
     pub(super) fn is_current(&self) -> bool {
-        self.now <= self.lease.start.after(self.timing.lease)
+        self.has_lease() && self.now <= self.lease.start.after(self.timing.lease)
+    }
+
+    fn has_lease(&self) -> bool {
+        !self.renounced || self.mistakes.makes(Mistake::AbstainerCounts)
+    }
+
+    /// This member tells another that it abstains. Whether it does.
+    pub(super) fn renounce(&mut self) -> bool {
+        self.renounced |= self.abstains;
+        self.abstains
+    }
+
+    /// Whether this process votes without a rank. Such a one never coordinates.
+    pub(super) fn is_witness(&self) -> bool {
+        let ranks = self.membership.rank_of(self.id()).is_some();
+        !ranks && self.membership.votes(self.id()) && !self.mistakes.makes(Mistake::WitnessLeads)
     }
 
     /// Records an end. Whether that is new.
@@ -340,7 +400,7 @@ impl Core {
     /// The ends that were known while the lease from `start` on ran count, because no generation existed without this member
     /// then.
     pub(super) fn count_ends_before(&mut self, start: Time) {
-        if start == Time::default() {
+        if start == Time::default() || !self.has_lease() {
             return;
         }
         let until = start.after(self.timing.lease);
@@ -354,12 +414,27 @@ impl Core {
     /// All ends, for others.
     pub(super) fn ends(&self) -> Vec<Ended> {
         let all = self.ended.iter();
-        all.map(|(&member, known)| Ended {
+        all.map(|(&member, known)| self.for_others(member, known))
+            .collect()
+    }
+
+    /// What is known of an end, for others.
+    pub(super) fn end_of(&self, member: MemberId) -> Option<Ended> {
+        let known = self.ended.get(&member)?;
+        Some(self.for_others(member, known))
+    }
+
+    /// A member that has accepted a successor is bound to it, and may count the ends that it sees after that. Others may not count
+    /// them by its word: they may be left out of that successor, which is active already.
+    fn for_others(&self, member: MemberId, known: &Known) -> Ended {
+        let is_bound = self.accepted.is_some() && known.at >= self.consented;
+        let counts = known.counts && (!is_bound || self.mistakes.makes(Mistake::BoundTestify));
+        let proof = known.proof.clone();
+        Ended {
             member,
-            proof: known.proof.clone(),
-            counts: known.counts,
-        })
-        .collect()
+            proof,
+            counts,
+        }
     }
 
     /// A beat of the coordinator that this member follows.
@@ -369,8 +444,27 @@ impl Core {
         self.count_ends_before(self.lease.start);
     }
 
+    /// What is said of a member that was heard last at `heard`, `unheard` nanoseconds ago, and is out of reach.
+    pub(super) fn unreachable(&self, id: MemberId, heard: Time, unheard: u64) -> Departure {
+        let evidence = self.evidence.get(&id).filter(|(at, _)| *at > heard);
+        let lost = evidence.map(|(_, lost)| lost.clone());
+        Departure::Lost(lost.unwrap_or_else(|| {
+            let unheard = Duration::from_nanos(unheard);
+            Lost::from(Sign::Unheard {
+                unheard,
+                unacknowledged: unheard,
+            })
+        }))
+    }
+
     /// Adds an entry to the log, and tells the program.
     pub(super) fn deliver(&mut self, entry: Arc<Entry>) {
+        if let Entry::Gone { member, .. } = &*entry
+            && self.log.gone(*member).is_none()
+            && self.membership.rank_of(*member).is_some()
+        {
+            self.departed += 1;
+        }
         match &*entry {
             Entry::Gone {
                 member,
@@ -422,9 +516,10 @@ impl Core {
         wish
     }
 
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&mut self) -> Report {
         let accepted = self.accepted.clone();
         Report {
+            abstains: self.renounce(),
             synced: self.synced,
             promised: self.term,
             log: self.log.part(),

@@ -214,6 +214,31 @@ impl Links {
             .is_none_or(|link| link.pending.is_empty())
     }
 
+    /// Whether everything that was sent to anybody has arrived.
+    #[must_use]
+    pub(super) fn all_flushed(&self) -> bool {
+        self.links.values().all(|link| link.pending.is_empty())
+    }
+
+    /// Whether there is a session that is ready.
+    #[must_use]
+    pub(super) fn any_ready(&self) -> bool {
+        self.links.values().any(|link| link.ready)
+    }
+
+    /// Says now that everything from `peer` has arrived.
+    pub(super) fn acknowledge(&mut self, peer: MemberId) {
+        let Some(link) = self.links.get_mut(&peer) else {
+            return;
+        };
+        if let Some(connection) = link.connection.filter(|_| link.ready) {
+            link.owed = 0;
+            let acknowledge = Frame::Acknowledge(link.received);
+            self.wires
+                .push_back(Wire::Transmit(connection, acknowledge));
+        }
+    }
+
     /// Sends a message over the session with `peer`, if there is one.
     pub(super) fn send(&mut self, peer: MemberId, generation: u64, message: Message) {
         let Some(link) = self.links.get_mut(&peer) else {
@@ -271,6 +296,14 @@ impl Links {
         let pending = self.links.values().map(|link| link.pending.capacity());
         self.links.len() * size_of::<(MemberId, Link)>()
             + pending.sum::<usize>() * size_of::<(u64, Message)>()
+    }
+
+    /// Ends all but one.
+    pub(super) fn close_others(&mut self, kept: MemberId) {
+        let others = self.links.keys().copied().filter(|id| *id != kept);
+        for id in others.collect::<Vec<_>>() {
+            self.close(id);
+        }
     }
 
     /// Ends all of them.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use nccl_base::wire::bytes;
 use serde::{Deserialize, Serialize};
 
 use super::id::MemberId;
@@ -19,6 +20,7 @@ pub struct Said {
     /// What it is about.
     pub topic: String,
     /// The words.
+    #[serde(with = "bytes")]
     pub bytes: Vec<u8>,
 }
 
@@ -62,7 +64,7 @@ impl LogPart {
     /// The place behind the last.
     #[must_use]
     pub fn end(&self) -> u64 {
-        self.first + self.entries.len() as u64
+        self.first.saturating_add(self.entries.len() as u64)
     }
 
     /// Whether this goes on where `log` ends, as far as both are known, without a gap.
@@ -105,7 +107,7 @@ impl Log {
     /// The place behind the last entry.
     #[must_use]
     pub(super) fn end(&self) -> u64 {
-        self.first + self.entries.len() as u64
+        self.first.saturating_add(self.entries.len() as u64)
     }
 
     /// Adds one.
@@ -133,10 +135,23 @@ impl Log {
         self.gone.get(&member).copied()
     }
 
-    /// How many are gone.
-    #[must_use]
-    pub(super) fn departed(&self) -> usize {
-        self.gone.len()
+    /// The place of the first entry that is kept.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Forgets the entries from a place on. Who is gone by them is not forgotten.
+    pub(super) fn cut(&mut self, place: u64) {
+        let kept = usize::try_from(place.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        self.entries.truncate(kept);
+    }
+
+    /// Goes on at a place behind the end: what is between is not known.
+    pub(super) fn skip_to(&mut self, place: u64) {
+        if place > self.end() {
+            self.entries.clear();
+            self.first = place;
+        }
     }
 
     /// Whether all have heard this.

@@ -10,19 +10,20 @@
 //! A coordinator is lost when its end is proven, its session is lost, it has left, or it leaves a request unanswered for
 //! [`Timing::mute`]. The first in line asks for votes at once, each further one [`Timing::stagger`] later.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::candidate::{Candidate, Outcome, no_majority};
 use super::coordinator::{Coordinator, Next};
 use super::core::{Core, Event};
+use super::forming::Forming;
 use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
 use super::link::{Connection, LinkEvent, Links, Wire};
 use super::log::{Entry, OperatorWord};
-use super::message::{Beat, Ended, Exclusion, Frame, Message, Proof, Pulse, Solicit};
+use super::message::{Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Solicit};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, How};
+use crate::departure::{Departure, How, Lost};
 
 /// What happens to a machine.
 #[derive(Clone, Debug)]
@@ -37,6 +38,9 @@ pub enum Input {
     Closed(Connection),
     /// A process has ended, says its parent or the kernel.
     Ended(MemberId, Proof),
+    /// What the driver has seen of a peer that it does not reach. Where the end of that peer is not proven, the coordinator tells
+    /// the latest that is newer than its last word. Texts in it are clean already, as after a way over the wire.
+    Evidence(MemberId, Lost),
     /// An operation of NCCL with the other members has made progress.
     Progress,
     /// The program's.
@@ -60,6 +64,18 @@ pub enum Command {
         /// The words.
         bytes: Vec<u8>,
     },
+    /// To the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is none: to be
+    /// asked again at [`Event::Coordinator`].
+    Ask(Arc<[u8]>),
+    /// From the coordinator's program to one process. Dropped where this one does not coordinate.
+    Reply {
+        /// Which.
+        to: MemberId,
+        /// The words.
+        bytes: Arc<[u8]>,
+    },
+    /// Instead of forming the first generation: all that have joined and that come later hear this, and take part no more.
+    Dismiss(Arc<[u8]>),
     /// To go on to the next generation.
     GoOn {
         /// For so many nanoseconds at most.
@@ -69,6 +85,9 @@ pub enum Command {
     },
     /// Not to go on any more.
     StayHere,
+    /// Not to go on into any successor, for good. Others need not wait for this member, which stays a voter until they have gone
+    /// on without it. A wish after that comes to nothing at once.
+    Abstain,
     /// To leave, or to fail.
     Leave(Departure),
     /// The operator's word.
@@ -93,13 +112,20 @@ pub enum Seat {
     First {
         /// The generation.
         number: u64,
-        /// How many members it has.
+        /// How many ranks it has. Their slots are below that.
         size: u32,
-        /// Observers that vote.
-        witnesses: Vec<Peer>,
+        /// How many witnesses it has. Their slots are not below `size`.
+        witnesses: u32,
     },
     /// It is a member of the first generation, whose coordinator listens there.
     Rank {
+        /// The generation.
+        number: u64,
+        /// The coordinator's address.
+        at: String,
+    },
+    /// It votes in the first generation and has no rank. Its slot is not below the number of ranks.
+    Witness {
         /// The generation.
         number: u64,
         /// The coordinator's address.
@@ -115,11 +141,7 @@ pub enum Seat {
 #[derive(Debug)]
 enum Role {
     Joining(Joining),
-    Forming {
-        size: u32,
-        witnesses: Vec<Peer>,
-        joined: BTreeMap<u32, Peer>,
-    },
+    Forming(Forming),
     /// When the coordinator was heard last, and asked whether it still is one.
     Following {
         heard: Time,
@@ -135,11 +157,16 @@ enum Role {
 #[derive(Debug)]
 struct Joining {
     at: Vec<String>,
-    slot: Option<u32>,
+    seat: Place,
     tries: u32,
     /// The process that was asked.
     asked: MemberId,
+    /// It gives up, and waits since then until the processes that it has asked know that.
+    gives_up: Option<Time>,
 }
+
+/// For how long a process that gives up joining waits until that is known, in nanoseconds.
+const FAREWELL: u64 = 1_000_000_000;
 
 /// Without a coordinator.
 #[derive(Debug)]
@@ -163,35 +190,31 @@ impl Member {
     #[must_use]
     pub fn new(me: Peer, seat: Seat, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
         let number = match &seat {
-            Seat::First { number, .. } | Seat::Rank { number, .. } => *number,
+            Seat::First { number, .. }
+            | Seat::Rank { number, .. }
+            | Seat::Witness { number, .. } => *number,
             Seat::Joiner { .. } => 0,
         };
         let proposer = me.id;
         let nobody = Membership::new(Generation { number, proposer }, Vec::new(), Vec::new());
-        let slot = me.id.slot;
         let mut core = Core::new(me, Arc::new(nobody), timing, mistakes);
         core.now = now;
-        let joining = |at, slot| {
+        let joining = |at, seat| {
             Role::Joining(Joining {
                 at,
-                slot,
+                seat,
                 tries: 0,
                 asked: Links::stranger(0),
+                gives_up: None,
             })
         };
         let role = match seat {
             Seat::First {
                 size, witnesses, ..
-            } => {
-                let joined = BTreeMap::from([(slot, core.me.clone())]);
-                Role::Forming {
-                    size,
-                    witnesses,
-                    joined,
-                }
-            }
-            Seat::Rank { at, .. } => joining(vec![at], Some(slot)),
-            Seat::Joiner { at } => joining(at, None),
+            } => Role::Forming(Forming::new(&core.me, size, witnesses)),
+            Seat::Rank { at, .. } => joining(vec![at], Place::Rank),
+            Seat::Witness { at, .. } => joining(vec![at], Place::Witness),
+            Seat::Joiner { at } => joining(at, Place::Joiner),
         };
         let mut this = Self { core, role };
         match &mut this.role {
@@ -225,15 +248,35 @@ impl Member {
         matches!(self.role, Role::Leading(_))
     }
 
+    /// While this process forms the first generation: which process has joined with that slot.
+    #[must_use]
+    pub fn joined(&self, slot: u32) -> Option<&Peer> {
+        match &self.role {
+            Role::Forming(forming) => forming.joined(slot),
+            _ => None,
+        }
+    }
+
+    /// Whether everything that it has said to others has arrived.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.core.links.all_flushed()
+    }
+
+    /// Whether it takes the end of a process off the voters of its generation.
+    #[must_use]
+    pub fn counts_end_of(&self, member: MemberId) -> bool {
+        let known = self.core.ended.get(&member);
+        known.is_some_and(|known| known.counts)
+    }
+
     /// Whether it is neither looking for a coordinator nor waiting for an answer.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         match &self.role {
             Role::Out | Role::Left => true,
             Role::Following { .. } | Role::Leading(_) => !self.core.asks(),
-            Role::Joining(_) | Role::Forming { .. } | Role::Waiting(_) | Role::Candidate(_) => {
-                false
-            }
+            Role::Joining(_) | Role::Forming(_) | Role::Waiting(_) | Role::Candidate(_) => false,
         }
     }
 
@@ -256,7 +299,7 @@ impl Member {
     /// Whether it is not yet a member.
     #[must_use]
     pub fn is_joining(&self) -> bool {
-        matches!(self.role, Role::Joining(_) | Role::Forming { .. })
+        matches!(self.role, Role::Joining(_) | Role::Forming(_))
     }
 
     /// Whether it takes part.
@@ -277,10 +320,29 @@ impl Member {
             Input::Frame(connection, frame) => self.core.links.received(now, connection, frame),
             Input::Closed(connection) => self.core.links.closed(now, connection),
             Input::Ended(member, proof) => self.ended(member, proof),
+            Input::Evidence(member, lost) => {
+                if !self.core.has_ended(member) {
+                    self.core.evidence.insert(member, (now, lost));
+                }
+            }
             Input::Progress => self.core.progress = Some(now),
             Input::Command(command) => self.command(command),
         }
         self.drain();
+        self.stop_joining();
+    }
+
+    /// A process that gives up joining has left when that is known.
+    fn stop_joining(&mut self) {
+        if let Role::Joining(joining) = &self.role
+            && let Some(since) = joining.gives_up
+        {
+            let links = &self.core.links;
+            let is_known = links.all_flushed() || !links.any_ready();
+            if is_known || self.core.now.since(since) >= FAREWELL {
+                self.go(Some(Next::Left));
+            }
+        }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) at the latest.
@@ -288,7 +350,11 @@ impl Member {
     pub fn next_timeout(&self) -> Time {
         let core = &self.core;
         let role = match &self.role {
-            Role::Joining(_) | Role::Forming { .. } | Role::Out => Time::NEVER,
+            Role::Joining(joining) => match joining.gives_up {
+                Some(since) => since.after(FAREWELL),
+                None => Time::NEVER,
+            },
+            Role::Forming(_) | Role::Out => Time::NEVER,
             Role::Left => return Time::NEVER,
             Role::Following { heard, asked } => (*heard.max(asked)).after(core.timing.mute),
             Role::Waiting(waiting) => waiting.turn,
@@ -305,8 +371,12 @@ impl Member {
         self.drain();
         match &mut self.role {
             Role::Following { heard, asked } => {
-                let is_mute = now >= (*heard.max(asked)).after(self.core.timing.mute);
-                if is_mute && self.core.asks() {
+                let due = (*heard.max(asked)).after(self.core.timing.mute);
+                let is_mute = now >= due;
+                if is_mute && now.since(due) > self.core.timing.beat {
+                    // It is this process that was late.
+                    *asked = now;
+                } else if is_mute && self.core.asks() {
                     self.bereaved(true);
                 } else if is_mute {
                     // It may have come to follow another.
@@ -319,6 +389,8 @@ impl Member {
                 if self.core.gives_up() {
                     let why = no_majority(&self.core, &BTreeSet::new());
                     self.out(why);
+                } else if self.core.is_witness() {
+                    self.look_for_coordinator();
                 } else {
                     self.role = Role::Candidate(Candidate::start(&mut self.core, mute, false));
                     self.settle();
@@ -332,6 +404,7 @@ impl Member {
             _ => {}
         }
         self.drain();
+        self.stop_joining();
     }
 
     fn drain(&mut self) {
@@ -418,7 +491,8 @@ impl Member {
 
     /// A generation is active, since `lease` at the earliest, as `by` has told.
     fn enter(&mut self, membership: SharedMembership, lease: Time, by: Option<MemberId>) {
-        if !membership.votes(self.core.id()) {
+        // One that abstains may have wished to go on before, and been named.
+        if !membership.votes(self.core.id()) || self.core.abstains {
             return self.out(Exclusion::LeftBehind(membership.generation));
         }
         self.core.enter(membership, lease);
@@ -434,6 +508,7 @@ impl Member {
         }
         self.core.events.push_back(Event::Coordinator(proposer));
         self.core.links.keep(proposer, true);
+        self.redirect_observers();
         for ended in self.core.ends() {
             self.core.send(proposer, Message::Testify(ended));
         }
@@ -470,16 +545,12 @@ impl Member {
         self.wait(mute);
         if let Role::Waiting(waiting) = &self.role
             && waiting.turn <= self.core.now
+            && !self.core.is_witness()
         {
             self.role = Role::Candidate(Candidate::start(&mut self.core, mute, false));
             self.settle();
-        } else if let Some(known) = self.core.ended.get(&leader) {
+        } else if let Some(ended) = self.core.end_of(leader) {
             // The first in line may be on a host where that is not known.
-            let ended = Ended {
-                member: leader,
-                proof: known.proof.clone(),
-                counts: known.counts,
-            };
             if let Some(first) = self.line().first().copied() {
                 self.core.reach(first, Message::Testify(ended));
             }
@@ -489,11 +560,33 @@ impl Member {
     /// Waits for its turn.
     fn wait(&mut self, mute: bool) {
         let me = self.core.id();
-        let place = self.line().iter().position(|id| *id == me).unwrap_or(0);
+        let line = self.line();
+        let place = match line.iter().position(|id| *id == me) {
+            Some(_) if self.core.abstains => line.len(),
+            Some(place) => place,
+            // A witness asks where the others are by then.
+            None => usize::from(self.core.is_witness()),
+        };
         let turn = self.core.now.after(place as u64 * self.core.timing.stagger);
         let bound = Time::default();
         self.core.lost.get_or_insert(self.core.now);
         self.role = Role::Waiting(Waiting { turn, mute, bound });
+    }
+
+    /// A witness does not coordinate itself: it asks one member after the other who does, and the one that it has voted for first.
+    fn look_for_coordinator(&mut self) {
+        let core = &self.core;
+        let waited = core.lost.map_or(0, |since| core.now.since(since)) / core.timing.stagger;
+        let promised = Some(core.term.leader).filter(|id| !core.is_out(*id));
+        let line: Vec<_> = promised.into_iter().chain(self.line()).collect();
+        if let Some(asked) = line.get(waited as usize % line.len().max(1)).copied() {
+            let (term, report) = (self.core.term, Box::new(self.core.report()));
+            self.core.reach(asked, Message::Vote { term, report });
+        }
+        let turn = self.core.now.after(self.core.timing.stagger);
+        if let Role::Waiting(waiting) = &mut self.role {
+            waiting.turn = turn;
+        }
     }
 
     /// The same, and longer than a vote binds.
@@ -526,6 +619,10 @@ impl Member {
     }
 
     fn ended(&mut self, member: MemberId, proof: Proof) {
+        if matches!(self.role, Role::Forming(_)) {
+            self.core.links.close(member);
+            return self.fell(member, |_, peer| proof.departure(peer.pid));
+        }
         let counts = self.core.is_current();
         self.know_end(Ended {
             member,
@@ -578,8 +675,24 @@ impl Member {
                 }
                 self.bereaved(false);
             }
-            Role::Joining(joining) => joining.ask(&mut self.core),
+            Role::Joining(joining) if joining.gives_up.is_none() => joining.ask(&mut self.core),
+            Role::Forming(_) => {
+                self.core.observers.remove(&peer);
+                let resume = self.core.timing.resume;
+                let heard = Time(self.core.now.0.saturating_sub(2 * resume));
+                self.fell(peer, |core, _| core.unreachable(peer, heard, resume));
+            }
             _ => self.settle(),
+        }
+    }
+
+    /// A process that may have joined is gone, before the first generation is active.
+    fn fell(&mut self, id: MemberId, why: impl FnOnce(&Core, &Peer) -> Departure) {
+        if let Role::Forming(forming) = &mut self.role
+            && let Some(peer) = forming.fall(id)
+        {
+            let departure = why(&self.core, &peer);
+            self.core.events.push_back(Event::Fell(id.slot, departure));
         }
     }
 
@@ -642,7 +755,21 @@ impl Member {
                 }
                 return;
             }
-            Message::Join { peer, slot } => return self.join(from, peer, slot),
+            Message::Join { .. } | Message::Observe(_) if self.core.dismissed.is_some() => {
+                let bytes = self.core.dismissed.clone().unwrap_or_default();
+                return self.core.send(from, Message::Dismissed(bytes));
+            }
+            Message::Join { peer, seat } => return self.join(from, peer, seat),
+            Message::Observe(peer) => return self.observe(from, peer),
+            Message::Dismissed(bytes) => {
+                if matches!(self.role, Role::Joining(_)) {
+                    self.role = Role::Out;
+                    self.core.links.acknowledge(from);
+                    self.core.links.close_all();
+                    self.core.events.push_back(Event::Dismissed(bytes));
+                }
+                return;
+            }
             Message::Behind if self.is_in() => {
                 if let Role::Leading(coordinator) = &mut self.role {
                     coordinator.is_behind(&mut self.core, from);
@@ -652,6 +779,9 @@ impl Member {
                 return;
             }
             Message::Propose { term, membership } if matches!(self.role, Role::Joining(_)) => {
+                if self.core.leaving.is_some() {
+                    return;
+                }
                 let generation = membership.generation;
                 self.core.consented = self.core.now;
                 return self.core.send(from, Message::Accepted { term, generation });
@@ -710,6 +840,16 @@ impl Member {
             (Role::Candidate(candidate), Message::Vote { term, report }) => {
                 candidate.vote(&mut self.core, from, term, *report);
                 self.settle();
+            }
+            (Role::Forming(_), Message::Leave(departure)) => {
+                self.core.links.acknowledge(from);
+                self.core.links.keep(from, false);
+                self.core.observers.remove(&from);
+                self.fell(from, |_, _| departure);
+            }
+            (_, Message::Leave(_)) if !self.core.membership.votes(from) => {
+                self.core.links.acknowledge(from);
+                self.core.links.keep(from, false);
             }
             (
                 Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
@@ -802,10 +942,14 @@ impl Member {
             (Role::Following { .. }, Message::Tell { from, bytes, .. }) => {
                 self.core.events.push_back(Event::Told(from, bytes));
             }
+            (Role::Following { .. }, Message::Reply(bytes)) if from == self.core.synced.leader => {
+                self.core.events.push_back(Event::Replied(bytes));
+            }
             (Role::Following { .. }, Message::Operator(word)) => {
                 let leader = self.core.synced.leader;
                 self.core.send(leader, Message::Operator(word));
             }
+            (Role::Waiting(_) | Role::Candidate(_), Message::Operator(word)) => self.operator(word),
             _ => {}
         }
     }
@@ -845,50 +989,80 @@ impl Member {
         }
     }
 
-    fn join(&mut self, from: MemberId, peer: Peer, slot: Option<u32>) {
-        match (&mut self.role, slot) {
-            (Role::Forming { size, joined, .. }, Some(slot)) if slot < *size => {
-                self.core.links.keep(from, true);
-                joined.insert(slot, peer);
-                self.form();
-            }
-            (Role::Leading(coordinator), None) => {
-                let next = coordinator.message(&mut self.core, from, Message::Join { peer, slot });
+    fn join(&mut self, from: MemberId, peer: Peer, seat: Place) {
+        match (&mut self.role, seat) {
+            (Role::Forming(forming), seat) if peer.id == from => match forming.join(peer, seat) {
+                Some(is_new) => {
+                    self.core.links.keep(from, true);
+                    if is_new {
+                        self.core.events.push_back(Event::Joined(from));
+                    }
+                    self.form();
+                }
+                None => self.core.links.close(from),
+            },
+            (Role::Leading(coordinator), Place::Joiner) => {
+                let next = coordinator.message(&mut self.core, from, Message::Join { peer, seat });
                 self.go(next);
             }
-            (Role::Following { .. }, None) => {
-                let leader = self.core.synced.leader;
-                if let Some(peer) = self.core.membership.peer(leader).cloned() {
-                    self.core.send(from, Message::Redirect(peer));
-                }
-            }
+            (Role::Following { .. }, Place::Joiner) => self.redirect(from),
             // It tries again elsewhere.
             _ => self.core.links.close(from),
         }
     }
 
+    /// A process that is no member wants to watch.
+    fn observe(&mut self, from: MemberId, peer: Peer) {
+        match &mut self.role {
+            Role::Leading(coordinator) => {
+                let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
+                self.go(next);
+            }
+            Role::Following { .. } => self.redirect(from),
+            Role::Waiting(_) | Role::Candidate(_) => {
+                let (term, leads) = (self.core.term, false);
+                self.core.send(from, Message::Follows { term, leads });
+            }
+            Role::Forming(_) => {
+                self.core.links.keep(from, true);
+                self.core.observers.insert(from, peer);
+            }
+            Role::Joining(_) => self.core.links.close(from),
+            Role::Out | Role::Left => {
+                let departure = Departure::lost(How::PassedOver);
+                self.core.send(from, Message::Leave(departure));
+            }
+        }
+    }
+
+    /// Another coordinates: the observers that had watched this member are to watch that one.
+    fn redirect_observers(&mut self) {
+        for id in std::mem::take(&mut self.core.observers).into_keys() {
+            self.redirect(id);
+            self.core.links.keep(id, false);
+        }
+    }
+
+    /// Says who coordinates.
+    fn redirect(&mut self, to: MemberId) {
+        let leader = self.core.synced.leader;
+        if let Some(peer) = self.core.membership.peer(leader).cloned() {
+            self.core.send(to, Message::Redirect(peer));
+        }
+    }
+
     /// The first generation is active when all are there.
     fn form(&mut self) {
-        let Role::Forming {
-            size,
-            witnesses,
-            joined,
-        } = &mut self.role
-        else {
+        let Role::Forming(forming) = &mut self.role else {
             return;
         };
-        if joined.len() < *size as usize {
-            return;
-        }
         let generation = self.core.membership.generation;
-        let members = std::mem::take(joined).into_values().collect();
-        let membership = Arc::new(Membership::new(
-            generation,
-            members,
-            std::mem::take(witnesses),
-        ));
+        let Some(membership) = forming.complete(generation) else {
+            return;
+        };
+        let membership = Arc::new(membership);
         let me = self.core.id();
-        for peer in membership.members.iter().filter(|peer| peer.id != me) {
+        for peer in membership.voters().filter(|peer| peer.id != me) {
             let (now, number) = (self.core.now, generation.number);
             self.core.links.open(now, peer.id, &peer.at);
             let activate = Message::Activate {
@@ -899,6 +1073,24 @@ impl Member {
         }
         let now = self.core.now;
         self.enter(membership, now, None);
+    }
+
+    /// There will be no first generation.
+    fn dismiss(&mut self, bytes: Arc<[u8]>) {
+        let Role::Forming(forming) = &self.role else {
+            return;
+        };
+        let joined: Vec<_> = forming
+            .all()
+            .chain(self.core.observers.keys().copied())
+            .collect();
+        for id in joined {
+            self.core.send(id, Message::Dismissed(Arc::clone(&bytes)));
+            self.core.links.keep(id, false);
+        }
+        self.role = Role::Out;
+        self.core.dismissed = Some(Arc::clone(&bytes));
+        self.core.events.push_back(Event::Dismissed(bytes));
     }
 
     /// A candidate asks for this member's vote.
@@ -956,7 +1148,7 @@ impl Member {
             }
             return;
         }
-        if matches!(self.role, Role::Joining(_) | Role::Forming { .. }) {
+        if matches!(self.role, Role::Joining(_) | Role::Forming(_)) {
             return;
         }
         if term < core.term {
@@ -1000,6 +1192,7 @@ impl Member {
         self.core.lost = None;
         self.core.links.keep(from, true);
         self.core.events.push_back(Event::Coordinator(from));
+        self.redirect_observers();
         for (at, entry) in (start..).zip(entries) {
             if !self.appended(at, entry) {
                 return;
@@ -1011,6 +1204,9 @@ impl Member {
         }
         if let Some(departure) = self.core.leaving.clone() {
             self.core.send(from, Message::Leave(departure));
+        }
+        if self.core.renounce() && !self.core.mistakes.makes(Mistake::AbstentionForgotten) {
+            self.core.send(from, Message::Abstain);
         }
         // What the report did not say.
         let unheard: Vec<_> = self.core.unheard.iter().cloned().collect();
@@ -1055,6 +1251,14 @@ impl Member {
         true
     }
 
+    /// The operator's word, where nobody coordinates.
+    fn operator(&mut self, word: OperatorWord) {
+        if word.generation == self.core.generation() {
+            self.core.operator = Some(Arc::new(word));
+            self.settle();
+        }
+    }
+
     fn command(&mut self, command: Command) {
         if !self.is_in() {
             return;
@@ -1086,6 +1290,27 @@ impl Member {
                     _ => {}
                 }
             }
+            Command::Ask(bytes) => {
+                let (me, leader) = (self.core.id(), self.core.synced.leader);
+                match &self.role {
+                    Role::Leading(_) => self.core.events.push_back(Event::Asked(me, bytes)),
+                    Role::Following { .. } => self.core.send(leader, Message::Ask(bytes)),
+                    _ => {}
+                }
+            }
+            Command::Reply { to, bytes } => {
+                if !matches!(self.role, Role::Leading(_)) {
+                    return;
+                }
+                match to == self.core.id() {
+                    true => self.core.events.push_back(Event::Replied(bytes)),
+                    false => self.core.send(to, Message::Reply(bytes)),
+                }
+            }
+            Command::Dismiss(bytes) => self.dismiss(bytes),
+            Command::GoOn { .. } if self.core.abstains || self.core.is_witness() => {
+                self.core.events.push_back(Event::NoSuccessor(Vec::new()));
+            }
             Command::GoOn {
                 patience,
                 leaves_behind,
@@ -1111,6 +1336,19 @@ impl Member {
                     self.core.send(leader, Message::StayHere(wish.number));
                 }
             }
+            Command::Abstain if self.is_joining() || self.core.is_witness() => {}
+            Command::Abstain => {
+                self.core.abstains = true;
+                self.core.wish = None;
+                match &self.role {
+                    Role::Following { .. } if self.core.renounce() => {
+                        let leader = self.core.synced.leader;
+                        self.core.send(leader, Message::Abstain);
+                    }
+                    // The next coordinator is told with the vote.
+                    _ => self.settle(),
+                }
+            }
             Command::Leave(departure) => {
                 self.core.leaving = Some(departure.clone());
                 match &mut self.role {
@@ -1122,7 +1360,14 @@ impl Member {
                         let leader = self.core.synced.leader;
                         self.core.send(leader, Message::Leave(departure));
                     }
-                    Role::Joining(_) | Role::Forming { .. } => self.go(Some(Next::Left)),
+                    // `stop_joining` does the rest.
+                    Role::Joining(joining) => {
+                        joining.gives_up = Some(self.core.now);
+                        let generation = self.core.generation();
+                        let leave = Message::Leave(departure);
+                        self.core.links.send_all(generation, &leave);
+                    }
+                    Role::Forming(_) => self.go(Some(Next::Left)),
                     _ => {}
                 }
             }
@@ -1136,12 +1381,7 @@ impl Member {
                     let leader = self.core.synced.leader;
                     self.core.send(leader, Message::Operator(word));
                 }
-                _ => {
-                    if word.generation == self.core.generation() {
-                        self.core.operator = Some(Arc::new(word));
-                        self.settle();
-                    }
-                }
+                _ => self.operator(word),
             },
             Command::Claimed(generation) => {
                 if generation == self.core.membership.generation {
@@ -1169,9 +1409,9 @@ impl Joining {
 
     fn send(&self, core: &mut Core, at: &str) {
         core.consented = core.now;
-        let (peer, slot) = (core.me.clone(), self.slot);
+        let (peer, seat) = (core.me.clone(), self.seat);
         core.links.open(core.now, self.asked, at);
         core.links.keep(self.asked, true);
-        core.send(self.asked, Message::Join { peer, slot });
+        core.send(self.asked, Message::Join { peer, seat });
     }
 }

@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use nccl_base::wire::bytes;
 use serde::{Deserialize, Serialize};
 
 use super::id::{Generation, MemberId, Peer, SharedMembership, Term};
 use super::log::{Entry, LogPart, OperatorWord, Said};
-use crate::departure::{Departure, ProcessEnd};
+use crate::departure::{Departure, How, ProcessEnd};
 
 /// How the end of a process is known for certain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -20,6 +21,17 @@ pub enum Proof {
     Kernel,
     /// It said goodbye, or why it fails, and that was acknowledged.
     Goodbye(Departure),
+}
+
+impl Proof {
+    /// What is said of a process of this number.
+    pub(super) fn departure(&self, pid: u32) -> Departure {
+        match self {
+            Self::Parent(end) => Departure::Lost((**end).clone().into()),
+            Self::Kernel => Departure::lost(How::Exited { pid: pid.into() }),
+            Self::Goodbye(departure) => departure.clone(),
+        }
+    }
 }
 
 /// An end that is proven.
@@ -145,6 +157,19 @@ pub struct Report {
     pub ended: Vec<Ended>,
     /// The successor generation that it has accepted, in which term.
     pub accepted: Option<(Term, SharedMembership)>,
+    /// Whether it goes on into no successor, and has given its lease up.
+    pub abstains: bool,
+}
+
+/// As what a process asks to come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// A rank of the first generation, by its slot.
+    Rank,
+    /// A witness of the first generation. Its slot is not one of the ranks'.
+    Witness,
+    /// A rank of the next generation.
+    Joiner,
 }
 
 /// Why a member takes part no more.
@@ -168,13 +193,15 @@ pub enum Exclusion {
 /// What one machine says to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// To the coordinator: a process asks to become a member. With a slot, in the first generation.
+    /// To the coordinator: a process asks to become a member.
     Join {
         /// Who.
         peer: Peer,
-        /// Its place in the first generation.
-        slot: Option<u32>,
+        /// As what.
+        seat: Place,
     },
+    /// From the coordinator of a generation that is not formed: there will be none, for the reason in these bytes.
+    Dismissed(#[serde(with = "bytes")] Arc<[u8]>),
     /// To a joiner or an observer: this one coordinates.
     Redirect(Peer),
     /// This generation is active, and the receiver is part of it.
@@ -197,8 +224,13 @@ pub enum Message {
         /// To whom.
         to: MemberId,
         /// The words.
+        #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
+    /// To the coordinator's program. Lost with the coordinator: the program asks the next one again.
+    Ask(#[serde(with = "bytes")] Arc<[u8]>),
+    /// From the coordinator's program.
+    Reply(#[serde(with = "bytes")] Arc<[u8]>),
     /// An end that the sender knows for certain.
     Testify(Ended),
     /// The sender wants to go on to the next generation.
@@ -212,6 +244,8 @@ pub enum Message {
         /// The members that did not come.
         missing: Vec<MemberId>,
     },
+    /// The sender goes on into no successor, and has given its lease up.
+    Abstain,
     /// To a member that answers and did not come in time: the others go on without it.
     LeaveBehind,
     /// The answer: the sender takes part no more.

@@ -38,11 +38,19 @@ pub enum Mistake {
     DivergentFollows,
     /// What members had said and the last coordinator had not ordered is lost.
     UnheardForgotten,
+    /// A member that abstains goes on counting the ends that it sees.
+    AbstainerCounts,
+    /// A witness coordinates.
+    WitnessLeads,
+    /// A new coordinator does not know which members abstain.
+    AbstentionForgotten,
+    /// What a member that is bound to a successor has counted counts for others, too.
+    BoundTestify,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::ClosedIsDead,
         Self::MuteVotes,
         Self::RoundReused,
@@ -59,6 +67,10 @@ impl Mistake {
         Self::ActiveAlone,
         Self::DivergentFollows,
         Self::UnheardForgotten,
+        Self::AbstainerCounts,
+        Self::WitnessLeads,
+        Self::AbstentionForgotten,
+        Self::BoundTestify,
     ];
 }
 

@@ -6,7 +6,8 @@
 //!
 //! - `id`: who takes part; `timing`: all durations; `message`: what machines tell each other; `log`: what all hear;
 //! - `link`: sessions that outlive connections;
-//! - `core`: what a member is in every role; `candidate`, `coordinator`: two of the roles; `member`: the machine;
+//! - `core`: what a member is in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
+//! - `observer`: the machine of a process that is no member and does not vote;
 //! - `mistake`: what the simulator has to find.
 //!
 //! # What is promised
@@ -22,12 +23,14 @@
 mod candidate;
 mod coordinator;
 mod core;
+mod forming;
 mod id;
 mod link;
 mod log;
 mod member;
 mod message;
 mod mistake;
+mod observer;
 mod timing;
 
 pub use self::core::Event;
@@ -36,7 +39,8 @@ pub use self::link::{Connection, Wire};
 pub use self::log::{Entry, LogPart, OperatorWord, Said};
 pub use self::member::{Command, Input, Member, Output, Seat};
 pub use self::message::{
-    Beat, Ended, Exclusion, Frame, Message, Proof, Pulse, Report, Solicit, Wish,
+    Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Report, Solicit, Wish,
 };
 pub use self::mistake::{Mistake, Mistakes};
+pub use self::observer::Observer;
 pub use self::timing::{MILLI, Timing};

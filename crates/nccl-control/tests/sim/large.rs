@@ -24,7 +24,7 @@ pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
             0 => Seat::First {
                 number: 0,
                 size: size as u32,
-                witnesses: Vec::new(),
+                witnesses: 0,
             },
             _ => Seat::Rank {
                 number: 0,

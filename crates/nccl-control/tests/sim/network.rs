@@ -589,7 +589,7 @@ fn brief(frame: &Frame) -> String {
                     start,
                     entries,
                 } => format!("Lead {term:?} {start}+{}", entries.len()),
-                Message::Join { slot, .. } => format!("Join {slot:?}"),
+                Message::Join { seat, .. } => format!("Join {seat:?}"),
                 message => format!("{message:?}"),
             };
             format!("[{sequence} of {generation}] {what}")

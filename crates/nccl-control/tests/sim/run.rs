@@ -95,7 +95,7 @@ impl<'s> Run<'s> {
                 0 => Seat::First {
                     number,
                     size: size as u32,
-                    witnesses: Vec::new(),
+                    witnesses: 0,
                 },
                 _ => Seat::Rank {
                     number,
@@ -386,7 +386,13 @@ impl<'s> Run<'s> {
             | Event::Suspected(..)
             | Event::Heard(_)
             | Event::Resumed(..)
-            | Event::Joiners(_) => {}
+            | Event::Joiners(_)
+            | Event::Ended(_)
+            | Event::Joined(_)
+            | Event::Fell(..)
+            | Event::Asked(..)
+            | Event::Replied(_)
+            | Event::Dismissed(_) => {}
         }
         Ok(())
     }

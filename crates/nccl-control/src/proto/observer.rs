@@ -1,0 +1,423 @@
+//! The machine of a process that is no member and does not vote: it hears what all hear, tells the ends that it knows, asks the
+//! coordinator's program, and hands on the operator's word.
+//!
+//! ```text
+//! looking ──a coordinator says that it leads──▶ watching ──lost, mute, gone, redirected──▶ looking ──nobody answers──▶ over
+//! ```
+//!
+//! While looking, one address or member after the other is asked, together with what is to be known by all. A member that follows
+//! says who leads. An observer may hear an entry that no member has heard when the coordinator ended with it: then other entries of
+//! the same places come after it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::core::Event;
+use super::id::{MemberId, Peer, SharedMembership, Term, Time};
+use super::link::{LinkEvent, Links};
+use super::log::{Entry, Log, OperatorWord};
+use super::member::{Command, Input, Output};
+use super::message::{Ended, Message, Proof};
+use super::mistake::Mistakes;
+use super::timing::Timing;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Observer {
+    me: Peer,
+    timing: Timing,
+    now: Time,
+    links: Links,
+    events: VecDeque<Event>,
+    at: Vec<String>,
+    membership: Option<SharedMembership>,
+    term: Option<Term>,
+    log: Log,
+    /// The coordinator that it watches.
+    leader: Option<MemberId>,
+    /// When the coordinator, or while looking any member, was heard last.
+    heard: Time,
+    tries: usize,
+    redirects: u32,
+    /// Who was asked last, and when the next one is asked.
+    asked: MemberId,
+    next: Time,
+    ended: BTreeMap<MemberId, Proof>,
+    /// Members that do not take part any more.
+    out: BTreeSet<MemberId>,
+    word: Option<OperatorWord>,
+    over: bool,
+}
+
+/// So many members in a row say who leads, before the next one is asked.
+const REDIRECTS: u32 = 4;
+
+impl Observer {
+    /// It looks for the coordinator at these addresses, of which there is one at least.
+    #[must_use]
+    pub fn new(me: Peer, at: Vec<String>, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
+        let mut this = Self {
+            links: Links::new(me.id, timing, mistakes),
+            me,
+            timing,
+            now,
+            events: VecDeque::new(),
+            at,
+            membership: None,
+            term: None,
+            log: Log::default(),
+            leader: None,
+            heard: now,
+            tries: 0,
+            redirects: 0,
+            asked: Links::stranger(0),
+            next: now,
+            ended: BTreeMap::new(),
+            out: BTreeSet::new(),
+            word: None,
+            over: false,
+        };
+        this.ask();
+        this
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self) -> Option<Output> {
+        let event = self.events.pop_front().map(Output::Event);
+        event.or_else(|| self.links.poll().map(Output::Wire))
+    }
+
+    /// The generation that it has heard of last.
+    #[must_use]
+    pub fn membership(&self) -> Option<&SharedMembership> {
+        self.membership.as_ref()
+    }
+
+    /// The coordinator that it watches, if it is not looking for one.
+    #[must_use]
+    pub fn coordinator(&self) -> Option<MemberId> {
+        self.leader
+    }
+
+    /// Whether it looks for nobody any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// How many entries of this generation it has heard.
+    #[must_use]
+    pub fn heard(&self) -> u64 {
+        self.log.end()
+    }
+
+    /// Whether everything that it has said to others has arrived.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.links.all_flushed()
+    }
+
+    /// Everything that one input leads to. Of the commands it knows `Ask`, `Operator` and `Leave`.
+    pub fn handle(&mut self, now: Time, input: Input) {
+        self.now = now;
+        match input {
+            _ if self.over => {}
+            Input::Connected(peer, connection) => self.links.connected(now, peer, connection),
+            Input::DialFailed(peer) => {
+                self.links.dial_failed(now, peer);
+                if self.leader.is_none() && peer == self.asked {
+                    self.links.close(peer);
+                    self.next = now.after(self.timing.redial);
+                }
+            }
+            Input::Frame(connection, frame) => self.links.received(now, connection, frame),
+            Input::Closed(connection) => self.links.closed(now, connection),
+            Input::Ended(member, proof) => self.ended(member, proof),
+            Input::Evidence(..) | Input::Progress => {}
+            Input::Command(Command::Ask(bytes)) => self.tell(Message::Ask(bytes)),
+            Input::Command(Command::Operator(word)) => {
+                self.word = Some(word.clone());
+                self.tell(Message::Operator(word));
+            }
+            Input::Command(Command::Leave(_)) => self.end(Event::Left),
+            Input::Command(_) => {}
+        }
+        self.drain();
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) at the latest.
+    #[must_use]
+    pub fn next_timeout(&self) -> Time {
+        let own = match self.leader {
+            _ if self.over => return Time::NEVER,
+            Some(_) => self.heard.after(self.timing.mute),
+            None => self.next,
+        };
+        own.min(self.links.next_timeout())
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.now = now;
+        self.links.handle_timeout(now);
+        self.drain();
+        let mute = self.heard.after(self.timing.mute);
+        match self.leader {
+            _ if self.over => {}
+            // It is this process that was late.
+            Some(_) if now.since(mute) > self.timing.beat => self.heard = now,
+            Some(_) if now >= mute => self.look(),
+            None if now >= self.next => {
+                let silent = now.since(self.heard) >= self.timing.give_up;
+                match &self.membership {
+                    Some(membership) if silent => {
+                        let all = membership.members.iter().map(|peer| peer.id);
+                        let open = all.filter(|id| !self.is_out(*id)).collect();
+                        self.end(Event::Ended(open));
+                    }
+                    _ => self.ask(),
+                }
+            }
+            _ => {}
+        }
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.links.next_event() {
+            match event {
+                LinkEvent::Received { from, message, .. } => self.message(from, message),
+                LinkEvent::Beat(from, beat) => {
+                    if self.leader == Some(from) && self.term == Some(beat.term) {
+                        self.heard = self.now;
+                    }
+                }
+                LinkEvent::Lost(peer) | LinkEvent::Renewed(peer) if self.leader == Some(peer) => {
+                    self.look();
+                }
+                LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => self.ask(),
+                _ => {}
+            }
+        }
+    }
+
+    fn is_out(&self, id: MemberId) -> bool {
+        self.ended.contains_key(&id) || self.out.contains(&id)
+    }
+
+    fn end(&mut self, event: Event) {
+        self.over = true;
+        self.links.close_all();
+        self.events.push_back(event);
+    }
+
+    // --- looking ---
+
+    /// There is no coordinator any more.
+    fn look(&mut self) {
+        if let Some(leader) = self.leader.take() {
+            self.links.keep(leader, false);
+            self.heard = self.now;
+            self.ask();
+        }
+    }
+
+    /// Asks the next address or member.
+    fn ask(&mut self) {
+        self.redirects = 0;
+        let Some(membership) = &self.membership else {
+            let at = self.at[self.tries % self.at.len()].clone();
+            self.tries += 1;
+            return self.contact(Links::stranger(self.tries as u32), &at);
+        };
+        let size = membership.members.len();
+        let turns = (self.tries..self.tries + size).map(|turn| &membership.members[turn % size]);
+        let next = turns.zip(1..).find(|(peer, _)| !self.is_out(peer.id));
+        match next.map(|(peer, skipped)| (peer.clone(), skipped)) {
+            Some((peer, skipped)) => {
+                self.tries += skipped;
+                self.contact(peer.id, &peer.at);
+            }
+            None => self.end(Event::Ended(Vec::new())),
+        }
+    }
+
+    fn contact(&mut self, id: MemberId, at: &str) {
+        if self.asked != id && !self.links.is_ready(self.asked) {
+            self.links.close(self.asked);
+        }
+        self.asked = id;
+        self.next = self.now.after(2 * self.timing.beat);
+        self.links.open(self.now, id, at);
+        self.links.keep(id, true);
+        let observe = Message::Observe(self.me.clone());
+        self.send(id, observe);
+        self.inform(id);
+    }
+
+    /// What a member is to know, whether it leads or not.
+    fn inform(&mut self, to: MemberId) {
+        let Some(membership) = self.membership.clone() else {
+            return;
+        };
+        if !membership.votes(to) {
+            return;
+        }
+        let ended = self.ended.iter().filter(|(id, _)| membership.votes(**id));
+        let ended: Vec<_> = ended.map(|(id, proof)| testimony(*id, proof)).collect();
+        for testimony in ended {
+            self.send(to, testimony);
+        }
+        if let Some(word) = self.word.clone() {
+            self.send(to, Message::Operator(word));
+        }
+    }
+
+    fn send(&mut self, to: MemberId, message: Message) {
+        let known = self.membership.as_ref();
+        let generation = known.map_or(0, |membership| membership.generation.number);
+        self.links.send(to, generation, message);
+    }
+
+    /// To the coordinator, if there is one.
+    fn tell(&mut self, message: Message) {
+        if let Some(leader) = self.leader {
+            self.send(leader, message);
+        }
+    }
+
+    fn ended(&mut self, member: MemberId, proof: Proof) {
+        let known = self.ended.get(&member);
+        if known.is_some_and(|known| *known <= proof) {
+            return;
+        }
+        let testimony = testimony(member, &proof);
+        self.ended.insert(member, proof);
+        if self.leader == Some(member) {
+            self.look();
+        } else if self.leader.is_some() {
+            self.tell(testimony);
+        } else if self.asked == member {
+            self.ask();
+        }
+    }
+
+    // --- what comes ---
+
+    fn message(&mut self, from: MemberId, message: Message) {
+        let watched = self.leader == Some(from);
+        if watched || self.leader.is_none() {
+            self.heard = self.now;
+        }
+        match message {
+            Message::Leads { term, membership } => self.watch(from, term, membership),
+            Message::Lead {
+                term,
+                start,
+                entries,
+            } if watched && self.term == Some(term) => self.take(start, entries),
+            Message::Append { term, at, entry } if watched && self.term == Some(term) => {
+                match at > self.log.end() {
+                    true => self.send(from, Message::Observe(self.me.clone())),
+                    false => self.take(at, vec![entry]),
+                }
+            }
+            Message::Redirect(peer) if watched || self.leader.is_none() => {
+                self.redirects += 1;
+                if self.redirects <= REDIRECTS && peer.id != from && !self.is_out(peer.id) {
+                    self.leader = None;
+                    self.contact(peer.id, &peer.at);
+                }
+            }
+            Message::Ahead(membership) if self.is_later(&membership) => {
+                self.enter(membership);
+                self.look();
+            }
+            Message::Behind => {
+                if let Some(membership) = self.membership.clone() {
+                    self.send(from, Message::Ahead(membership));
+                }
+            }
+            Message::Leave(_) | Message::CutOff { .. } => {
+                self.out.insert(from);
+                if watched {
+                    self.look();
+                } else if self.leader.is_none() && self.asked == from {
+                    self.ask();
+                }
+            }
+            Message::Reply(bytes) if watched => self.events.push_back(Event::Replied(bytes)),
+            Message::Dismissed(bytes) if self.membership.is_none() => {
+                self.links.acknowledge(from);
+                self.end(Event::Dismissed(bytes));
+            }
+            _ => {}
+        }
+    }
+
+    fn is_later(&self, membership: &SharedMembership) -> bool {
+        let own = self.membership.as_ref();
+        own.is_none_or(|own| own.generation.number < membership.generation.number)
+    }
+
+    fn enter(&mut self, membership: SharedMembership) {
+        self.log = Log::new(membership.members.len());
+        self.term = None;
+        self.out.clear();
+        let generation = membership.generation.number;
+        self.word.take_if(|word| word.generation < generation);
+        self.events
+            .push_back(Event::Active(Arc::clone(&membership)));
+        self.membership = Some(membership);
+    }
+
+    /// A member leads. Nothing that is older than what is known.
+    fn watch(&mut self, from: MemberId, term: Term, membership: SharedMembership) {
+        if self.is_later(&membership) {
+            self.enter(membership);
+        } else if self.membership.as_ref() != Some(&membership)
+            || self.term.is_some_and(|own| term < own)
+            || self.is_out(from)
+        {
+            return;
+        }
+        if self.leader == Some(from) && self.term == Some(term) {
+            return;
+        }
+        (self.term, self.leader, self.heard) = (Some(term), Some(from), self.now);
+        self.asked = from;
+        self.links.close_others(from);
+        self.links.keep(from, true);
+        self.events.push_back(Event::Coordinator(from));
+        self.inform(from);
+    }
+
+    /// Entries of the log, some of which may be known.
+    fn take(&mut self, start: u64, entries: Vec<Arc<Entry>>) {
+        self.log.skip_to(start);
+        for (at, entry) in (start..).zip(entries) {
+            if at < self.log.first() || self.log.at(at) == Some(&entry) {
+                continue;
+            }
+            self.log.cut(at);
+            if let Entry::Gone { member, .. } = &*entry {
+                self.out.insert(*member);
+            }
+            self.log.push(Arc::clone(&entry));
+            self.events.push_back(Event::Entry(entry));
+        }
+        if self.leader.is_some_and(|leader| self.is_out(leader)) {
+            self.look();
+        }
+    }
+}
+
+/// Whether its word counts is for the coordinator to say: this process has no lease.
+fn testimony(member: MemberId, proof: &Proof) -> Message {
+    let (proof, counts) = (proof.clone(), false);
+    Message::Testify(Ended {
+        member,
+        proof,
+        counts,
+    })
+}
