@@ -38,6 +38,15 @@ impl Claim {
         }
     }
 
+    /// A process of the job, which was started as that rank.
+    pub(super) fn member(slot: usize) -> Self {
+        Self {
+            role: Role::Member,
+            rank: slot,
+            size: 0,
+        }
+    }
+
     /// One who asks to be a rank of the next epoch.
     pub(super) fn newcomer() -> Self {
         Self {
@@ -88,6 +97,7 @@ impl fmt::Display for Claim {
             Role::Rank => write!(f, "rank {}", self.rank),
             Role::Observer | Role::Follower | Role::Onlooker => f.write_str("an observer"),
             Role::Newcomer => f.write_str("a newcomer"),
+            Role::Member => f.write_str("a process of the job"),
             Role::Asker => f.write_str("who asks for recordings"),
         }
     }
@@ -241,7 +251,7 @@ pub(super) fn attempt(
 }
 
 /// Tries until somebody answers as the job's rank 0, or says why this one may not come in.
-fn meet(
+pub(super) fn meet(
     address: &Address,
     job: &Job,
     claim: Claim,

@@ -74,7 +74,7 @@ pub fn strangers() -> u64 {
 
 /// A connection is turned away for the `count`-th time; one line for each of the first, then fewer: a stranger
 /// cannot fill a disk.
-fn stranger(from: &str, why: &str, count: u64) {
+pub(super) fn stranger(from: &str, why: &str, count: u64) {
     STRANGERS.fetch_add(1, Ordering::Relaxed);
     if count <= 16 || count.is_power_of_two() {
         tracing::warn!(

@@ -16,6 +16,7 @@ use super::incoming::{Answer, Push};
 use super::launcher;
 use super::line::{Line, Link};
 use super::message::Incomplete;
+use super::node;
 use super::place::Address;
 use super::reader::{Reader, Sink};
 use super::request::Request;
@@ -69,6 +70,9 @@ impl World {
         FromOutside::of_process()?;
         let begun = Instant::now();
         let deadline = deadline_after(world_limit(rendezvous.timeout));
+        if node::is_chosen() {
+            return Self::rejoin_by_node(&rendezvous, deadline);
+        }
         loop {
             let waited = wait_for_invitation(&rendezvous, begun, deadline)?;
             let Admitted {
@@ -109,6 +113,16 @@ impl World {
         // Which epoch that makes is only known in the end.
         let span = tracing::info_span!(target: "nccl", "nccl.recover", epoch = self.epoch());
         let _entered = span.enter();
+        if let Link::Node { node, generation } = self.line.link() {
+            let entered = node
+                .go_on(generation, limit, leaves_behind)
+                .map_err(|why| self.explain(TOPIC, &why))?;
+            let mut next = Self::entered(&entered, self.local_rank, self.timeout());
+            next.interface = self.interface.clone();
+            next.from = node.ranks_before(generation, &entered.membership);
+            self.went_on(&next, kept, begun);
+            return Ok(next);
+        }
         // What came to nothing, and has to say so to those who come late.
         let mut failed = Vec::new();
         for attempt in 0.. {
@@ -121,18 +135,7 @@ impl World {
                 .and_then(|epoch| self.meet_in(&epoch, deadline_after(limit), &mut failed));
             match outcome {
                 Ok(next) => {
-                    tracing::info!(
-                        name: "nccl.rendezvous.next_epoch",
-                        target: "nccl",
-                        epoch = next.epoch(),
-                        rank = next.rank(),
-                        nranks = next.size(),
-                        elapsed_ms = crate::time::millis(begun.elapsed()),
-                        "the world goes on"
-                    );
-                    next.line.attached().goes_on_from(self.line.attached());
-                    next.line.goes_on_from(&self.line);
-                    self.line.has_gone_on(next.epoch(), kept);
+                    self.went_on(&next, kept, begun);
                     return Ok(next);
                 }
                 // Somebody died on the way: what is left agrees again.
@@ -148,6 +151,21 @@ impl World {
             }
         }
         unreachable!("the last attempt returns")
+    }
+
+    fn went_on(&self, next: &Self, kept: &[&str], begun: Instant) {
+        tracing::info!(
+            name: "nccl.rendezvous.next_epoch",
+            target: "nccl",
+            epoch = next.epoch(),
+            rank = next.rank(),
+            nranks = next.size(),
+            elapsed_ms = crate::time::millis(begun.elapsed()),
+            "the world goes on"
+        );
+        next.line.attached().goes_on_from(self.line.attached());
+        next.line.goes_on_from(&self.line);
+        self.line.has_gone_on(next.epoch(), kept);
     }
 
     /// The first step alone.
@@ -229,7 +247,7 @@ impl World {
                         Some((hub, open))
                     }
                     Link::Elsewhere { .. } => None,
-                    Link::Between { .. } => {
+                    Link::Node { .. } | Link::Between { .. } => {
                         return Err(meeting(Error::rendezvous("the coordinator is gone")));
                     }
                 };

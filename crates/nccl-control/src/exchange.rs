@@ -10,6 +10,7 @@ use super::frame::LARGEST;
 use super::hub::cut;
 use super::incoming::Answer;
 use super::message::Incomplete;
+use super::node::{self, Node};
 use super::request::Request;
 use super::substitute::stand_in;
 use super::world::World;
@@ -165,6 +166,9 @@ impl Rendezvous {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
         self.job.check()?;
+        if node::is_chosen() {
+            return Node::fails(&self, chain);
+        }
         if self.rank() > 0 {
             return client::fail(self, chain);
         }

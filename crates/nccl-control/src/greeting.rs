@@ -50,6 +50,8 @@ pub(super) enum Role {
     Newcomer,
     /// No rank either: it asks this process for what its recorder has, and goes.
     Asker,
+    /// A process of the job that reaches another one.
+    Member,
 }
 
 /// Who a rank says it is.
@@ -268,6 +270,7 @@ impl Hello {
                 format!("{host}, pid {pid}, which wants to observe")
             }
             Role::Newcomer => format!("{host}, pid {pid}, which asks to come in"),
+            Role::Member => format!("{host}, pid {pid}, which says it is of the job"),
             Role::Asker => format!("{host}, pid {pid}, which asks for recordings"),
         }
     }

@@ -175,7 +175,7 @@ fn go_on(heir: &Heir, loss: Loss) {
         let mut way = heir.way.lock();
         let server = match &way.link {
             Link::Elsewhere { server, .. } | Link::Between { server } => Arc::clone(server),
-            Link::Here { .. } => return,
+            Link::Here { .. } | Link::Node { .. } => return,
         };
         way.link = Link::Between { server };
         mailbox.interrupt(&why);
@@ -240,6 +240,7 @@ impl Heir {
         match &way.link {
             Link::Here { server, .. } => server.clone(),
             Link::Elsewhere { server, .. } | Link::Between { server } => Some(Arc::clone(server)),
+            Link::Node { .. } => None,
         }
     }
 

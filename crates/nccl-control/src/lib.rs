@@ -73,6 +73,7 @@ pub mod limits;
 mod line;
 mod mailbox;
 mod message;
+mod node;
 mod noise;
 mod observer;
 mod panics;

@@ -241,6 +241,10 @@ impl Peer {
                     }
                     // The coordinator of a moment ago.
                     Role::Follower | Role::Onlooker => return Err(door.refer()),
+                    Role::Member => {
+                        let why = String::from("this process does not speak with others so");
+                        return Err(why.into());
+                    }
                     Role::Observer | Role::Asker => {
                         connection.enqueue(welcome);
                         connection.flush_quietly();

@@ -99,6 +99,39 @@ pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
     }
 }
 
+/// What was found of a process by its number.
+pub(super) enum Found {
+    /// A descriptor of it.
+    Process(OwnedFd),
+    /// It has ended: nobody has its number, or another process.
+    Ended,
+    /// The system does not say.
+    Unknown,
+}
+
+/// The process with a number of this kernel and namespace that was started then, as it says itself.
+pub(super) fn find(pid: u32, started: u64) -> Found {
+    let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return Found::Unknown;
+    };
+    let descriptor = match rustix::process::pidfd_open(target, PidfdFlags::NONBLOCK) {
+        Ok(descriptor) => descriptor,
+        Err(rustix::io::Errno::SRCH) => return Found::Ended,
+        Err(_) => return Found::Unknown,
+    };
+    // Behind the descriptor: one that ended in between has left its number to nobody who was started at the same time.
+    match stat(pid.into()) {
+        Some(stat) if stat.starttime == started => Found::Process(descriptor),
+        Some(_) => Found::Ended,
+        None => Found::Unknown,
+    }
+}
+
+/// When this process was started, as its kernel counts; 0 where it does not say.
+pub(super) fn started() -> u64 {
+    stat(std::process::id().into()).map_or(0, |stat| stat.starttime)
+}
+
 /// Who has started a process, or has taken it over.
 pub(super) fn parent_of(pid: u32) -> Option<u32> {
     stat(pid.into())?.ppid.try_into().ok()

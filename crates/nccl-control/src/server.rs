@@ -164,7 +164,7 @@ impl Drop for Server {
 }
 
 /// Says once per process that nothing keeps strangers out: in the log, and where a program without a log shows it.
-fn warn_of_open_door(at: &str) {
+pub(super) fn warn_of_open_door(at: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         tracing::warn!(

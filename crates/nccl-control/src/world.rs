@@ -16,6 +16,7 @@ use super::launcher;
 use super::line::{Line, Link, Member};
 use super::mailbox::Mailbox;
 use super::message::Incomplete;
+use super::node::{self, Entered, Node};
 use super::panics;
 use super::place::{self, Address};
 use super::process;
@@ -97,6 +98,9 @@ impl World {
         FromOutside::of_process()?;
         launcher::own_rank()?;
         let deadline = deadline_after(world_limit(rendezvous.timeout));
+        if node::is_chosen() {
+            return Self::meet_by_node(rendezvous, deadline);
+        }
         let job = rendezvous.job.clone();
         let coordinating = (rendezvous.rank == 0).then(|| {
             let hub = Arc::new(Hub::of_epoch(rendezvous.world_size, job.epoch));
@@ -108,6 +112,57 @@ impl World {
         let address = rendezvous.address.clone();
         Self::enter(rendezvous, address, coordinating, &beside, deadline, None)
             .map_err(|(error, _)| error)
+    }
+
+    /// Meets the others with the machines.
+    fn meet_by_node(rendezvous: Rendezvous, deadline: Instant) -> Result<Self> {
+        let (rank, nranks) = (rendezvous.rank, rendezvous.world_size);
+        let epoch = rendezvous.job.epoch;
+        let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, nranks, epoch);
+        let _entered = span.enter();
+        let mailbox = Arc::new(Mailbox::default());
+        let node = Node::first(&rendezvous, deadline, &mailbox)?;
+        let job = (rendezvous.job.name.clone(), epoch);
+        let link = Link::Node {
+            node: Arc::clone(&node),
+            generation: epoch,
+        };
+        let line = Line::open(rank, nranks, job, link, mailbox);
+        let entered = node
+            .meet(deadline)
+            .map_err(|why| line.explain("join", &why))?;
+        let mut world = Self::new(line, rendezvous.local_rank, rendezvous.timeout);
+        world.line.meet(entered.members());
+        world.settle_in(&rendezvous);
+        let address = &rendezvous.address;
+        tracing::info!(name: "nccl.rendezvous.met", target: "nccl", rank, nranks, %address, "all ranks have met");
+        Ok(world)
+    }
+
+    /// What follows from where and as what it has come.
+    fn settle_in(&mut self, rendezvous: &Rendezvous) {
+        if let (true, Some(members)) = (rendezvous.counts_local, self.line.members().get()) {
+            let host = &members[self.rank()].host;
+            let before = members[..self.rank()].iter();
+            self.local_rank = before.filter(|member| member.host == *host).count();
+        }
+        self.line.compare_clocks();
+        self.interface = rendezvous.address.interface();
+    }
+
+    /// The world of a generation that this process has come into, or has gone on to.
+    pub(super) fn entered(entered: &Entered, local_rank: usize, timeout: Duration) -> Self {
+        let job = entered.node.job().name.clone();
+        Self::new(node::line(entered, &job), local_rank, timeout)
+    }
+
+    /// As [`rejoin`](Self::rejoin), with the machines.
+    pub(super) fn rejoin_by_node(rendezvous: &Rendezvous, deadline: Instant) -> Result<Self> {
+        let entered = Node::joiner(rendezvous, deadline)?;
+        let mut world = Self::entered(&entered, rendezvous.local_rank, rendezvous.timeout);
+        world.settle_in(rendezvous);
+        world.from = vec![None; world.size()];
+        Ok(world)
     }
 
     /// Meets the ranks of an epoch at `found`, where its rank 0 is, unless `in_vain`. That one opens its door for its hub; another

@@ -262,7 +262,9 @@ impl Line {
             {
                 return;
             }
-            way.keep(id, &request, &self.mailbox);
+            if !matches!(way.link, Link::Node { .. }) {
+                way.keep(id, &request, &self.mailbox);
+            }
             if let Link::Elsewhere { connection, .. } = &way.link {
                 connection.enqueue(request.encode(id));
             }
@@ -278,6 +280,7 @@ impl Line {
             }
             Link::Elsewhere { connection, .. } => connection.flush_quietly(),
             Link::Between { .. } => {}
+            Link::Node { node, generation } => node.send(generation, id, request),
         }
     }
 }

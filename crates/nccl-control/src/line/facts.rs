@@ -109,7 +109,10 @@ impl Line {
     pub fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
         match self.link() {
             Link::Here { hub, .. } => hub.heartbeat_ages(),
-            Link::Elsewhere { .. } | Link::Between { .. } => {
+            Link::Node { node, generation } if self.coordinator() == self.rank => {
+                node.heartbeat_ages(generation)
+            }
+            Link::Elsewhere { .. } | Link::Between { .. } | Link::Node { .. } => {
                 let age = self.mailbox.coordinator_age();
                 let age = age.map(|age| (self.coordinator(), age));
                 age.into_iter().collect()

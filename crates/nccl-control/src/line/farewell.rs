@@ -56,6 +56,7 @@ impl Line {
                 let _ = connection.drain(Instant::now() + FAREWELL);
             }
             Link::Between { .. } => self.send(u64::MAX, Request::Fail { why }),
+            Link::Node { node, .. } => node.fail(why),
         }
     }
 
@@ -79,6 +80,7 @@ impl Line {
         match &link {
             Link::Here { hub, .. } => hub.leave(self.rank, farewell),
             Link::Between { .. } => {}
+            Link::Node { node, generation } => node.leave(*generation, farewell),
             Link::Elsewhere { connection, .. } => {
                 let last = match farewell {
                     Departure::Failed(why) => Request::Fail { why },

@@ -33,6 +33,7 @@ use super::events::WorldEvent;
 use super::heir::{self, Heir, Way};
 use super::hub::Hub;
 use super::mailbox::{Mailbox, Notice};
+use super::node::Node;
 use super::panics;
 use super::server::Server;
 use crate::departure::Departure;
@@ -81,6 +82,8 @@ pub(crate) enum Link {
     },
     /// The coordinator is gone, and there is no other yet.
     Between { server: Arc<Server> },
+    /// The driver of this process's machine knows.
+    Node { node: Arc<Node>, generation: u64 },
 }
 
 impl Line {
@@ -109,6 +112,9 @@ impl Line {
         });
         if let Some(server) = line.own_door() {
             server.attach(&line.attached);
+        }
+        if let Link::Node { node, .. } = line.link() {
+            node.attach(&line.attached);
         }
         forked::watch();
         panics::remember(Arc::downgrade(&line));
@@ -150,6 +156,7 @@ impl Line {
                 connection.shut();
             }
             Link::Between { server } => server.cut_for_a_test(),
+            Link::Node { node, .. } => node.cut_for_a_test(),
         }
     }
 
@@ -176,7 +183,7 @@ impl Line {
     pub(crate) fn server(&self) -> Option<Arc<Server>> {
         match self.link() {
             Link::Here { server, .. } => server,
-            Link::Elsewhere { .. } | Link::Between { .. } => None,
+            Link::Elsewhere { .. } | Link::Between { .. } | Link::Node { .. } => None,
         }
     }
 
@@ -185,6 +192,7 @@ impl Line {
         match self.link() {
             Link::Here { server, .. } => server,
             Link::Elsewhere { server, .. } | Link::Between { server } => Some(server),
+            Link::Node { .. } => None,
         }
     }
 

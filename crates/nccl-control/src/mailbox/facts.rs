@@ -1,15 +1,30 @@
 //! What has been heard of the other ranks and of the coordinator, to be looked up at any time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Mailbox;
 use crate::departure::Departure;
+use crate::events::WorldEvent;
 use crate::heartbeat::Suspect;
 
 impl Mailbox {
     /// Who coordinates, as far as this rank knows.
     pub(crate) fn coordinator(&self) -> usize {
         self.state.lock().coordinator()
+    }
+
+    /// Another rank coordinates; `tell` those who read what happens.
+    pub(crate) fn set_coordinator(&self, rank: usize, tell: bool) {
+        let mut state = self.state.lock();
+        state.coordinator = rank;
+        if tell {
+            state.happens(|| WorldEvent::Coordinator { rank });
+        }
+    }
+
+    /// The coordinator has asked whether this process is there.
+    pub(crate) fn heard_coordinator(&self, now: Instant) {
+        self.state.lock().suspects.coordinator_heard(now);
     }
 
     /// For how long the coordinator has not been heard.

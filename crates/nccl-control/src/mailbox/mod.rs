@@ -55,6 +55,8 @@ struct State {
     lasting: HashSet<u64>,
     /// Where ranks are processes: who coordinates, and what it has told.
     succession: Option<Succession<Notice>>,
+    /// The same, where a machine says who that is.
+    coordinator: usize,
     inbox: VecDeque<Notice>,
     running: bool,
     /// Notices that came before the first handler.
@@ -82,7 +84,8 @@ struct State {
 
 impl State {
     fn coordinator(&self) -> usize {
-        self.succession.as_ref().map_or(0, Succession::coordinator)
+        let coordinator = self.succession.as_ref().map(Succession::coordinator);
+        coordinator.unwrap_or(self.coordinator)
     }
 
     /// For the handlers, in order.

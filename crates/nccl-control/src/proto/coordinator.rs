@@ -22,7 +22,7 @@ use super::message::{
 use super::mistake::Mistake;
 #[cfg(doc)]
 use super::timing::Timing;
-use crate::departure::{Departure, How};
+use crate::departure::{Departure, How, LastCall};
 
 /// What the coordinator is to do instead.
 #[derive(Debug)]
@@ -243,6 +243,14 @@ impl Coordinator {
             self.inform(core, id);
         }
         self.send_beat(core);
+    }
+
+    pub(super) fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {
+        let followers = self.followers.iter();
+        let admitted = followers.filter(|(_, follower)| follower.admitted);
+        admitted
+            .map(|(id, follower)| (*id, now.since(follower.heard)))
+            .collect()
     }
 
     /// About how many bytes it has beside itself.
@@ -750,8 +758,19 @@ impl Coordinator {
 
     // --- what all hear ---
 
-    fn order(&mut self, core: &Core, entry: Entry, needs: Option<u64>) {
+    fn order(&mut self, core: &Core, mut entry: Entry, needs: Option<u64>) {
         let since = core.now;
+        if let Entry::Gone {
+            member,
+            departure: Departure::Lost(lost),
+            ..
+        } = &mut entry
+            && let Some((at, call)) = core.calls.get(member)
+        {
+            let before = Duration::from_nanos(since.since(*at));
+            let call = call.clone();
+            lost.last_call.get_or_insert(LastCall { call, before });
+        }
         self.orders.push_back(Order {
             entry,
             since,

@@ -169,6 +169,8 @@ pub(super) struct Core {
     pub(super) departed: usize,
     /// What the driver has seen of peers that it does not reach, and when.
     pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
+    /// What the programs of members called last, as they have told the coordinator's, and when.
+    pub(super) calls: BTreeMap<MemberId, (Time, String)>,
     /// Whether the program goes on into no successor.
     pub(super) abstains: bool,
     /// Whether another process has been told so.
@@ -214,6 +216,7 @@ impl Core {
             progress: None,
             departed: 0,
             evidence: BTreeMap::new(),
+            calls: BTreeMap::new(),
             abstains: false,
             renounced: false,
         }
@@ -285,6 +288,7 @@ impl Core {
         self.lost = None;
         self.departed = 0;
         self.evidence.retain(|id, _| membership.votes(*id));
+        self.calls.retain(|id, _| membership.votes(*id));
         self.unheard.clear();
         self.wish = None;
         self.joiners.retain(|id, _| !membership.votes(*id));

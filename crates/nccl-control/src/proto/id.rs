@@ -80,10 +80,14 @@ pub struct Peer {
     pub host: String,
     /// Its process number, in its own namespace.
     pub pid: u32,
+    /// When its process was started, as its kernel counts.
+    pub started: u64,
     /// A checksum of the kernel and the namespace in which `pid` means something; 0 where that is not known.
     pub kernel: u64,
     /// Where it listens.
     pub at: String,
+    /// Which rank its launcher started it as, where there is one.
+    pub launched: Option<u32>,
 }
 
 /// The members of one generation, in the order of their ranks, and the witnesses that vote with them.

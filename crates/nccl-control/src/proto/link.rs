@@ -192,6 +192,11 @@ impl Links {
         self.links.get(&peer).is_some_and(|link| link.ready)
     }
 
+    /// The connection of a session.
+    pub(super) fn connection_of(&self, peer: MemberId) -> Option<Connection> {
+        self.links.get(&peer)?.connection
+    }
+
     /// Whether there is a session, ready or not.
     #[must_use]
     pub(super) fn is_there(&self, peer: MemberId) -> bool {

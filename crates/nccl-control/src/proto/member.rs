@@ -74,6 +74,8 @@ pub enum Command {
         /// The words.
         bytes: Arc<[u8]>,
     },
+    /// What the program of a member has called last, as that has told the coordinator's: said when it is lost.
+    Called(MemberId, String),
     /// Instead of forming the first generation: all that have joined and that come later hear this, and take part no more.
     Dismiss(Arc<[u8]>),
     /// To go on to the next generation.
@@ -246,6 +248,21 @@ impl Member {
     #[must_use]
     pub fn leads(&self) -> bool {
         matches!(self.role, Role::Leading(_))
+    }
+
+    /// The connection that carries the session with a process, if it is there.
+    #[must_use]
+    pub fn connection_of(&self, id: MemberId) -> Option<Connection> {
+        self.core.links.connection_of(id)
+    }
+
+    /// For how many nanoseconds each of the other members has not been heard, where this one coordinates.
+    #[must_use]
+    pub fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {
+        match &self.role {
+            Role::Leading(coordinator) => coordinator.ages(now),
+            _ => Vec::new(),
+        }
     }
 
     /// While this process forms the first generation: which process has joined with that slot.
@@ -1264,6 +1281,10 @@ impl Member {
             return;
         }
         match command {
+            Command::Called(member, call) => {
+                let now = self.core.now;
+                self.core.calls.insert(member, (now, call));
+            }
             Command::Say { topic, bytes } => {
                 let said = self.core.say(topic, bytes);
                 match &mut self.role {

@@ -45,6 +45,16 @@ struct Sending {
     deadline: Instant,
 }
 
+impl Channels {
+    pub(super) fn holds(&self, rank: usize, id: u64) -> bool {
+        let mut channels = self.by_name.values();
+        channels.any(|channel| {
+            let mut held = channel.held.iter();
+            held.any(|sending| (sending.from, sending.id) == (rank, id))
+        })
+    }
+}
+
 impl Sending {
     fn goes_to(&self, rank: usize) -> bool {
         match self.to {

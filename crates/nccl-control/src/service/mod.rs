@@ -250,6 +250,15 @@ impl Service {
         !self.gets.is_empty() || self.rounds.values().any(|open| !open.waiting.is_empty())
     }
 
+    /// Whether this request of `rank` waits for its answer.
+    pub(crate) fn expects(&self, rank: usize, id: u64) -> bool {
+        let own = (rank, id);
+        let mut rounds = self.rounds.values();
+        rounds.any(|open| open.waiting.contains(&own))
+            || self.gets.iter().any(|get| (get.rank, get.id) == own)
+            || self.channels.holds(rank, id)
+    }
+
     pub(crate) fn rank(&self, rank: usize) -> &Rank {
         &self.ranks[rank]
     }

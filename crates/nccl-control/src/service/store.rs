@@ -14,7 +14,7 @@ use crate::time::later;
 pub(super) struct Get {
     pub(super) key: String,
     pub(super) rank: usize,
-    id: u64,
+    pub(super) id: u64,
     pub(super) begun: Instant,
     /// When to say that it is still waited for.
     pub(super) report: Instant,

@@ -187,6 +187,8 @@ impl Network {
             pid: number as u32,
             kernel: kernel as u64 + 1,
             at: slot.to_string(),
+            started: 0,
+            launched: None,
         };
         let now = Time(self.now);
         let member = Member::new(peer, seat, self.timing, self.mistakes, now);

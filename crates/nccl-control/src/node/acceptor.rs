@@ -1,0 +1,295 @@
+//! Where a process of a job listens: lets in who proves that it belongs to the job, and turns others away.
+//!
+//! A guest is somebody who has not proved who it is. It has [`PATIENCE`] to do so, the memory of a greeting, and one of a bounded
+//! number of places; when there are too many, the oldest goes. What a guest sends reaches no rank but as a remark.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+use super::Node;
+use super::guest::Guest;
+use crate::connection::Connection;
+use crate::departure::cut;
+use crate::door::stranger;
+use crate::error::{Error, Result};
+use crate::greeting::Plain;
+use crate::place::{self, Address, Listener};
+use crate::reactor::{EventFlags, Reactor, Source};
+use crate::sync::Mutex;
+
+/// How long a guest may take to prove who it is.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long no connection is accepted when the system has no room for one.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a place is waited for that another process still has.
+const INSISTENCE: Duration = Duration::from_secs(30);
+
+pub(super) struct Acceptor {
+    this: Weak<Self>,
+    pub(super) node: Weak<Node>,
+    at: String,
+    /// Where those look for the coordinator who are new.
+    places: Vec<Address>,
+    has_secret: bool,
+    translated: bool,
+    most_guests: usize,
+    listeners: Mutex<Vec<(Listener, u64)>>,
+    closed: AtomicBool,
+    guests: Mutex<Guests>,
+}
+
+#[derive(Default)]
+struct Guests {
+    next: u64,
+    /// In the order in which they came.
+    all: BTreeMap<u64, Arc<Guest>>,
+    paused: bool,
+    turned_away: u64,
+}
+
+impl Acceptor {
+    pub(super) fn open(
+        node: &Arc<Node>,
+        listener: Listener,
+        places: Vec<Address>,
+        size: usize,
+    ) -> Result<Arc<Self>> {
+        let this = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            node: Arc::downgrade(node),
+            at: listener.at.clone(),
+            places,
+            has_secret: node.job.secret.is_some(),
+            translated: node.job.translated,
+            most_guests: 2 * size + 64,
+            listeners: Mutex::default(),
+            closed: AtomicBool::new(false),
+            guests: Mutex::default(),
+        });
+        this.listen(listener, &mut this.listeners.lock())?;
+        Ok(this)
+    }
+
+    fn listen(&self, listener: Listener, listeners: &mut Vec<(Listener, u64)>) -> Result<()> {
+        let failed = |error| Error::io(format!("listening at {}", self.at))(error);
+        let reactor = Reactor::get().map_err(failed)?;
+        let Some(this) = self.this.upgrade() else {
+            return Ok(());
+        };
+        let token = reactor.add(&listener, EventFlags::IN, this as Arc<dyn Source>);
+        let token = token.map_err(failed)?;
+        // A connection that came already still waits: readiness is told again and again.
+        listeners.push((listener, token));
+        Ok(())
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let listeners = std::mem::take(&mut *self.listeners.lock());
+        if let Ok(reactor) = Reactor::get() {
+            for (listener, token) in &listeners {
+                reactor.remove(listener, *token);
+            }
+        }
+        for guest in std::mem::take(&mut self.guests.lock().all).into_values() {
+            guest.close();
+        }
+    }
+
+    fn accept(&self) {
+        let listeners = self.listeners.lock();
+        for (listener, _) in &*listeners {
+            // Not for ever: the reactor has other sources, too.
+            for _ in 0..64 {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                match rustix::net::accept_with(listener, flags) {
+                    Ok(socket) => self.receive(socket, listener),
+                    Err(Errno::AGAIN) => break,
+                    Err(Errno::INTR | Errno::CONNABORTED) => {}
+                    Err(error) => return self.pause(&listeners, error),
+                }
+            }
+        }
+    }
+
+    /// No descriptors or memory: looks again later, instead of all the time.
+    fn pause(&self, listeners: &[(Listener, u64)], error: Errno) {
+        if let Ok(reactor) = Reactor::get() {
+            let error = io::Error::from(error);
+            tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "accept", why = %error, "the rendezvous cannot accept a connection");
+            self.guests.lock().paused = true;
+            for (listener, token) in listeners {
+                reactor.modify(listener, *token, EventFlags::empty());
+            }
+            let this = Weak::clone(&self.this) as Weak<dyn Source>;
+            reactor.wake_at(Instant::now() + PAUSE, this);
+        }
+    }
+
+    fn receive(&self, socket: OwnedFd, listener: &Listener) {
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        let from = place::describe_peer(&socket);
+        // As a greeting has to be meant.
+        let at = listener.end_of(&socket).map_err(|error| error.to_string());
+        let (at, stranger) = match place::admit(&socket).and(at) {
+            Ok(at) => (Some(at).filter(|_| !self.translated), None),
+            Err(why) => (None, Some(why)),
+        };
+        let plain = Plain {
+            has_secret: self.has_secret,
+            dialled: at,
+        };
+        let connection = Arc::new(Connection::new(socket));
+        let mut guests = self.guests.lock();
+        let number = guests.next;
+        guests.next += 1;
+        let acceptor = Weak::clone(&self.this);
+        let guest = Guest::new(acceptor, number, from, plain, connection);
+        if let Some(stranger) = stranger {
+            drop(guests);
+            return guest.refuse(self, &stranger.into());
+        }
+        guests.all.insert(number, Arc::clone(&guest));
+        let too_many = guests.all.len() > self.most_guests;
+        let oldest = too_many.then(|| guests.all.pop_first()).flatten();
+        drop(guests);
+        if let Some((_, oldest)) = oldest {
+            self.note(&oldest.from, "there were too many who had not greeted");
+            oldest.close();
+        }
+        if let Err(error) = guest.start(PATIENCE) {
+            self.forget(number);
+            self.note(&guest.from, &error.to_string());
+        }
+    }
+
+    /// A guest is none any more.
+    pub(super) fn forget(&self, number: u64) {
+        self.guests.lock().all.remove(&number);
+    }
+
+    /// Notes that somebody was turned away.
+    pub(super) fn note(&self, from: &str, why: &str) {
+        let count = {
+            let mut guests = self.guests.lock();
+            guests.turned_away += 1;
+            guests.turned_away
+        };
+        stranger(from, why, count);
+        let mut text = format!("{from} was turned away: {why}");
+        cut(&mut text, 300);
+        if let Some(node) = self.node.upgrade() {
+            node.remark(text);
+        }
+    }
+
+    /// This process coordinates: it is found from now on where those look for the coordinator who are new, at each of the places
+    /// of this host that nobody has any more. A place that is still taken is tried again for a while, on a thread of its own.
+    pub(super) fn take_places(&self) {
+        let left = self.take_free_places();
+        if left.is_empty() {
+            return;
+        }
+        let this = Weak::clone(&self.this);
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-places"))
+            .spawn(move || insist(&this));
+        if let Err(error) = spawned {
+            untaken(&left, &error.to_string());
+        }
+    }
+
+    fn take_free_places(&self) -> Vec<(Address, Error)> {
+        let mut left = Vec::new();
+        for place in &self.places {
+            let mut listeners = self.listeners.lock();
+            let is_held = listeners.iter().any(|(own, _)| own.is_at(place));
+            if is_held || self.closed.load(Ordering::Acquire) {
+                continue;
+            }
+            match listeners.first_mut().map(|(own, _)| own.publish(place)) {
+                Some(Ok(true)) => continue,
+                Some(Err(error)) => {
+                    left.push((place.clone(), error));
+                    continue;
+                }
+                Some(Ok(false)) | None => {}
+            }
+            if !place.is_here() {
+                continue;
+            }
+            drop(listeners);
+            let taken = match place::listen(place) {
+                Ok(listener) => listener,
+                Err(error) => {
+                    left.push((place.clone(), error));
+                    continue;
+                }
+            };
+            let at = taken.at.clone();
+            match self.listen(taken, &mut self.listeners.lock()) {
+                Ok(()) => {
+                    tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "a coordinator that is gone was to be found there, and this process is now");
+                }
+                Err(error) => left.push((place.clone(), error)),
+            }
+        }
+        left
+    }
+}
+
+impl Source for Acceptor {
+    fn ready(self: Arc<Self>, _: EventFlags) {
+        self.accept();
+    }
+
+    fn due(self: Arc<Self>, _: Instant) {
+        if let (true, Ok(reactor)) = (
+            std::mem::take(&mut self.guests.lock().paused),
+            Reactor::get(),
+        ) {
+            for (listener, token) in &*self.listeners.lock() {
+                reactor.modify(listener, *token, EventFlags::IN);
+            }
+        }
+    }
+}
+
+fn insist(acceptor: &Weak<Acceptor>) {
+    let until = Instant::now() + INSISTENCE;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
+        let Some(acceptor) = acceptor.upgrade() else {
+            return;
+        };
+        if acceptor.closed.load(Ordering::Acquire) {
+            return;
+        }
+        let left = acceptor.take_free_places();
+        if left.is_empty() {
+            return;
+        }
+        if Instant::now() >= until {
+            return untaken(&left, "it is still taken");
+        }
+    }
+}
+
+fn untaken(left: &[(Address, Error)], why: &str) {
+    for (place, error) in left {
+        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", %place, %error, why, "new processes cannot come in by this address");
+    }
+}

@@ -1,0 +1,272 @@
+//! What this process serves while it coordinates: a [`Service`] for each generation whose lines still ask.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl_base::clock;
+
+use crate::departure::Departure;
+use crate::incoming::{Answer, Push};
+use crate::message::Incomplete;
+use crate::proto::{MemberId, SharedMembership};
+use crate::request::Request;
+use crate::service::{self, Service, To};
+
+#[derive(Default)]
+pub(super) struct Desk {
+    /// How many ranks the first generation has.
+    pub(super) size: usize,
+    served: BTreeMap<u64, Served>,
+    /// Who was turned away before there was a service.
+    remarks: Vec<String>,
+    /// What the desk says by itself.
+    own: VecDeque<(u64, Output)>,
+}
+
+struct Served {
+    service: Service,
+    membership: SharedMembership,
+    /// This process has taken over: what was in the store is not known.
+    is_successor: bool,
+    /// The last answers, for those that they may not have reached.
+    answered: VecDeque<(usize, u64, Answer)>,
+    /// Who has gone first.
+    first_gone: Option<(usize, Departure)>,
+}
+
+/// What a service wants, for members.
+pub(super) enum Output {
+    Answer {
+        to: Vec<(MemberId, u64)>,
+        answer: Answer,
+    },
+    Push {
+        to: Vec<MemberId>,
+        push: Push,
+    },
+}
+
+impl Served {
+    fn remember(&mut self, to: &[(usize, u64)], answer: &Answer) {
+        let most = 4 * self.membership.members.len() + 64;
+        for (rank, id) in to {
+            if self.answered.len() >= most {
+                self.answered.pop_front();
+            }
+            self.answered.push_back((*rank, *id, answer.clone()));
+        }
+    }
+
+    fn leave(&mut self, member: MemberId, departure: &Departure, stays: bool) {
+        if let Some(rank) = self.membership.rank_of(member) {
+            self.first_gone
+                .get_or_insert_with(|| (rank, departure.clone()));
+            self.service.leave(rank, departure.clone(), stays);
+        }
+    }
+}
+
+impl Desk {
+    /// This process coordinates a generation of which these are gone; `is_first`: nobody has before.
+    pub(super) fn open(
+        &mut self,
+        generation: u64,
+        membership: &SharedMembership,
+        gone: &[(MemberId, Departure)],
+        is_first: bool,
+    ) {
+        if self.served.contains_key(&generation) {
+            return;
+        }
+        let now = Instant::now();
+        let mut service = Service::new(membership.members.len());
+        for (rank, peer) in membership.members.iter().enumerate() {
+            service.arrive(now, rank, &peer.host, peer.pid.into());
+        }
+        for text in std::mem::take(&mut self.remarks) {
+            service.remark(text);
+        }
+        let mut served = Served {
+            service,
+            membership: Arc::clone(membership),
+            is_successor: !is_first,
+            answered: VecDeque::new(),
+            first_gone: None,
+        };
+        for (member, departure) in gone {
+            if let Some(rank) = membership.rank_of(*member) {
+                served
+                    .first_gone
+                    .get_or_insert_with(|| (rank, departure.clone()));
+                served.service.departed_before(rank, departure.clone());
+                served.service.disconnect(rank);
+            }
+        }
+        if let Some((rank, departure)) = served.service.over().cloned() {
+            let to = membership.members.iter().map(|peer| peer.id).collect();
+            let push = Push::Over { rank, departure };
+            self.own.push_back((generation, Output::Push { to, push }));
+        }
+        self.served.insert(generation, served);
+    }
+
+    /// Another process coordinates.
+    pub(super) fn close(&mut self) {
+        self.served.clear();
+        self.own.clear();
+    }
+
+    /// No line of this process asks for this generation any more, and it is not the last.
+    pub(super) fn remark(&mut self, text: String) {
+        match self.served.values_mut().next_back() {
+            Some(served) => served.service.remark(text),
+            None if self.remarks.len() < 8 => self.remarks.push(text),
+            None => {}
+        }
+    }
+
+    /// Who was turned away while the ranks met.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        self.remarks.clone()
+    }
+
+    /// A request of a line; `again` when it may have come before.
+    pub(super) fn handle(
+        &mut self,
+        from: MemberId,
+        generation: u64,
+        id: u64,
+        request: Request,
+        again: bool,
+    ) {
+        let now = Instant::now();
+        let answer = |answer| {
+            let to = vec![(from, id)];
+            (generation, Output::Answer { to, answer })
+        };
+        let Some(served) = self.served.get_mut(&generation) else {
+            // Of a generation that this process was not in.
+            let why = Answer::Incomplete(Arc::new(Incomplete::Interrupted));
+            if id != u64::MAX {
+                self.own.push_back(answer(why));
+            }
+            return;
+        };
+        let Some(rank) = served.membership.rank_of(from) else {
+            return;
+        };
+        if again {
+            if served.service.expects(rank, id) {
+                return;
+            }
+            let mut answered = served.answered.iter();
+            if let Some((.., given)) = answered.find(|(to, n, _)| (*to, *n) == (rank, id)) {
+                return self.own.push_back(answer(given.clone()));
+            }
+        }
+        match request {
+            Request::Clock => {
+                let now = clock::clock().to_le_bytes();
+                let value = Answer::Value(now.as_slice().into());
+                self.own.push_back(answer(value));
+            }
+            Request::Saw { rank, state } if rank < served.membership.members.len() => {
+                let silent = Some(Duration::ZERO);
+                let to = served
+                    .membership
+                    .members
+                    .iter()
+                    .map(|peer| peer.id)
+                    .collect();
+                let push = Push::Suspected {
+                    rank,
+                    silent,
+                    state: Some(state),
+                };
+                self.own.push_back((generation, Output::Push { to, push }));
+            }
+            Request::Stay { why } => {
+                let departure = why.map_or(Departure::Left, Departure::Failed);
+                served.leave(from, &departure, true);
+            }
+            // What is asked for, the one before had.
+            Request::Set { .. } | Request::Get { .. }
+                if served.is_successor && served.first_gone.is_some() =>
+            {
+                if let Some((rank, departure)) = served.first_gone.clone() {
+                    let why = Incomplete::Gone { rank, departure };
+                    self.own
+                        .push_back(answer(Answer::Incomplete(Arc::new(why))));
+                }
+            }
+            request => served.service.handle(now, rank, id, request),
+        }
+    }
+
+    /// A member is gone.
+    pub(super) fn leave(&mut self, member: MemberId, departure: &Departure, stays: bool) {
+        for served in self.served.values_mut() {
+            served.leave(member, departure, stays);
+        }
+    }
+
+    /// A member fails, and stays for the ends of its communicators.
+    pub(super) fn leave_in(&mut self, generation: u64, member: MemberId, departure: &Departure) {
+        if let Some(served) = self.served.get_mut(&generation) {
+            served.leave(member, departure, true);
+        }
+    }
+
+    pub(super) fn poll(&mut self) -> Option<(u64, Output)> {
+        if let Some(own) = self.own.pop_front() {
+            return Some(own);
+        }
+        for (&generation, served) in &mut self.served {
+            if let Some(output) = served.service.poll() {
+                if let service::Output::Answer { to, answer } = &output {
+                    served.remember(to, answer);
+                }
+                let id = |rank: usize| served.membership.members[rank].id;
+                let output = match output {
+                    service::Output::Answer { to, answer } => Output::Answer {
+                        to: to.into_iter().map(|(rank, n)| (id(rank), n)).collect(),
+                        answer,
+                    },
+                    service::Output::Push { to, push } => {
+                        let to = match to {
+                            To::All => (0..served.membership.members.len()).map(id).collect(),
+                            To::Rank(rank) => vec![id(rank)],
+                            To::Ranks(ranks) => ranks.into_iter().map(id).collect(),
+                            To::Observers => Vec::new(),
+                        };
+                        Output::Push { to, push }
+                    }
+                };
+                return Some((generation, output));
+            }
+        }
+        None
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        let services = self.served.values();
+        services
+            .filter_map(|served| served.service.next_timeout())
+            .min()
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        for served in self.served.values_mut() {
+            served.service.handle_timeout(now);
+        }
+    }
+
+    /// What to say now of those who wait.
+    pub(super) fn reports(&mut self, now: Instant) -> Vec<String> {
+        let services = self.served.values_mut();
+        services
+            .flat_map(|served| served.service.reports(now))
+            .collect()
+    }
+}

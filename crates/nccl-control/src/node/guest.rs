@@ -1,0 +1,264 @@
+//! Somebody at an [`Acceptor`], until it has proved who it is.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::acceptor::Acceptor;
+use super::port::Port;
+use crate::admission::Refusal;
+use crate::connection::{Connection, Received};
+use crate::frame::{Decoder, GREETING, LARGEST_FRAME};
+use crate::greeting::{Again, Greeting, Hello, OTHER_VERSION, Plain, Role, Unproved};
+use crate::noise::Responder;
+use crate::process;
+use crate::reactor::{EventFlags, Reactor, Source};
+use crate::sync::Mutex;
+
+/// The largest question of somebody who asks for recordings.
+const LARGEST_QUESTION: usize = 1 << 20;
+
+/// Of a guest that sent a first message and nothing under the keys of the handshake.
+const UNSEEN: &str = "sent a greeting and did not show that it made it: it may be a recorded one";
+
+pub(super) struct Guest {
+    this: Weak<Self>,
+    acceptor: Weak<Acceptor>,
+    number: u64,
+    /// Where it is, for sentences.
+    pub(super) from: String,
+    /// What a greeting has to say in plain that is meant for this process.
+    plain: Plain,
+    connection: Arc<Connection>,
+    /// Only the reactor's thread takes it.
+    talk: Mutex<Talk>,
+}
+
+struct Talk {
+    decoder: Decoder,
+    stage: Stage,
+}
+
+enum Stage {
+    Hello,
+    /// Its first message was made with the secret, but perhaps not by it.
+    Opened {
+        hello: Hello,
+        process: Option<OwnedFd>,
+    },
+    /// It was told why it may not come in, and may still read that.
+    Dismissed,
+    /// It is in.
+    In(Arc<Port>),
+    /// It is in, and asks for recordings.
+    Asks,
+}
+
+impl Guest {
+    pub(super) fn new(
+        acceptor: Weak<Acceptor>,
+        number: u64,
+        from: String,
+        plain: Plain,
+        connection: Arc<Connection>,
+    ) -> Arc<Self> {
+        let talk = Mutex::new(Talk {
+            decoder: Decoder::new(GREETING),
+            stage: Stage::Hello,
+        });
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            acceptor,
+            number,
+            from,
+            plain,
+            connection,
+            talk,
+        })
+    }
+
+    pub(super) fn start(self: &Arc<Self>, patience: Duration) -> io::Result<()> {
+        let reactor = Reactor::get()?;
+        let events = EventFlags::IN | EventFlags::RDHUP;
+        let source = Arc::clone(self) as Arc<dyn Source>;
+        let token = reactor.add(self.connection.fd(), events, source)?;
+        self.connection.set_token(token);
+        let this = Weak::clone(&self.this) as Weak<dyn Source>;
+        reactor.wake_at(Instant::now() + patience, this);
+        Ok(())
+    }
+
+    pub(super) fn close(&self) {
+        self.connection.forget();
+        self.connection.shut();
+    }
+
+    /// Says why, and hears no more.
+    pub(super) fn refuse(&self, acceptor: &Acceptor, refusal: &Refusal) {
+        if !matches!(refusal.again, Again::At { .. }) {
+            acceptor.note(&self.from, &refusal.why);
+        }
+        self.connection.greet(&Greeting::Refused {
+            why: refusal.why.clone(),
+            again: refusal.again.clone(),
+        });
+        self.connection.flush_quietly();
+    }
+
+    fn take(
+        &self,
+        acceptor: &Acceptor,
+        talk: &mut Talk,
+        greeting: Greeting,
+    ) -> Result<(), Refusal> {
+        match (std::mem::replace(&mut talk.stage, Stage::Hello), greeting) {
+            (Stage::Hello, Greeting::Hello { plain, first }) => {
+                let secret = acceptor
+                    .node
+                    .upgrade()
+                    .and_then(|node| node.job.secret.clone());
+                let opened = self.plain.refuse(&plain).and_then(|()| {
+                    Responder::open(secret.as_ref(), &self.plain.prologue(), &first)
+                        .ok_or(Unproved::OtherSecret)
+                });
+                let (responder, hello) = match opened {
+                    Ok(opened) => opened,
+                    Err(unproved) => {
+                        // Instead of the refusal, which says no more.
+                        acceptor.note(&self.from, &unproved.of_sender(&plain));
+                        self.connection.greet(&Greeting::Unproved(unproved));
+                        self.connection.flush_quietly();
+                        talk.stage = Stage::Dismissed;
+                        return Ok(());
+                    }
+                };
+                let hello = Hello::decode(&hello);
+                let hello = hello.map_err(|broken| format!("it sent {}", broken.0))?;
+                let (answer, seal) = responder
+                    .answer()
+                    .map_err(|error| format!("there is no answer to it: {error}"))?;
+                self.connection.greet(&Greeting::Answer(answer));
+                self.connection.seal(Arc::clone(&seal));
+                talk.decoder.seal(seal);
+                self.connection.flush_quietly();
+                // Before it is known to be there: then it is alive, and the number is still its own.
+                let process = process::of_peer(self.connection.fd(), hello.pid, &hello.kernel);
+                talk.stage = Stage::Opened { hello, process };
+                Ok(())
+            }
+            (Stage::Opened { hello, process }, Greeting::Present) => {
+                let Some(node) = acceptor.node.upgrade() else {
+                    return Err(Refusal::from(String::from("this rank has left")));
+                };
+                let welcome = node.admit(&hello)?;
+                self.connection.greet(&welcome);
+                acceptor.forget(self.number);
+                let mut decoder = std::mem::replace(&mut talk.decoder, Decoder::new(0));
+                decoder.set_limit(LARGEST_FRAME);
+                let connection = Arc::clone(&self.connection);
+                talk.stage = match hello.role {
+                    Role::Asker => {
+                        decoder.set_limit(LARGEST_QUESTION);
+                        talk.decoder = decoder;
+                        Stage::Asks
+                    }
+                    _ => Stage::In(node.let_in(&hello, process, connection, decoder)),
+                };
+                self.connection.flush_quietly();
+                Ok(())
+            }
+            (_, Greeting::Refused { why, .. }) => Err(format!("it hung up: {why}").into()),
+            _ => Err(String::from("it greeted out of turn").into()),
+        }
+    }
+
+    /// It is not heard any more; `why` is noted.
+    fn end(&self, acceptor: &Acceptor, why: Option<&str>) {
+        if let Some(why) = why {
+            acceptor.note(&self.from, why);
+        }
+        acceptor.forget(self.number);
+        self.close();
+    }
+}
+
+impl Source for Guest {
+    fn ready(self: Arc<Self>, events: EventFlags) {
+        let Some(acceptor) = self.acceptor.upgrade() else {
+            return self.close();
+        };
+        let talk = &mut *self.talk.lock();
+        if let Stage::In(port) = &talk.stage {
+            return port.ready(events);
+        }
+        if events.contains(EventFlags::OUT) {
+            self.connection.flush_quietly();
+        }
+        let received = self.connection.receive(&mut talk.decoder);
+        loop {
+            let taken = match talk.decoder.next() {
+                Ok(None) => break,
+                Ok(Some(_)) if matches!(talk.stage, Stage::Dismissed) => continue,
+                Ok(Some(frame)) if matches!(talk.stage, Stage::Asks) => {
+                    let node = acceptor.node.upgrade();
+                    let stays = node.map(|node| node.answer_asker(&self.connection, &frame));
+                    match stays {
+                        Some(Ok(true)) => continue,
+                        Some(Err(why)) => acceptor.note(&self.from, &why),
+                        Some(Ok(false)) | None => {}
+                    }
+                    return self.close();
+                }
+                Ok(Some(frame)) => match Greeting::decode(&frame) {
+                    Ok(greeting) => self.take(&acceptor, talk, greeting),
+                    Err(OTHER_VERSION) => Err(OTHER_VERSION.0.to_owned().into()),
+                    Err(broken) => Err(format!("it sent {}", broken.0).into()),
+                },
+                Err(broken) => Err(format!("it sent {}", broken.0).into()),
+            };
+            if let Err(refusal) = taken {
+                self.refuse(&acceptor, &refusal);
+                talk.stage = Stage::Dismissed;
+                break;
+            }
+            if let Stage::In(port) = &talk.stage {
+                // What came behind the greeting is in its decoder.
+                return port.read();
+            }
+        }
+        if received.is_ok_and(|got| got == Received::Some) {
+            return;
+        }
+        match &talk.stage {
+            Stage::Hello => {
+                self.end(&acceptor, Some("it hung up before it had said who it is"));
+            }
+            Stage::Opened { hello, .. } => {
+                let why = format!("{}, {UNSEEN}", hello.claim());
+                self.end(&acceptor, Some(&why));
+            }
+            Stage::Dismissed | Stage::In(_) | Stage::Asks => self.end(&acceptor, None),
+        }
+    }
+
+    fn due(self: Arc<Self>, _: Instant) {
+        let Some(acceptor) = self.acceptor.upgrade() else {
+            return;
+        };
+        let talk = &*self.talk.lock();
+        match &talk.stage {
+            Stage::In(_) => {}
+            Stage::Asks | Stage::Dismissed => self.end(&acceptor, None),
+            Stage::Hello => {
+                let limit = super::acceptor::PATIENCE.as_secs();
+                let why = format!("it did not say who it is within {limit} s");
+                self.end(&acceptor, Some(&why));
+            }
+            Stage::Opened { hello, .. } => {
+                let why = format!("{}, {UNSEEN}", hello.claim());
+                self.end(&acceptor, Some(&why));
+            }
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! How a process comes into a world, and goes on with it.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl_base::wire;
+
+use super::acceptor::Acceptor;
+use super::{LineOf, Node, State};
+use crate::client::{self, Claim};
+use crate::departure::{Departure, Failure};
+use crate::environment::Rendezvous;
+use crate::error::{Error, Result};
+use crate::explain::ranges;
+use crate::launcher;
+use crate::line::{Line, Link, Member};
+use crate::mailbox::Mailbox;
+use crate::message::{Incomplete, Missing};
+use crate::place::{self, Listener};
+use crate::process;
+use crate::proto::{Command, Exclusion, Input, MemberId, Peer, Seat, SharedMembership};
+use crate::search::Search;
+use crate::server::warn_of_open_door;
+use crate::service::REPORT;
+use crate::sync::MutexGuard;
+use crate::time::deadline_after;
+use crate::visible;
+
+/// How long a rank waits beyond its limit for the coordinator to say who is missing.
+const BEYOND: Duration = Duration::from_secs(2);
+
+/// How long a goodbye may take to arrive.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long a coordinator that leaves waits for others that leave.
+const LINGERS: Duration = Duration::from_millis(200);
+
+/// How long the members may take to agree on a generation beyond the limit of the wish: a member that does not answer is left
+/// out after twelve beats.
+const AGREEMENT: Duration = Duration::from_secs(20);
+
+/// A generation that has become active.
+pub(crate) struct Entered {
+    pub(crate) node: Arc<Node>,
+    pub(crate) generation: u64,
+    pub(crate) rank: usize,
+    pub(crate) membership: SharedMembership,
+    pub(crate) mailbox: Arc<Mailbox>,
+}
+
+impl Entered {
+    fn of(node: &Arc<Node>, line: &LineOf) -> Self {
+        Self {
+            node: Arc::clone(node),
+            generation: line.generation,
+            rank: line.rank,
+            membership: Arc::clone(&line.membership),
+            mailbox: Arc::clone(&line.mailbox),
+        }
+    }
+
+    /// What all know of each rank.
+    pub(crate) fn members(&self) -> Vec<Member> {
+        let peers = &self.membership.members;
+        let mut launched: Vec<_> = peers.iter().filter_map(|peer| peer.launched).collect();
+        let known = launched.len();
+        launched.sort_unstable();
+        launched.dedup();
+        // Processes that were started by hand under a launcher all have its variables of one rank.
+        let is_told = launched.len() == known;
+        let member = |peer: &Peer| Member {
+            host: visible::name(&peer.host),
+            pid: peer.pid,
+            launched: peer.launched.filter(|_| is_told).map(|rank| rank as usize),
+            at: Some(peer.at.clone()),
+            kernel: peer.kernel,
+        };
+        peers.iter().map(member).collect()
+    }
+}
+
+/// This process as the others are to know it.
+fn peer(slot: usize, at: &str) -> Result<Peer> {
+    let incarnation = RandomState::new().build_hasher().finish().max(1);
+    let launched = launcher::own_rank()?;
+    Ok(Peer {
+        id: MemberId {
+            slot: slot as u32,
+            incarnation,
+        },
+        host: crate::host::name().to_string(),
+        pid: std::process::id(),
+        started: process::started(),
+        kernel: process::kernel_sum(),
+        at: at.to_owned(),
+        launched: launched.and_then(|rank| rank.try_into().ok()),
+    })
+}
+
+impl Node {
+    /// A rank of the first generation: rank 0 listens for the others, which come to it.
+    pub(crate) fn first(
+        rendezvous: &Rendezvous,
+        deadline: Instant,
+        mailbox: &Arc<Mailbox>,
+    ) -> Result<Arc<Self>> {
+        let Rendezvous {
+            rank,
+            world_size,
+            address,
+            job,
+            ..
+        } = rendezvous;
+        let (number, size) = (job.epoch, *world_size);
+        let (listener, seat, first);
+        if *rank == 0 {
+            listener = place::listen(address)?;
+            tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at = listener.at, "rank 0 listens");
+            if job.secret.is_none() && listener.at.starts_with("tcp:") {
+                warn_of_open_door(&listener.at);
+            }
+            let (size, witnesses) = (size as u32, 0);
+            seat = Seat::First {
+                number,
+                size,
+                witnesses,
+            };
+            first = None;
+        } else {
+            let claim = Claim::rank(*rank, size);
+            let met = client::meet(address, job, claim, deadline, None)?;
+            let fd = met.connection.fd();
+            listener = place::listen_beside(address, &rank.to_string(), fd)?;
+            let at = address.to_string();
+            seat = Seat::Rank { number, at };
+            first = Some(met);
+        }
+        let unreachable = place::unreachable(address, &listener);
+        let me = peer(*rank, &listener.at)?;
+        let node = Self::new(job.clone(), me, seat, first);
+        {
+            let mut state = node.state.lock();
+            state.desk.size = size;
+            state.mailbox = Some(Arc::clone(mailbox));
+            if let Some(why) = unreachable {
+                state.desk.remark(why);
+            }
+        }
+        node.open(listener, rendezvous, size)?;
+        Ok(node)
+    }
+
+    /// Listens, and begins.
+    fn open(
+        self: &Arc<Self>,
+        listener: Listener,
+        rendezvous: &Rendezvous,
+        size: usize,
+    ) -> Result<()> {
+        let acceptor = Acceptor::open(self, listener, rendezvous.places(), size)?;
+        let _ = self.acceptor.set(acceptor);
+        let mut state = self.state.lock();
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+        Ok(())
+    }
+
+    /// Waits until all are there.
+    ///
+    /// # Errors
+    /// Why that came to nothing.
+    pub(crate) fn meet(self: &Arc<Self>, deadline: Instant) -> Result<Entered, Incomplete> {
+        let begun = Instant::now();
+        let mut report = begun + REPORT;
+        let mut limit = deadline;
+        let mut state = self.state.lock();
+        loop {
+            if let Some(line) = state.lines.last() {
+                return Ok(Entered::of(self, line));
+            }
+            if let Some(why) = state.dismissed.clone() {
+                return Err(why);
+            }
+            let now = Instant::now();
+            if now >= limit {
+                let coordinates = self.slot() == 0;
+                let missing: Vec<_> = match coordinates {
+                    true => self.absent(&state),
+                    false => vec![0],
+                };
+                let phase = (!coordinates).then(|| {
+                    let says = crate::phase::Phase::Said(String::from("no answer"));
+                    (says, begun.elapsed())
+                });
+                let missing = missing.into_iter().map(|rank| Missing {
+                    rank,
+                    phase: phase.clone(),
+                });
+                let why = Incomplete::TimedOut {
+                    missing: missing.collect(),
+                    waited: deadline.saturating_duration_since(begun),
+                    remarks: state.desk.remarks(),
+                };
+                if !coordinates && limit == deadline {
+                    // It says so itself, in a moment.
+                    limit = deadline + BEYOND;
+                    continue;
+                }
+                if coordinates {
+                    let bytes = wire::encode(&why).into();
+                    state.handle(Input::Command(Command::Dismiss(bytes)));
+                    self.pump(&mut state);
+                }
+                drop(state);
+                self.settle();
+                return Err(why);
+            }
+            if now >= report && self.slot() == 0 {
+                report = now + REPORT;
+                let missing = self.absent(&state);
+                let (size, came) = (state.desk.size, state.desk.size - missing.len());
+                let waited = begun.elapsed().as_secs();
+                let missing = ranges(&missing);
+                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {came} of {size} ranks wait at \"join\" since {waited} s for {missing}, which have never come");
+            }
+            let until = limit.min(report.max(now));
+            self.wait(&mut state, until);
+        }
+    }
+
+    /// The ranks that have not come, before the first generation is active.
+    fn absent(&self, state: &State) -> Vec<usize> {
+        let all = 0..state.desk.size;
+        all.filter(|&rank| rank != self.slot() && state.member.joined(rank as u32).is_none())
+            .collect()
+    }
+
+    /// A process that asks to come into a world that runs; waits until the others go on.
+    pub(crate) fn joiner(rendezvous: &Rendezvous, deadline: Instant) -> Result<Entered> {
+        let begun = Instant::now();
+        let mut search = Search::new(rendezvous, Claim::newcomer());
+        loop {
+            let (met, found) = search.run(deadline)?;
+            let slot = rendezvous.rank;
+            let name = format!("{slot}-{}", std::process::id());
+            let listener = place::listen_beside(&found, &name, met.connection.fd())?;
+            let me = peer(slot, &listener.at)?;
+            let at = vec![found.to_string()];
+            let node = Self::new(rendezvous.job.clone(), me, Seat::Joiner { at }, Some(met));
+            node.open(listener, rendezvous, rendezvous.world_size)?;
+            let mut state = node.state.lock();
+            let failed = loop {
+                if let Some(line) = state.lines.last() {
+                    return Ok(Entered::of(&node, line));
+                }
+                if state.excluded.is_some() || state.dismissed.is_some() {
+                    break false;
+                }
+                if Instant::now() >= deadline {
+                    break true;
+                }
+                node.wait(&mut state, deadline);
+            };
+            drop(state);
+            node.leave(u64::MAX, Departure::Left);
+            if failed {
+                return Err(Error::rendezvous(format!(
+                    "the world at {found} did not go on to a next epoch within {:.1} s, so that this \
+                     process could not come in: its ranks have to call World::next_epoch",
+                    begun.elapsed().as_secs_f64()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Goes on from a generation to the next.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn go_on(
+        self: &Arc<Self>,
+        generation: u64,
+        patience: Duration,
+        leaves_behind: bool,
+    ) -> Result<Entered, Incomplete> {
+        let begun = Instant::now();
+        let mut state = self.state.lock();
+        state.refused = None;
+        state.handle(Input::Command(Command::GoOn {
+            patience: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX / 4),
+            leaves_behind,
+        }));
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+        let late = begun.checked_add(patience.saturating_add(AGREEMENT));
+        let late = late.unwrap_or(begun + Duration::from_secs(1 << 30));
+        let mut state = self.state.lock();
+        loop {
+            if let Some(line) = state.lines.last()
+                && line.generation > generation
+            {
+                return Ok(Entered::of(self, line));
+            }
+            let why = self.vain(&state, generation, begun, late);
+            if let Some(why) = why {
+                state.handle(Input::Command(Command::StayHere));
+                self.pump(&mut state);
+                drop(state);
+                self.settle();
+                return Err(why);
+            }
+            self.wait(&mut state, late);
+        }
+    }
+
+    /// Why a wish has come to nothing, if it has.
+    fn vain(
+        &self,
+        state: &State,
+        generation: u64,
+        begun: Instant,
+        late: Instant,
+    ) -> Option<Incomplete> {
+        let mut lines = state.lines.iter();
+        let line = lines.find(|line| line.generation == generation)?;
+        let missing = match (&state.excluded, &state.refused) {
+            (Some(Exclusion::NoMajority { unreached, .. }), _) => unreached.clone(),
+            (Some(_), _) => {
+                let own = line.membership.members[line.rank].id;
+                vec![own]
+            }
+            (None, Some(missing)) => missing.clone(),
+            (None, None) if Instant::now() >= late => state.coordinator.into_iter().collect(),
+            (None, None) => return None,
+        };
+        let ranks = missing.into_iter();
+        let ranks = ranks.filter_map(|id| line.membership.rank_of(id));
+        let phase = Some((crate::phase::Phase::Joined, Duration::ZERO));
+        Some(Incomplete::TimedOut {
+            missing: ranks
+                .map(|rank| Missing {
+                    rank,
+                    phase: phase.clone(),
+                })
+                .collect(),
+            waited: begun.elapsed(),
+            remarks: Vec::new(),
+        })
+    }
+
+    /// The line of a generation goes. With the last, this process leaves, and waits until the others know, but not for long.
+    pub(crate) fn leave(&self, generation: u64, farewell: Departure) {
+        let mut state = self.state.lock();
+        state.lines.retain(|line| line.generation != generation);
+        if !state.lines.is_empty() {
+            return;
+        }
+        // The coordinator goes last: most leave together, and each of them needs somebody to tell.
+        let lingers = Instant::now() + LINGERS;
+        while state.member.leads() && !self.is_alone(&state) && Instant::now() < lingers {
+            self.wait(&mut state, lingers);
+        }
+        state.handle(Input::Command(Command::Leave(farewell)));
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+        let deadline = Instant::now() + FAREWELL;
+        let mut state = self.state.lock();
+        while !state.left
+            && state.excluded.is_none()
+            && state.dismissed.is_none()
+            && Instant::now() < deadline
+        {
+            self.wait(&mut state, deadline);
+        }
+        self.close(state);
+    }
+
+    /// Whether all others of the generation have gone.
+    fn is_alone(&self, state: &State) -> bool {
+        state.gone.len() + 1 >= state.member.membership().members.len()
+    }
+
+    /// Nothing comes or goes any more.
+    fn close(&self, mut state: MutexGuard<'_, State>) {
+        let ports = std::mem::take(&mut state.ports);
+        state.work.close.extend(ports.into_values());
+        state.work.ends = true;
+        state.vigils.clear();
+        drop(state);
+        self.settle();
+    }
+
+    /// This process fails, and says why, whatever becomes of its lines.
+    pub(crate) fn fail(&self, why: Failure) {
+        self.command(Command::Leave(Departure::Failed(why)));
+    }
+
+    /// As if this process died.
+    #[cfg(test)]
+    pub(crate) fn cut_for_a_test(&self) {
+        let state = self.state.lock();
+        self.close(state);
+    }
+}
+
+/// A line to the ranks of a generation.
+pub(crate) fn line(entered: &Entered, job: &str) -> Arc<Line> {
+    let link = Link::Node {
+        node: Arc::clone(&entered.node),
+        generation: entered.generation,
+    };
+    let line = Line::open(
+        entered.rank,
+        entered.membership.members.len(),
+        (job.to_owned(), entered.generation),
+        link,
+        Arc::clone(&entered.mailbox),
+    );
+    line.meet(entered.members());
+    line
+}
+
+impl Node {
+    /// Tells the ranks that meet that this one will not come, and why.
+    pub(crate) fn fails(rendezvous: &Rendezvous, chain: String) -> Result<()> {
+        let deadline = deadline_after(rendezvous.timeout);
+        let node = Self::first(rendezvous, deadline, &Arc::default())?;
+        let why = Failure::Said(chain);
+        if rendezvous.rank > 0 {
+            node.leave(u64::MAX, Departure::Failed(why));
+            return Ok(());
+        }
+        let mut state = node.state.lock();
+        let why = Incomplete::Gone {
+            rank: 0,
+            departure: Departure::Failed(why),
+        };
+        let bytes = wire::encode(&why).into();
+        state.handle(Input::Command(Command::Dismiss(bytes)));
+        node.pump(&mut state);
+        drop(state);
+        node.settle();
+        let mut state = node.state.lock();
+        loop {
+            let absent = node.absent(&state);
+            if absent.is_empty() || Instant::now() >= deadline {
+                node.close(state);
+                return match absent.is_empty() {
+                    true => Ok(()),
+                    false => Err(Error::rendezvous(format!(
+                        "ranks {} have not come to hear of it",
+                        ranges(&absent)
+                    ))),
+                };
+            }
+            node.wait(&mut state, deadline);
+        }
+    }
+}

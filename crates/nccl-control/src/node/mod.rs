@@ -1,0 +1,1157 @@
+//! The driver of the machines of [`proto`]: one for each process of a job, which outlives the generations of its world.
+//!
+//! ```text
+//!  lines of generations ──requests──▶ ┌────────────────────────────┐
+//!  (rounds, ends, notices) ◀─mailbox──┤ Node: Member + Services    ├─▶ Port ─ sealed connection ─▶ another process
+//!                                     │ one lock, no waiting in it │◀─ Acceptor ─ Guest
+//!  reactor: frames, alarms, pidfds ──▶└────────────────────────────┘─▶ Dialer (threads that connect)
+//! ```
+//!
+//! All that happens goes into the machine under one lock; what comes out of it is carried out at once, and what might call a
+//! program or wait for the system is done by [`Node::settle`] when the lock is free.
+//!
+//! - `acceptor`, `guest`: who is let in; `port`: a connection; `dialer`: connecting;
+//! - `envelope`: what programs tell each other through the machines; `kept`: what each new coordinator has to hear again;
+//! - `desk`: what the coordinator serves; `vigil`: the ends of processes of this kernel; `recording`: what this one has recorded;
+//! - `join`: how a process comes into a world, and goes on with it.
+
+mod acceptor;
+mod desk;
+mod dialer;
+mod envelope;
+mod guest;
+mod join;
+mod kept;
+mod port;
+mod recording;
+mod vigil;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use nccl_base::wire;
+
+use self::acceptor::Acceptor;
+use self::desk::Desk;
+use self::dialer::Dialer;
+use self::envelope::{Asking, Saying, Telling, replied};
+use self::kept::Kept;
+use self::port::Port;
+use self::vigil::Vigil;
+use crate::admission::Refusal;
+use crate::attached::{Attached, host};
+use crate::client;
+use crate::connection::Connection;
+use crate::departure::{Departure, How, Lost, cut};
+use crate::frame::Decoder;
+use crate::greeting::{Again, Greeting, Hello, Role};
+use crate::handover::apart;
+use crate::heartbeat::Said as Spoken;
+use crate::incoming::{Incoming, Push};
+use crate::mailbox::Mailbox;
+use crate::message::Incomplete;
+use crate::process;
+use crate::proto::{
+    self, Command, Entry, Event, Exclusion, Input, Member, MemberId, Membership, Output, Peer,
+    Proof, SharedMembership, Time, Wire,
+};
+use crate::reactor::{Reactor, Source};
+use crate::request::Request;
+use crate::server::Job;
+use crate::service::LONGEST_NAME;
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::watching::WORD;
+
+pub(crate) use self::join::{Entered, line};
+
+/// Whether worlds of this process meet with the machines: `NCCL_RUN_CONTROL_PLANE=machines`.
+pub(crate) fn is_chosen() -> bool {
+    static CHOSEN: OnceLock<bool> = OnceLock::new();
+    *CHOSEN.get_or_init(|| {
+        let chosen = std::env::var_os("NCCL_RUN_CONTROL_PLANE");
+        chosen.is_some_and(|name| name == "machines")
+    })
+}
+
+/// One process's part in a job.
+pub(crate) struct Node {
+    this: Weak<Self>,
+    job: Job,
+    me: MemberId,
+    dialer: Dialer,
+    acceptor: OnceLock<Arc<Acceptor>>,
+    state: Mutex<State>,
+    /// Whose recordings it gives out.
+    attached: Mutex<Option<Arc<dyn Attached>>>,
+    /// Rings when a generation is active, a wish came to nothing, or this process is out.
+    bell: Condvar,
+}
+
+struct State {
+    member: Member,
+    origin: Instant,
+    ports: HashMap<proto::Connection, Arc<Port>>,
+    connections: u64,
+    /// The connection to the first process that the machine wants to reach, which is there already.
+    first: Option<client::Met>,
+    /// The mailbox of the line of the first generation, which is there before.
+    mailbox: Option<Arc<Mailbox>>,
+    /// Of all generations that this process is or was in, and that a program still holds.
+    lines: Vec<LineOf>,
+    /// Who coordinated last, as far as this process has heard.
+    coordinator: Option<MemberId>,
+    /// Whether it coordinates or follows.
+    is_led: bool,
+    desk: Desk,
+    /// Who has gone in this generation, in the order in which all have heard.
+    gone: Vec<(MemberId, Departure)>,
+    vigils: HashMap<MemberId, Arc<Vigil>>,
+    /// Members whose parent will say how they end.
+    watched: BTreeSet<u32>,
+    /// Ends that wait for the word of a parent until then.
+    ends: Vec<(Instant, MemberId)>,
+    /// Why the first generation came to nothing.
+    dismissed: Option<Incomplete>,
+    /// The members that did not come, when a wish came to nothing.
+    refused: Option<Vec<MemberId>>,
+    /// Why this process takes part no more.
+    excluded: Option<Exclusion>,
+    left: bool,
+    joiners: usize,
+    alarm: Option<Instant>,
+    work: Work,
+}
+
+/// One generation of the world, as a program of this process has it.
+struct LineOf {
+    generation: u64,
+    rank: usize,
+    membership: SharedMembership,
+    mailbox: Arc<Mailbox>,
+    kept: Kept,
+}
+
+/// What is done when the lock is free.
+#[derive(Default)]
+struct Work {
+    start: Vec<Arc<Port>>,
+    dial: Vec<(MemberId, String)>,
+    flush: Vec<Arc<Connection>>,
+    close: Vec<Arc<Port>>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    said: Vec<Spoken>,
+    takes_places: bool,
+    ends: bool,
+}
+
+/// How long before its first input the time of a machine begins: what is as old as that is over.
+const BEFORE: u64 = 3_600_000_000_000;
+
+impl Node {
+    /// A node whose machine is made by `member`, from its identity and the time.
+    fn new(job: Job, me: Peer, seat: proto::Seat, first: Option<client::Met>) -> Arc<Self> {
+        let origin = Instant::now();
+        let id = me.id;
+        let member = Member::new(
+            me,
+            seat,
+            proto::Timing::default(),
+            proto::Mistakes::default(),
+            Time(BEFORE),
+        );
+        let state = State {
+            member,
+            origin,
+            ports: HashMap::new(),
+            connections: 0,
+            first,
+            mailbox: None,
+            lines: Vec::new(),
+            coordinator: None,
+            is_led: false,
+            desk: Desk::default(),
+            gone: Vec::new(),
+            vigils: HashMap::new(),
+            watched: BTreeSet::new(),
+            ends: Vec::new(),
+            dismissed: None,
+            refused: None,
+            excluded: None,
+            left: false,
+            joiners: 0,
+            alarm: None,
+            work: Work::default(),
+        };
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            job,
+            me: id,
+            dialer: Dialer::default(),
+            acceptor: OnceLock::new(),
+            state: Mutex::new(state),
+            attached: Mutex::default(),
+            bell: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn slot(&self) -> usize {
+        self.me.slot as usize
+    }
+
+    pub(crate) fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Under which its communicators record what they do.
+    pub(crate) fn attach(&self, attached: &Arc<dyn Attached>) {
+        *self.attached.lock() = Some(Arc::clone(attached));
+    }
+
+    /// For how long each rank that is another process has not been heard, where this process coordinates.
+    pub(crate) fn heartbeat_ages(&self, generation: u64) -> Vec<(usize, Duration)> {
+        let state = self.state.lock();
+        let mut lines = state.lines.iter();
+        let Some(line) = lines.find(|line| line.generation == generation) else {
+            return Vec::new();
+        };
+        let now = state.time(Instant::now());
+        let ages = state.member.ages(now).into_iter();
+        ages.filter_map(|(id, age)| Some((line.membership.rank_of(id)?, Duration::from_nanos(age))))
+            .collect()
+    }
+
+    /// Which rank of `generation` each member of a later one was.
+    pub(crate) fn ranks_before(&self, generation: u64, later: &Membership) -> Vec<Option<usize>> {
+        let state = self.state.lock();
+        let mut lines = state.lines.iter();
+        let Some(line) = lines.find(|line| line.generation == generation) else {
+            return vec![None; later.members.len()];
+        };
+        let members = later.members.iter();
+        members
+            .map(|peer| line.membership.rank_of(peer.id))
+            .collect()
+    }
+
+    /// Feeds one input into the machine.
+    fn input(&self, input: Input) {
+        let mut state = self.state.lock();
+        state.handle(input);
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    fn command(&self, command: Command) {
+        self.input(Input::Command(command));
+    }
+
+    /// Frames of one connection have come, and perhaps its end. What follows waits for [`settle`](Self::settle).
+    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
+        let mut state = self.state.lock();
+        if !state.ports.contains_key(&number) {
+            return;
+        }
+        for frame in frames {
+            if let proto::Frame::Beat(_) = &frame {
+                state.feel();
+            }
+            state.handle(Input::Frame(number, frame));
+        }
+        if lost.is_some() {
+            state.ports.remove(&number);
+            state.handle(Input::Closed(number));
+        }
+        self.pump(&mut state);
+    }
+
+    fn dialled(&self, peer: MemberId, met: client::Met) {
+        let mut state = self.state.lock();
+        self.connect(&mut state, peer, met);
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    fn connect(&self, state: &mut State, peer: MemberId, met: client::Met) {
+        let number = state.number();
+        let port = Port::new(&self.this, number, met.connection, met.decoder);
+        state.ports.insert(number, Arc::clone(&port));
+        state.work.start.push(port);
+        state.handle(Input::Connected(peer, number));
+    }
+
+    fn dial_failed(&self, peer: MemberId, lost: Lost) {
+        let mut state = self.state.lock();
+        state.handle(Input::Evidence(peer, lost));
+        state.handle(Input::DialFailed(peer));
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    /// Whether the one who said hello may come in; what it is told then.
+    fn admit(&self, hello: &Hello) -> Result<Greeting, Refusal> {
+        let Hello {
+            job,
+            epoch,
+            world_size,
+            role,
+            rank,
+            host,
+            pid,
+            ..
+        } = hello;
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let own = state.generation();
+        if *job != self.job.name {
+            return Err(Refusal {
+                why: format!(
+                    "it belongs to job {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
+                     two jobs were given one address",
+                    self.job.name
+                ),
+                again: Again::Elsewhere,
+            });
+        }
+        match role {
+            Role::Newcomer => self.may_admit(state)?,
+            Role::Rank => {
+                if *epoch != own {
+                    return Err(Refusal::from(format!(
+                        "it is of epoch {epoch} of the job, and rank 0 of epoch {own}: a process of another \
+                         attempt is left over"
+                    )));
+                }
+                let size = match state.lines.last() {
+                    Some(line) => line.membership.members.len(),
+                    None => state.desk.size,
+                };
+                if *world_size != size {
+                    return Err(Refusal::from(format!(
+                        "rank {rank} expects {world_size} ranks, rank 0 expects {size}"
+                    )));
+                }
+                if *rank == self.slot() || *rank >= size {
+                    return Err(Refusal::from(format!("there is no rank {rank} to join")));
+                }
+                if let Some(there) = state.member.joined(*rank as u32) {
+                    let end = state.gone.iter().find(|(id, _)| *id == there.id);
+                    let end = end.map_or_else(String::new, |(_, end)| format!("; {end}"));
+                    return Err(Refusal::from(format!(
+                        "rank {rank} has joined already, as {}, pid {}{end}: this one is {}, pid {pid}, and \
+                         two processes cannot be one rank",
+                        there.host,
+                        there.pid,
+                        crate::visible::name(host)
+                    )));
+                }
+            }
+            Role::Member | Role::Asker | Role::Observer | Role::Follower | Role::Onlooker => {}
+        }
+        let by = match state.lines.last() {
+            Some(line) => line.rank,
+            None => self.slot(),
+        };
+        Ok(Greeting::Welcome { by, epoch: own })
+    }
+
+    /// Whether a process that asks to come in may do so here.
+    fn may_admit(&self, state: &State) -> Result<(), Refusal> {
+        let later = |why: String| Refusal {
+            why,
+            again: Again::Later,
+        };
+        let Some(line) = state.lines.last() else {
+            return Err(later(String::from("the world has not met yet")));
+        };
+        let rank = line.rank;
+        if state.excluded.is_some() {
+            return Err(later(format!(
+                "rank {rank} does not hear the others any more, which go on without it if they live"
+            )));
+        }
+        if state.member.leads() {
+            return Ok(());
+        }
+        let leader = state.member.coordinator();
+        match line.membership.peer(leader).filter(|_| state.is_led) {
+            None => Err(later(format!(
+                "rank {rank} is just looking for another coordinator"
+            ))),
+            Some(peer) => {
+                let leader = line.membership.rank_of(leader).unwrap_or_default();
+                Err(Refusal {
+                    why: format!("this is rank {rank}, and rank {leader} coordinates the job"),
+                    again: Again::At {
+                        rank: leader,
+                        at: peer.at.clone(),
+                    },
+                })
+            }
+        }
+    }
+
+    /// Somebody has proved who it is: from now on, its connection carries frames of the machines.
+    fn let_in(
+        &self,
+        hello: &Hello,
+        _process: Option<OwnedFd>,
+        connection: Arc<Connection>,
+        decoder: Decoder,
+    ) -> Arc<Port> {
+        let mut state = self.state.lock();
+        let number = state.number();
+        let port = Port::new(&self.this, number, connection, decoder);
+        tracing::debug!(name: "nccl.rendezvous.let_in", target: "nccl", claim = hello.claim());
+        state.ports.insert(number, Arc::clone(&port));
+        port
+    }
+
+    /// A guest was turned away: told to those who wait in vain.
+    fn remark(&self, text: String) {
+        self.state.lock().desk.remark(text);
+    }
+
+    /// Sends a request of the line of this generation; its answer, if any, comes under `id`.
+    pub(crate) fn send(&self, generation: u64, id: u64, request: Request) {
+        let mut state = self.state.lock();
+        self.request(&mut state, generation, id, request);
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    fn request(&self, state: &mut State, generation: u64, id: u64, request: Request) {
+        let Some(index) = state
+            .lines
+            .iter()
+            .position(|line| line.generation == generation)
+        else {
+            return;
+        };
+        let is_last = index + 1 == state.lines.len();
+        let command = match request {
+            Request::Announce { topic, bytes } => {
+                let saying = Saying::Announced {
+                    generation,
+                    topic,
+                    bytes,
+                };
+                say(&saying)
+            }
+            Request::Tell { to, topic, bytes } => {
+                let telling = Telling {
+                    generation,
+                    topic,
+                    bytes,
+                };
+                let bytes = wire::encode(&telling);
+                let line = &mut state.lines[index];
+                let Some(peer) = line.membership.members.get(to) else {
+                    return;
+                };
+                let peer = peer.id;
+                line.kept.tell(to, bytes.clone());
+                Command::Tell { to: peer, bytes }
+            }
+            // A line of an earlier generation goes without a word.
+            Request::Goodbye if !is_last => return,
+            Request::Goodbye => Command::Leave(Departure::Left),
+            Request::Fail { why } => Command::Leave(Departure::Failed(why)),
+            Request::Stay { why } => {
+                if let Some(why) = why.clone() {
+                    let failed = Saying::Failed { generation, why };
+                    state.handle(Input::Command(say(&failed)));
+                }
+                if is_last {
+                    state.handle(Input::Command(Command::Abstain));
+                }
+                return self.ask(state, index, id, Request::Stay { why });
+            }
+            request => return self.ask(state, index, id, request),
+        };
+        state.handle(Input::Command(command));
+    }
+
+    /// Asks whoever coordinates, or will.
+    fn ask(&self, state: &mut State, index: usize, id: u64, request: Request) {
+        let line = &mut state.lines[index];
+        let asking = Asking {
+            generation: line.generation,
+            id,
+            request,
+        };
+        let bytes = line.kept.keep(&asking, &line.mailbox);
+        if state.is_led {
+            state.handle(Input::Command(Command::Ask(bytes)));
+        } else {
+            line.kept.later(&asking, bytes);
+        }
+    }
+
+    /// Carries out what the machine and the services want, until they want nothing.
+    fn pump(&self, state: &mut State) {
+        loop {
+            if let Some(output) = state.member.poll() {
+                match output {
+                    Output::Wire(wire) => self.wire(state, wire),
+                    Output::Event(event) => self.event(state, event),
+                }
+            } else if !self.serve(state) {
+                return;
+            }
+        }
+    }
+
+    fn wire(&self, state: &mut State, wire: Wire) {
+        match wire {
+            Wire::Dial { peer, at } => match state.first.take() {
+                Some(met) => self.connect(state, peer, met),
+                None => state.work.dial.push((peer, at)),
+            },
+            Wire::Transmit(number, frame) => {
+                if let Some(port) = state.ports.get(&number) {
+                    port.send(&frame);
+                    state.work.flush(&port.connection);
+                }
+            }
+            Wire::HangUp(number) => {
+                if let Some(port) = state.ports.remove(&number) {
+                    state.work.close.push(port);
+                }
+            }
+        }
+    }
+
+    fn event(&self, state: &mut State, event: Event) {
+        match event {
+            Event::Active(membership) => self.active(state, membership),
+            Event::Coordinator(id) => self.coordinator(state, id),
+            Event::Entry(entry) => {
+                state.entry(&entry, self.me);
+                if matches!(*entry, Entry::Gone { .. }) {
+                    self.bell.notify_all();
+                }
+            }
+            Event::Told(from, bytes) => state.told(from, &bytes),
+            Event::Asked(from, bytes) => state.asked(from, &bytes),
+            Event::Replied(bytes) => state.replied(&bytes),
+            Event::Suspected(member, nanos) => {
+                state.suspected(member, Some(Duration::from_nanos(nanos)));
+            }
+            Event::Heard(member) => state.suspected(member, None),
+            Event::Resumed(member, nanos) => {
+                let outage_ms = nanos / 1_000_000;
+                let slot = member.slot;
+                tracing::info!(name: "nccl.rendezvous.resumed", target: "nccl", slot, outage_ms, "a connection was lost and is there again");
+            }
+            Event::NoSuccessor(missing) => {
+                state.refused = Some(missing);
+                self.bell.notify_all();
+            }
+            Event::Excluded(why) => {
+                state.out(&why);
+                state.excluded = Some(why);
+                self.bell.notify_all();
+            }
+            Event::Left => {
+                state.left = true;
+                state.work.ends = true;
+                self.bell.notify_all();
+            }
+            // No discovery of this job can decide.
+            Event::Claim(_) => {}
+            Event::Joiners(count) => {
+                state.joiners = count;
+                state.push_all(&Push::Newcomers(count));
+            }
+            Event::Joined(_) | Event::Ended(_) => _ = self.bell.notify_all(),
+            Event::Fell(slot, departure) => {
+                let why = Incomplete::Gone {
+                    rank: slot as usize,
+                    departure,
+                };
+                let bytes = wire::encode(&why).into();
+                state.handle(Input::Command(Command::Dismiss(bytes)));
+            }
+            Event::Dismissed(bytes) => {
+                let why = wire::decode(&bytes).unwrap_or(Incomplete::OtherMembers);
+                state.dismissed.get_or_insert(why);
+                self.bell.notify_all();
+            }
+        }
+    }
+
+    /// This process is in a generation.
+    fn active(&self, state: &mut State, membership: SharedMembership) {
+        let generation = membership.generation.number;
+        let Some(rank) = membership.rank_of(self.me) else {
+            return;
+        };
+        state.gone.clear();
+        (state.refused, state.coordinator, state.is_led) = (None, None, false);
+        state.lines.push(LineOf {
+            generation,
+            rank,
+            membership: Arc::clone(&membership),
+            mailbox: state.mailbox.take().unwrap_or_default(),
+            kept: Kept::default(),
+        });
+        state.vigils.retain(|id, _| membership.votes(*id));
+        for peer in &membership.members {
+            if peer.id != self.me && !state.vigils.contains_key(&peer.id) {
+                match vigil::keep(&self.this, peer) {
+                    vigil::Kept::Watched(vigil) => _ = state.vigils.insert(peer.id, vigil),
+                    vigil::Kept::Ended => state.handle(Input::Ended(peer.id, Proof::Kernel)),
+                    vigil::Kept::Elsewhere => {}
+                }
+            }
+        }
+        self.bell.notify_all();
+    }
+
+    /// Somebody coordinates from now on.
+    fn coordinator(&self, state: &mut State, id: MemberId) {
+        let before = state.coordinator.replace(id);
+        state.is_led = true;
+        let is_other = before.is_some_and(|before| before != id);
+        if is_other {
+            // What was asked of the one before is not answered any more.
+            let why = Lost::from(How::Unknown);
+            for line in &state.lines {
+                line.mailbox.interrupt(&why);
+            }
+        }
+        let me = self.me;
+        if id == me {
+            let is_first = before.is_none();
+            let State {
+                desk,
+                lines,
+                gone,
+                joiners,
+                ..
+            } = state;
+            if let Some(line) = lines.last() {
+                desk.open(line.generation, &line.membership, gone, is_first);
+                if *joiners > 0 {
+                    let count = *joiners;
+                    state.push_all(&Push::Newcomers(count));
+                }
+            }
+            state.work.takes_places = !is_first;
+            if is_other && let Some(line) = state.lines.last() {
+                state.work.said.push(Spoken::Leads(line.rank));
+            }
+        } else {
+            state.desk.close();
+        }
+        let generation = state.generation();
+        let mut asks = Vec::new();
+        for line in &mut state.lines {
+            if let Some(rank) = line.membership.rank_of(id) {
+                line.mailbox
+                    .set_coordinator(rank, is_other && line.generation == generation);
+            }
+            if !is_other && before.is_some() {
+                let again = line.kept.asks_again(&line.mailbox).into_iter();
+                asks.extend(again.map(Command::Ask));
+            } else {
+                asks.extend(line.kept.asks().into_iter().map(Command::Ask));
+                if is_other {
+                    asks.extend(line.kept.told().into_iter().filter_map(|(to, bytes)| {
+                        let to = line.membership.members.get(to)?.id;
+                        Some(Command::Tell { to, bytes })
+                    }));
+                }
+            }
+            state.work.mailboxes.push(Arc::clone(&line.mailbox));
+        }
+        for ask in asks {
+            state.handle(Input::Command(ask));
+        }
+    }
+
+    /// One output of a service. Whether there was one.
+    fn serve(&self, state: &mut State) -> bool {
+        let Some((generation, output)) = state.desk.poll() else {
+            return false;
+        };
+        state.carry(generation, output, self.me);
+        true
+    }
+
+    /// A process of this kernel has ended.
+    fn process_ended(&self, member: MemberId) {
+        let port = {
+            let state = self.state.lock();
+            let connection = state.member.connection_of(member);
+            connection.and_then(|number| state.ports.get(&number).cloned())
+        };
+        // What it has said before its end is there: a goodbye, perhaps.
+        if let Some(port) = port {
+            port.read_if_free();
+        }
+        let mut state = self.state.lock();
+        state.vigils.remove(&member);
+        if state.watched.contains(&member.slot) {
+            let until = Instant::now() + WORD;
+            state.ends.push((until, member));
+        } else {
+            state.handle(Input::Ended(member, Proof::Kernel));
+        }
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    /// Does what waits for the lock to be free.
+    fn settle(&self) {
+        loop {
+            let mut state = self.state.lock();
+            let work = std::mem::take(&mut state.work);
+            if work.is_empty() {
+                self.schedule(&mut state);
+                return;
+            }
+            drop(state);
+            for (peer, at) in work.dial {
+                self.dialer.dial(&self.this, peer, at);
+            }
+            for connection in work.flush {
+                connection.flush_quietly();
+            }
+            for port in work.start {
+                if port.start().is_err() {
+                    port.close();
+                }
+            }
+            for port in work.close {
+                port.connection.flush_quietly();
+                port.close();
+            }
+            for mailbox in work.mailboxes {
+                mailbox.run_handlers();
+            }
+            work.said.into_iter().for_each(Spoken::say);
+            if let Some(acceptor) = self.acceptor.get() {
+                if work.takes_places {
+                    acceptor.take_places();
+                }
+                if work.ends {
+                    acceptor.close();
+                }
+            }
+        }
+    }
+
+    fn schedule(&self, state: &mut State) {
+        let Some(next) = state.next_timeout() else {
+            return;
+        };
+        if state.alarm.is_some_and(|alarm| alarm <= next) {
+            return;
+        }
+        if let Ok(reactor) = Reactor::get() {
+            state.alarm = Some(next);
+            reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
+        }
+    }
+
+    /// Waits until something rings, or the deadline.
+    fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
+        self.bell.wait_until(state, deadline);
+    }
+}
+
+impl Source for Node {
+    fn ready(self: Arc<Self>, _: rustix::event::epoll::EventFlags) {}
+
+    fn due(self: Arc<Self>, now: Instant) {
+        let mut state = self.state.lock();
+        if state.alarm.is_some_and(|alarm| alarm <= now) {
+            state.alarm = None;
+        }
+        let late: Vec<_> = state
+            .ends
+            .extract_if(.., |(until, _)| *until <= now)
+            .collect();
+        for (_, member) in late {
+            state.handle(Input::Ended(member, Proof::Kernel));
+        }
+        let time = state.time(now);
+        if state.member.next_timeout() <= time {
+            state.member.handle_timeout(time);
+        }
+        state.desk.handle_timeout(now);
+        let reports = state.desk.reports(now);
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+        for text in reports {
+            tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {text}");
+        }
+    }
+}
+
+impl Work {
+    fn is_empty(&self) -> bool {
+        self.start.is_empty()
+            && self.dial.is_empty()
+            && self.flush.is_empty()
+            && self.close.is_empty()
+            && self.mailboxes.is_empty()
+            && self.said.is_empty()
+            && !self.takes_places
+            && !self.ends
+    }
+
+    fn flush(&mut self, connection: &Arc<Connection>) {
+        let is_there = |other: &Arc<Connection>| Arc::ptr_eq(other, connection);
+        if !self.flush.last().is_some_and(is_there) {
+            self.flush.push(Arc::clone(connection));
+        }
+    }
+}
+
+impl State {
+    fn time(&self, at: Instant) -> Time {
+        let since = at.saturating_duration_since(self.origin).as_nanos();
+        Time(BEFORE + u64::try_from(since).unwrap_or(u64::MAX - BEFORE))
+    }
+
+    fn handle(&mut self, input: Input) {
+        let now = self.time(Instant::now());
+        self.member.handle(now, input);
+    }
+
+    fn number(&mut self) -> proto::Connection {
+        self.connections += 1;
+        proto::Connection(self.connections)
+    }
+
+    fn generation(&self) -> u64 {
+        self.member.membership().generation.number
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let time = self.member.next_timeout();
+        let machine = (time != Time::NEVER)
+            .then(|| self.origin + Duration::from_nanos(time.0.saturating_sub(BEFORE)));
+        let ends = self.ends.iter().map(|(until, _)| *until).min();
+        machine
+            .into_iter()
+            .chain(self.desk.next_timeout())
+            .chain(ends)
+            .min()
+    }
+
+    /// The coordinator has asked whether this process is there.
+    fn feel(&mut self) {
+        let now = Instant::now();
+        if let Some(line) = self.lines.last() {
+            line.mailbox.heard_coordinator(now);
+        }
+        let call = host().last_call();
+        if let (Some(call), Some(line)) = (call, self.lines.last()) {
+            let asking = Asking {
+                generation: line.generation,
+                id: u64::MAX,
+                request: Request::Last { call },
+            };
+            self.handle(Input::Command(Command::Ask(asking.encode())));
+        }
+    }
+
+    fn line(&mut self, generation: u64) -> Option<&mut LineOf> {
+        let mut lines = self.lines.iter_mut();
+        lines.find(|line| line.generation == generation)
+    }
+
+    fn entry(&mut self, entry: &Entry, me: MemberId) {
+        match entry {
+            Entry::Gone {
+                member, departure, ..
+            } => {
+                self.vigils.remove(member);
+                self.ends.retain(|(_, id)| id != member);
+                self.gone.push((*member, departure.clone()));
+                for line in &self.lines {
+                    // Of its own goodbye, nothing is to be heard.
+                    if *member != me
+                        && let Some(rank) = line.membership.rank_of(*member)
+                    {
+                        let departure = departure.clone();
+                        line.mailbox.push(Push::Gone { rank, departure });
+                        self.work.mailboxes.push(Arc::clone(&line.mailbox));
+                    }
+                }
+                self.desk.leave(*member, departure, false);
+            }
+            Entry::Said(said) => match wire::decode(&said.bytes) {
+                Ok(Saying::Announced {
+                    generation,
+                    topic,
+                    bytes,
+                }) => {
+                    let from = said.from;
+                    let bytes = bytes.into();
+                    self.deliver(generation, from, |from| Push::Notice { from, topic, bytes });
+                }
+                Ok(Saying::Failed { generation, why }) => {
+                    let from = said.from;
+                    let departure = Departure::Failed(why);
+                    let told = departure.clone();
+                    self.deliver(generation, from, |rank| Push::Gone {
+                        rank,
+                        departure: told,
+                    });
+                    self.desk.leave_in(generation, from, &departure);
+                }
+                Ok(Saying::Watched { slots, watched }) => {
+                    for slot in slots {
+                        match watched {
+                            true => self.watched.insert(slot),
+                            false => self.watched.remove(&slot),
+                        };
+                    }
+                }
+                Err(broken) => {
+                    let slot = said.from.slot;
+                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "said", slot, why = broken.0, "a member said what nobody understands");
+                }
+            },
+            Entry::Operator(word) => {
+                let generation = word.generation;
+                tracing::warn!(name: "nccl.rendezvous.operator", target: "nccl", generation, "the operator has decided which side goes on");
+            }
+        }
+    }
+
+    /// Puts something from a member into the mailbox of a generation.
+    fn deliver(&mut self, generation: u64, from: MemberId, push: impl FnOnce(usize) -> Push) {
+        let mut lines = self.lines.iter();
+        if let Some(line) = lines.find(|line| line.generation == generation)
+            && let Some(rank) = line.membership.rank_of(from)
+        {
+            line.mailbox.push(push(rank));
+            self.work.mailboxes.push(Arc::clone(&line.mailbox));
+        }
+    }
+
+    fn told(&mut self, from: MemberId, bytes: &[u8]) {
+        if let Ok(Telling {
+            generation,
+            topic,
+            bytes,
+        }) = wire::decode(bytes)
+        {
+            let bytes = bytes.into();
+            self.deliver(generation, from, |from| Push::Told { from, topic, bytes });
+        }
+    }
+
+    fn asked(&mut self, from: MemberId, bytes: &[u8]) {
+        let Ok((again, asking)) = Asking::decode(bytes) else {
+            return;
+        };
+        let Asking {
+            generation,
+            id,
+            request,
+        } = asking;
+        match request {
+            Request::Last { mut call } => {
+                cut(&mut call, LONGEST_NAME);
+                self.handle(Input::Command(Command::Called(from, call)));
+            }
+            request => self.desk.handle(from, generation, id, request, again),
+        }
+    }
+
+    fn replied(&mut self, bytes: &[u8]) {
+        let Ok((generation, id, incoming)) = replied(bytes) else {
+            return;
+        };
+        self.receive(generation, id, incoming);
+    }
+
+    fn receive(&mut self, generation: u64, id: u64, incoming: Incoming) {
+        let Some(line) = self.line(generation) else {
+            return;
+        };
+        let mailbox = Arc::clone(&line.mailbox);
+        match incoming {
+            Incoming::Answer(answer) => {
+                line.kept.answered(id);
+                mailbox.answer(id, answer);
+            }
+            Incoming::Push(Push::Look { rank, pid }) => {
+                if let Some(state) = process::state_of(pid) {
+                    let asking = Asking {
+                        generation,
+                        id: u64::MAX,
+                        request: Request::Saw { rank, state },
+                    };
+                    self.handle(Input::Command(Command::Ask(asking.encode())));
+                }
+            }
+            Incoming::Push(push) => {
+                mailbox.push(push);
+                self.work.mailboxes.push(mailbox);
+            }
+        }
+    }
+
+    /// Carries out what a service wants.
+    fn carry(&mut self, generation: u64, output: desk::Output, me: MemberId) {
+        match output {
+            desk::Output::Answer { to, answer } => {
+                let payload = answer.encode();
+                for (member, id) in to {
+                    if member == me {
+                        self.receive(generation, id, Incoming::Answer(answer.clone()));
+                    } else {
+                        self.reply(member, envelope::reply(generation, id, &payload));
+                    }
+                }
+            }
+            desk::Output::Push { to, push } => {
+                let bytes = envelope::reply(generation, 0, &push.encode().payload);
+                for member in to {
+                    if member == me {
+                        self.receive(generation, 0, Incoming::Push(push.clone()));
+                    } else {
+                        self.reply(member, Arc::clone(&bytes));
+                    }
+                }
+            }
+        }
+    }
+
+    fn reply(&mut self, to: MemberId, bytes: Arc<[u8]>) {
+        self.handle(Input::Command(Command::Reply { to, bytes }));
+    }
+
+    /// To all of this generation.
+    fn push_all(&mut self, push: &Push) {
+        let Some(line) = self.lines.last() else {
+            return;
+        };
+        let membership = Arc::clone(&line.membership);
+        let (generation, rank) = (line.generation, line.rank);
+        let to = membership.members.iter().map(|peer| peer.id).collect();
+        let output = desk::Output::Push {
+            to,
+            push: push.clone(),
+        };
+        self.carry(generation, output, membership.members[rank].id);
+    }
+
+    /// A member is not heard, or is again.
+    fn suspected(&mut self, member: MemberId, silent: Option<Duration>) {
+        let Some(line) = self.lines.last() else {
+            return;
+        };
+        let Some(rank) = line.membership.rank_of(member) else {
+            return;
+        };
+        let peer = &line.membership.members[rank];
+        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+        let pid = u64::from(peer.pid);
+        let state = silent
+            .filter(|_| is_here)
+            .and_then(|_| process::state_of(pid));
+        match silent {
+            Some(silent) => self
+                .work
+                .said
+                .push(Spoken::Silent(rank, silent, state.clone())),
+            None => self
+                .work
+                .said
+                .push(Spoken::HeardAgain(rank, Duration::ZERO)),
+        }
+        if silent.is_some() && !is_here && peer.kernel != 0 {
+            // A member of its kernel can look.
+            let beside = line.membership.members.iter().find(|other| {
+                let is_gone = self.gone.iter().any(|(id, _)| *id == other.id);
+                other.kernel == peer.kernel && other.id != member && !is_gone
+            });
+            if let Some(beside) = beside.map(|peer| peer.id) {
+                let push = Push::Look { rank, pid };
+                let bytes = envelope::reply(line.generation, 0, &push.encode().payload);
+                self.reply(beside, bytes);
+            }
+        }
+        self.push_all(&Push::Suspected {
+            rank,
+            silent,
+            state,
+        });
+    }
+
+    /// This process takes part no more.
+    fn out(&mut self, why: &Exclusion) {
+        let Some(line) = self.lines.last() else {
+            return;
+        };
+        let membership: &Membership = &line.membership;
+        let ranks = |ids: &[MemberId]| {
+            let ranks = ids.iter().filter_map(|id| membership.rank_of(*id));
+            let mut ranks: Vec<_> = ranks.collect();
+            ranks.sort_unstable();
+            ranks
+        };
+        match why {
+            Exclusion::NoMajority { unreached, .. } => {
+                let from = ranks(unreached);
+                let mut all = membership.members.iter();
+                let is_on_one_host = all.all(|peer| peer.at.starts_with("unix:"));
+                let why = apart(&from, is_on_one_host);
+                line.mailbox.cut_off(from, &why);
+            }
+            Exclusion::PassedOver(by) => {
+                let others = (0..membership.members.len()).filter(|rank| *rank != line.rank);
+                let by = membership.rank_of(*by).unwrap_or_default();
+                let why =
+                    format!("rank {by} coordinates now, and the others went on without this rank");
+                line.mailbox.cut_off(others.collect(), &why);
+            }
+            Exclusion::LeftBehind(_) => {
+                let rank = line.rank;
+                let lost = Lost::from(How::LeftBehind {
+                    after: self.origin.elapsed(),
+                });
+                let departure = Departure::Lost(lost.clone());
+                line.mailbox.push(Push::Gone { rank, departure });
+                line.mailbox.end(&lost);
+            }
+        }
+        for line in &self.lines {
+            // Those of earlier generations hear nothing any more either.
+            line.mailbox.end(&Lost::from(How::PassedOver));
+            self.work.mailboxes.push(Arc::clone(&line.mailbox));
+        }
+    }
+}
+
+fn say(saying: &Saying) -> Command {
+    Command::Say {
+        topic: String::new(),
+        bytes: wire::encode(saying),
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("me", &self.me)
+            .finish_non_exhaustive()
+    }
+}
