@@ -16,7 +16,7 @@ use super::incoming::{Answer, Push};
 use super::launcher;
 use super::line::{Line, Link};
 use super::message::Incomplete;
-use super::node;
+use super::node::{self, Vain};
 use super::place::Address;
 use super::reader::{Reader, Sink};
 use super::request::Request;
@@ -24,7 +24,7 @@ use super::search::Search;
 use super::server::Server;
 use super::succession::Loss;
 use super::world::{Open, Origin, World};
-use crate::departure::Departure;
+use crate::departure::{Departure, How};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -32,6 +32,9 @@ use crate::forked;
 use crate::sync::{Condvar, Mutex};
 use crate::time::{deadline_after, later};
 use nccl_base::from_outside::{FromOutside, world as world_limit};
+
+/// How long the coordinator may take to say what those do that did not come.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// The topic, in errors.
 const TOPIC: &str = "the next epoch";
@@ -114,9 +117,10 @@ impl World {
         let span = tracing::info_span!(target: "nccl", "nccl.recover", epoch = self.epoch());
         let _entered = span.enter();
         if let Link::Node { node, generation } = self.line.link() {
+            self.line.takes_part(TOPIC)?;
             let entered = node
                 .go_on(generation, limit, leaves_behind)
-                .map_err(|why| self.explain(TOPIC, &why))?;
+                .map_err(|vain| self.in_vain(vain))?;
             let mut next = Self::entered(&entered, self.local_rank, self.timeout());
             next.interface = self.interface.clone();
             next.from = node.ranks_before(generation, &entered.membership);
@@ -151,6 +155,31 @@ impl World {
             }
         }
         unreachable!("the last attempt returns")
+    }
+
+    /// The error of a wish to go on that came to nothing.
+    fn in_vain(&self, vain: Vain) -> Error {
+        let now = Instant::now();
+        match vain {
+            Vain::Missing { ranks, waited } => {
+                let late = Incomplete::TimedOut {
+                    missing: Vec::new(),
+                    waited,
+                    remarks: Vec::new(),
+                };
+                // The coordinator knows what they do.
+                let request = |_| Request::Missing { ranks, waited };
+                let asked = self.ask(TOPIC, request, now + ANSWER, None, None);
+                asked.map_or_else(|error| error, |_| self.explain(TOPIC, &late))
+            }
+            Vain::Excluded => match self.line.takes_part(TOPIC) {
+                Err(error) => error,
+                Ok(()) => {
+                    let lost = (self.line.coordinator(), How::PassedOver.into());
+                    self.line.lost_with_coordinator(TOPIC, lost, now, None)
+                }
+            },
+        }
     }
 
     fn went_on(&self, next: &Self, kept: &[&str], begun: Instant) {

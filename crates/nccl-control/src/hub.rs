@@ -315,7 +315,7 @@ impl Hub {
                 state.members[rank].last = Some((call, now));
             }
             Request::Saw { rank, state: seen } => state.saw(rank, seen, now),
-            Request::Report(_) | Request::Pong(_) => {}
+            Request::Report(_) | Request::Pong(_) | Request::Missing { .. } => {}
             Request::Clock => {
                 let now = clock::clock().to_le_bytes();
                 let now = Answer::Value(now.as_slice().into());

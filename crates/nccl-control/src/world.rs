@@ -121,7 +121,7 @@ impl World {
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, nranks, epoch);
         let _entered = span.enter();
         let mailbox = Arc::new(Mailbox::default());
-        let node = Node::first(&rendezvous, deadline, &mailbox)?;
+        let node = Node::first(&rendezvous, deadline, &mailbox, None)?;
         let job = (rendezvous.job.name.clone(), epoch);
         let link = Link::Node {
             node: Arc::clone(&node),

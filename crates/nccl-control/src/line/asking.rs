@@ -38,19 +38,7 @@ impl Line {
     ) -> Result<Answer> {
         forked::check()?;
         let started = Instant::now();
-        // The others go on without this rank, and nobody would answer.
-        if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
-            let rank = self.rank;
-            let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
-            return Err(Error::rendezvous(text));
-        }
-        if let Some(epoch) = self.gone_on() {
-            return Err(Error::rendezvous(format!(
-                "{topic:?} was asked of a world of epoch {}, which has gone on to epoch {epoch}: use the \
-                 world that next_epoch has returned",
-                self.job.1
-            )));
-        }
+        self.takes_part(topic)?;
         let request = request(deadline.saturating_duration_since(started));
         let ticket = match &request {
             // Those who go on without a coordinator ask the next one.
@@ -120,6 +108,23 @@ impl Line {
                 },
             }
         }
+    }
+
+    /// Whether this rank can take part in something about `topic`: nobody would answer one that the others go on without.
+    pub(crate) fn takes_part(&self, topic: &str) -> Result<()> {
+        if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
+            let rank = self.rank;
+            let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
+            return Err(Error::rendezvous(text));
+        }
+        if let Some(epoch) = self.gone_on() {
+            return Err(Error::rendezvous(format!(
+                "{topic:?} was asked of a world of epoch {}, which has gone on to epoch {epoch}: use the \
+                 world that next_epoch has returned",
+                self.job.1
+            )));
+        }
+        Ok(())
     }
 
     /// The error of a request of which this rank has taken its part back.

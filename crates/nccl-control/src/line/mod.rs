@@ -142,6 +142,30 @@ impl Line {
         self.way.lock().link.clone()
     }
 
+    /// As if this process died after so many sends to ranks.
+    #[cfg(test)]
+    pub(crate) fn die_after_for_a_test(&self, sends: usize) {
+        match self.link() {
+            Link::Node { node, .. } => node.die_after_for_a_test(sends),
+            _ => {
+                let server = self.server().unwrap();
+                server.hub().die_after(sends, Arc::clone(&server));
+            }
+        }
+    }
+
+    /// Whether this rank coordinates, and lets new ones in.
+    #[cfg(test)]
+    pub(crate) fn leads_for_a_test(&self) -> bool {
+        match self.link() {
+            Link::Node { node, .. } => node.leads_for_a_test(),
+            _ => {
+                let door = self.own_door().unwrap();
+                door.hub().standing() == super::handover::Standing::Leads
+            }
+        }
+    }
+
     /// As if this process died.
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {

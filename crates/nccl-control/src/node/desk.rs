@@ -186,6 +186,18 @@ impl Desk {
                 };
                 self.own.push_back((generation, Output::Push { to, push }));
             }
+            Request::Missing { ranks, waited } => {
+                let size = served.membership.members.len();
+                let ranks = ranks.into_iter().filter(|rank| *rank < size);
+                let missing = ranks.map(|rank| served.service.missing(rank, now));
+                let why = Incomplete::TimedOut {
+                    missing: missing.collect(),
+                    waited,
+                    remarks: Vec::new(),
+                };
+                self.own
+                    .push_back(answer(Answer::Incomplete(Arc::new(why))));
+            }
             Request::Stay { why } => {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
                 served.leave(from, &departure, true);

@@ -2,6 +2,8 @@
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use nccl_base::wire;
@@ -19,7 +21,7 @@ use crate::mailbox::Mailbox;
 use crate::message::{Incomplete, Missing};
 use crate::place::{self, Listener};
 use crate::process;
-use crate::proto::{Command, Exclusion, Input, MemberId, Peer, Seat, SharedMembership};
+use crate::proto::{Command, Input, MemberId, Peer, Seat, SharedMembership};
 use crate::search::Search;
 use crate::server::warn_of_open_door;
 use crate::service::REPORT;
@@ -47,6 +49,14 @@ pub(crate) struct Entered {
     pub(crate) rank: usize,
     pub(crate) membership: SharedMembership,
     pub(crate) mailbox: Arc<Mailbox>,
+}
+
+/// Why there is no next generation for this process.
+pub(crate) enum Vain {
+    /// These ranks did not come.
+    Missing { ranks: Vec<usize>, waited: Duration },
+    /// It takes part no more.
+    Excluded,
 }
 
 impl Entered {
@@ -104,6 +114,7 @@ impl Node {
         rendezvous: &Rendezvous,
         deadline: Instant,
         mailbox: &Arc<Mailbox>,
+        absent: Option<Departure>,
     ) -> Result<Arc<Self>> {
         let Rendezvous {
             rank,
@@ -133,7 +144,10 @@ impl Node {
             let fd = met.connection.fd();
             listener = place::listen_beside(address, &rank.to_string(), fd)?;
             let at = address.to_string();
-            seat = Seat::Rank { number, at };
+            seat = match absent {
+                Some(why) => Seat::Absent { number, at, why },
+                None => Seat::Rank { number, at },
+            };
             first = Some(met);
         }
         let unreachable = place::unreachable(address, &listener);
@@ -217,13 +231,19 @@ impl Node {
                 self.settle();
                 return Err(why);
             }
-            if now >= report && self.slot() == 0 {
+            if now >= report && self.slot() == 0 && state.desk.size > 0 {
                 report = now + REPORT;
                 let missing = self.absent(&state);
                 let (size, came) = (state.desk.size, state.desk.size - missing.len());
                 let waited = begun.elapsed().as_secs();
+                let never = missing
+                    .iter()
+                    .take(4)
+                    .map(|rank| format!("; rank {rank} has never come"));
+                let never: String = never.collect();
+                let more = if missing.len() > 4 { "; …" } else { "" };
                 let missing = ranges(&missing);
-                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {came} of {size} ranks wait at \"join\" since {waited} s for {missing}, which have never come");
+                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {came} of {size} ranks wait at \"join\" since {waited} s for {missing}{never}{more}");
             }
             let until = limit.min(report.max(now));
             self.wait(&mut state, until);
@@ -285,7 +305,7 @@ impl Node {
         generation: u64,
         patience: Duration,
         leaves_behind: bool,
-    ) -> Result<Entered, Incomplete> {
+    ) -> Result<Entered, Vain> {
         let begun = Instant::now();
         let mut state = self.state.lock();
         state.refused = None;
@@ -318,37 +338,22 @@ impl Node {
     }
 
     /// Why a wish has come to nothing, if it has.
-    fn vain(
-        &self,
-        state: &State,
-        generation: u64,
-        begun: Instant,
-        late: Instant,
-    ) -> Option<Incomplete> {
+    fn vain(&self, state: &State, generation: u64, begun: Instant, late: Instant) -> Option<Vain> {
+        if state.excluded.is_some() || state.left {
+            return Some(Vain::Excluded);
+        }
+        let missing = match &state.refused {
+            Some(missing) => missing.clone(),
+            None if Instant::now() >= late => state.coordinator.into_iter().collect(),
+            None => return None,
+        };
         let mut lines = state.lines.iter();
         let line = lines.find(|line| line.generation == generation)?;
-        let missing = match (&state.excluded, &state.refused) {
-            (Some(Exclusion::NoMajority { unreached, .. }), _) => unreached.clone(),
-            (Some(_), _) => {
-                let own = line.membership.members[line.rank].id;
-                vec![own]
-            }
-            (None, Some(missing)) => missing.clone(),
-            (None, None) if Instant::now() >= late => state.coordinator.into_iter().collect(),
-            (None, None) => return None,
-        };
         let ranks = missing.into_iter();
         let ranks = ranks.filter_map(|id| line.membership.rank_of(id));
-        let phase = Some((crate::phase::Phase::Joined, Duration::ZERO));
-        Some(Incomplete::TimedOut {
-            missing: ranks
-                .map(|rank| Missing {
-                    rank,
-                    phase: phase.clone(),
-                })
-                .collect(),
+        Some(Vain::Missing {
+            ranks: ranks.collect(),
             waited: begun.elapsed(),
-            remarks: Vec::new(),
         })
     }
 
@@ -400,11 +405,25 @@ impl Node {
         self.command(Command::Leave(Departure::Failed(why)));
     }
 
-    /// As if this process died.
+    #[cfg(test)]
+    pub(crate) fn die_after_for_a_test(&self, sends: usize) {
+        self.state.lock().fuse = Some(sends);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn leads_for_a_test(&self) -> bool {
+        self.state.lock().member.leads()
+    }
+
+    /// As if this process died, and the others of its kernel saw that.
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {
         let state = self.state.lock();
         self.close(state);
+        let others: Vec<_> = super::ALL.lock().iter().filter_map(Weak::upgrade).collect();
+        for other in others.iter().filter(|other| other.me != self.me) {
+            other.process_ended(self.me);
+        }
     }
 }
 
@@ -429,25 +448,32 @@ impl Node {
     /// Tells the ranks that meet that this one will not come, and why.
     pub(crate) fn fails(rendezvous: &Rendezvous, chain: String) -> Result<()> {
         let deadline = deadline_after(rendezvous.timeout);
-        let node = Self::first(rendezvous, deadline, &Arc::default())?;
-        let why = Failure::Said(chain);
+        let departure = Departure::Failed(Failure::Said(chain));
+        let absent = Some(departure.clone());
+        let node = Self::first(rendezvous, deadline, &Arc::default(), absent)?;
+        let mut state = node.state.lock();
         if rendezvous.rank > 0 {
-            node.leave(u64::MAX, Departure::Failed(why));
+            while !state.left && Instant::now() < deadline {
+                node.wait(&mut state, deadline);
+            }
+            node.close(state);
             return Ok(());
         }
-        let mut state = node.state.lock();
-        let why = Incomplete::Gone {
-            rank: 0,
-            departure: Departure::Failed(why),
-        };
+        let (rank, size) = (0, rendezvous.world_size);
+        let why = Incomplete::Gone { rank, departure };
         let bytes = wire::encode(&why).into();
         state.handle(Input::Command(Command::Dismiss(bytes)));
         node.pump(&mut state);
         drop(state);
         node.settle();
         let mut state = node.state.lock();
+        let joined = (1..size as u32).filter(|slot| state.member.joined(*slot).is_some());
+        let joined: Vec<_> = joined.collect();
+        state.dismissals.extend(joined);
         loop {
-            let absent = node.absent(&state);
+            let heard = &state.dismissals;
+            let absent = (1..size).filter(|rank| !heard.contains(&(*rank as u32)));
+            let absent: Vec<_> = absent.collect();
             if absent.is_empty() || Instant::now() >= deadline {
                 node.close(state);
                 return match absent.is_empty() {

@@ -65,7 +65,11 @@ use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::watching::WORD;
 
-pub(crate) use self::join::{Entered, line};
+pub(crate) use self::join::{Entered, Vain, line};
+
+/// All of this process, which die one by one in tests.
+#[cfg(test)]
+static ALL: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
 
 /// Whether worlds of this process meet with the machines: `NCCL_RUN_CONTROL_PLANE=machines`.
 pub(crate) fn is_chosen() -> bool {
@@ -115,6 +119,8 @@ struct State {
     ends: Vec<(Instant, MemberId)>,
     /// Why the first generation came to nothing.
     dismissed: Option<Incomplete>,
+    /// Who has heard that.
+    dismissals: BTreeSet<u32>,
     /// The members that did not come, when a wish came to nothing.
     refused: Option<Vec<MemberId>>,
     /// Why this process takes part no more.
@@ -123,6 +129,9 @@ struct State {
     joiners: usize,
     alarm: Option<Instant>,
     work: Work,
+    /// In tests: after so many sends, this process is as if it had died.
+    #[cfg(test)]
+    fuse: Option<usize>,
 }
 
 /// One generation of the world, as a program of this process has it.
@@ -145,6 +154,8 @@ struct Work {
     said: Vec<Spoken>,
     takes_places: bool,
     ends: bool,
+    #[cfg(test)]
+    dies: bool,
 }
 
 /// How long before its first input the time of a machine begins: what is as old as that is over.
@@ -178,14 +189,17 @@ impl Node {
             watched: BTreeSet::new(),
             ends: Vec::new(),
             dismissed: None,
+            dismissals: BTreeSet::new(),
             refused: None,
             excluded: None,
             left: false,
             joiners: 0,
             alarm: None,
             work: Work::default(),
+            #[cfg(test)]
+            fuse: None,
         };
-        Arc::new_cyclic(|this| Self {
+        let node = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             job,
             me: id,
@@ -194,7 +208,10 @@ impl Node {
             state: Mutex::new(state),
             attached: Mutex::default(),
             bell: Condvar::new(),
-        })
+        });
+        #[cfg(test)]
+        ALL.lock().push(Arc::downgrade(&node));
+        node
     }
 
     pub(crate) fn slot(&self) -> usize {
@@ -321,11 +338,22 @@ impl Node {
         match role {
             Role::Newcomer => self.may_admit(state)?,
             Role::Rank => {
+                if *epoch > own {
+                    return Err(Refusal {
+                        why: format!(
+                            "it is already of epoch {epoch} of the job, and rank 0 still of epoch {own}, which is to end"
+                        ),
+                        again: Again::Later,
+                    });
+                }
                 if *epoch != own {
                     return Err(Refusal::from(format!(
                         "it is of epoch {epoch} of the job, and rank 0 of epoch {own}: a process of another \
                          attempt is left over"
                     )));
+                }
+                if self.slot() != 0 {
+                    return Err(self.refer(state));
                 }
                 let size = match state.lines.last() {
                     Some(line) => line.membership.members.len(),
@@ -339,7 +367,11 @@ impl Node {
                 if *rank == self.slot() || *rank >= size {
                     return Err(Refusal::from(format!("there is no rank {rank} to join")));
                 }
-                if let Some(there) = state.member.joined(*rank as u32) {
+                let active = state
+                    .lines
+                    .last()
+                    .map(|line| &line.membership.members[*rank]);
+                if let Some(there) = active.or_else(|| state.member.joined(*rank as u32)) {
                     let end = state.gone.iter().find(|(id, _)| *id == there.id);
                     let end = end.map_or_else(String::new, |(_, end)| format!("; {end}"));
                     return Err(Refusal::from(format!(
@@ -378,21 +410,27 @@ impl Node {
         if state.member.leads() {
             return Ok(());
         }
-        let leader = state.member.coordinator();
-        match line.membership.peer(leader).filter(|_| state.is_led) {
-            None => Err(later(format!(
+        if !state.is_led {
+            return Err(later(format!(
                 "rank {rank} is just looking for another coordinator"
-            ))),
-            Some(peer) => {
-                let leader = line.membership.rank_of(leader).unwrap_or_default();
-                Err(Refusal {
-                    why: format!("this is rank {rank}, and rank {leader} coordinates the job"),
-                    again: Again::At {
-                        rank: leader,
-                        at: peer.at.clone(),
-                    },
-                })
-            }
+            )));
+        }
+        Err(self.refer(state))
+    }
+
+    /// That another process coordinates, and where that is, as far as this one has heard.
+    fn refer(&self, state: &State) -> Refusal {
+        let leader = state.member.coordinator();
+        let line = state.lines.last();
+        let rank = line.map_or(self.slot(), |line| line.rank);
+        let found = line.and_then(|line| {
+            let by = line.membership.rank_of(leader)?;
+            Some((by, line.membership.members[by].at.clone()))
+        });
+        let (by, at) = found.unwrap_or_default();
+        Refusal {
+            why: format!("this is rank {rank}, and rank {by} coordinates the job"),
+            again: Again::At { rank: by, at },
         }
     }
 
@@ -515,6 +553,10 @@ impl Node {
                 None => state.work.dial.push((peer, at)),
             },
             Wire::Transmit(number, frame) => {
+                #[cfg(test)]
+                if state.burns(&frame) {
+                    return;
+                }
                 if let Some(port) = state.ports.get(&number) {
                     port.send(&frame);
                     state.work.flush(&port.connection);
@@ -570,7 +612,13 @@ impl Node {
                 state.joiners = count;
                 state.push_all(&Push::Newcomers(count));
             }
-            Event::Joined(_) | Event::Ended(_) => _ = self.bell.notify_all(),
+            Event::Joined(id) => {
+                if state.dismissed.is_some() {
+                    state.dismissals.insert(id.slot);
+                }
+                self.bell.notify_all();
+            }
+            Event::Ended(_) => {}
             Event::Fell(slot, departure) => {
                 let why = Incomplete::Gone {
                     rank: slot as usize,
@@ -595,6 +643,7 @@ impl Node {
         };
         state.gone.clear();
         (state.refused, state.coordinator, state.is_led) = (None, None, false);
+        state.joiners = 0;
         state.lines.push(LineOf {
             generation,
             rank,
@@ -644,7 +693,7 @@ impl Node {
                     state.push_all(&Push::Newcomers(count));
                 }
             }
-            state.work.takes_places = !is_first;
+            state.work.takes_places |= !is_first;
             if is_other && let Some(line) = state.lines.last() {
                 state.work.said.push(Spoken::Leads(line.rank));
             }
@@ -739,6 +788,10 @@ impl Node {
                 mailbox.run_handlers();
             }
             work.said.into_iter().for_each(Spoken::say);
+            #[cfg(test)]
+            if work.dies {
+                self.cut_for_a_test();
+            }
             if let Some(acceptor) = self.acceptor.get() {
                 if work.takes_places {
                     acceptor.take_places();
@@ -801,6 +854,10 @@ impl Source for Node {
 
 impl Work {
     fn is_empty(&self) -> bool {
+        #[cfg(test)]
+        if self.dies {
+            return false;
+        }
         self.start.is_empty()
             && self.dial.is_empty()
             && self.flush.is_empty()
@@ -828,6 +885,29 @@ impl State {
     fn handle(&mut self, input: Input) {
         let now = self.time(Instant::now());
         self.member.handle(now, input);
+    }
+
+    /// Whether this process is as if it were dead, and this is not sent.
+    #[cfg(test)]
+    fn burns(&mut self, frame: &proto::Frame) -> bool {
+        use proto::Message::{Append, Tell};
+        let message = match frame {
+            proto::Frame::Data { message, .. } => Some(message),
+            _ => None,
+        };
+        match (&mut self.fuse, message) {
+            (Some(0), Some(Append { .. } | Tell { .. })) => {
+                self.fuse = Some(usize::MAX);
+                self.work.dies = true;
+                true
+            }
+            (Some(usize::MAX), _) => true,
+            (Some(left), Some(Append { .. } | Tell { .. })) => {
+                *left -= 1;
+                false
+            }
+            _ => false,
+        }
     }
 
     fn number(&mut self) -> proto::Connection {

@@ -150,6 +150,9 @@ impl Coordinator {
             this.end_is_known(core, &ended);
         }
         this.start(core);
+        if !core.joiners.is_empty() {
+            core.events.push_back(Event::Joiners(core.joiners.len()));
+        }
         this
     }
 
@@ -479,7 +482,7 @@ impl Coordinator {
                 }
             }
             Message::Leave(_) if !core.membership.votes(from) => {
-                core.joiners.remove(&from);
+                forget_joiner(core, from);
                 core.observers.remove(&from);
                 core.links.acknowledge(from);
                 core.links.keep(from, false);
@@ -642,7 +645,7 @@ impl Coordinator {
 
     /// A session is lost.
     pub(super) fn lost(&mut self, core: &mut Core, id: MemberId) -> Option<Next> {
-        core.joiners.remove(&id);
+        forget_joiner(core, id);
         core.observers.remove(&id);
         if let Some(follower) = self.followers.get_mut(&id) {
             // What was on its way to and fro is lost with it.
@@ -1168,6 +1171,12 @@ impl Coordinator {
             self.invite(core);
         }
         self.settle(core)
+    }
+}
+
+fn forget_joiner(core: &mut Core, id: MemberId) {
+    if core.joiners.remove(&id).is_some() {
+        core.events.push_back(Event::Joiners(core.joiners.len()));
     }
 }
 

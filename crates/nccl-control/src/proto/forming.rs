@@ -44,7 +44,7 @@ impl Forming {
                 let witnesses = self.joined.range(self.size..).count();
                 slot >= self.size && (known.is_some() || witnesses < self.witnesses as usize)
             }
-            Place::Joiner => false,
+            Place::Joiner | Place::Absent => false,
         };
         if !is_place || known.is_some_and(|known| known.id != peer.id) {
             return None;

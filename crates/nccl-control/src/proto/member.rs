@@ -133,6 +133,15 @@ pub enum Seat {
         /// The coordinator's address.
         at: String,
     },
+    /// It tells the ranks of the first generation that it will not come, and why, and has left then.
+    Absent {
+        /// The generation.
+        number: u64,
+        /// The coordinator's address.
+        at: String,
+        /// Why.
+        why: Departure,
+    },
     /// It asks to come into the next generation, at one of these addresses.
     Joiner {
         /// Where to look for the coordinator.
@@ -194,7 +203,8 @@ impl Member {
         let number = match &seat {
             Seat::First { number, .. }
             | Seat::Rank { number, .. }
-            | Seat::Witness { number, .. } => *number,
+            | Seat::Witness { number, .. }
+            | Seat::Absent { number, .. } => *number,
             Seat::Joiner { .. } => 0,
         };
         let proposer = me.id;
@@ -210,6 +220,10 @@ impl Member {
                 gives_up: None,
             })
         };
+        let absent = match &seat {
+            Seat::Absent { why, .. } => Some(why.clone()),
+            _ => None,
+        };
         let role = match seat {
             Seat::First {
                 size, witnesses, ..
@@ -217,11 +231,15 @@ impl Member {
             Seat::Rank { at, .. } => joining(vec![at], Place::Rank),
             Seat::Witness { at, .. } => joining(vec![at], Place::Witness),
             Seat::Joiner { at } => joining(at, Place::Joiner),
+            Seat::Absent { at, .. } => joining(vec![at], Place::Absent),
         };
         let mut this = Self { core, role };
         match &mut this.role {
             Role::Joining(joining) => joining.ask(&mut this.core),
             _ => this.form(),
+        }
+        if let Some(why) = absent {
+            this.command(Command::Leave(why));
         }
         this
     }
@@ -355,7 +373,8 @@ impl Member {
             && let Some(since) = joining.gives_up
         {
             let links = &self.core.links;
-            let is_known = links.all_flushed() || !links.any_ready();
+            let is_vain = !matches!(joining.seat, Place::Absent) && !links.any_ready();
+            let is_known = links.all_flushed() || is_vain;
             if is_known || self.core.now.since(since) >= FAREWELL {
                 self.go(Some(Next::Left));
             }
@@ -774,6 +793,7 @@ impl Member {
             }
             Message::Join { .. } | Message::Observe(_) if self.core.dismissed.is_some() => {
                 let bytes = self.core.dismissed.clone().unwrap_or_default();
+                self.core.events.push_back(Event::Joined(from));
                 return self.core.send(from, Message::Dismissed(bytes));
             }
             Message::Join { peer, seat } => return self.join(from, peer, seat),
@@ -861,8 +881,18 @@ impl Member {
             (Role::Forming(_), Message::Leave(departure)) => {
                 self.core.links.acknowledge(from);
                 self.core.links.keep(from, false);
-                self.core.observers.remove(&from);
-                self.fell(from, |_, _| departure);
+                let observes = self.core.observers.remove(&from).is_some();
+                if let Role::Forming(forming) = &self.role
+                    && !observes
+                    && forming.joined(from.slot).is_none()
+                {
+                    // It has come to say that it does not.
+                    self.core
+                        .events
+                        .push_back(Event::Fell(from.slot, departure));
+                } else {
+                    self.fell(from, |_, _| departure);
+                }
             }
             (_, Message::Leave(_)) if !self.core.membership.votes(from) => {
                 self.core.links.acknowledge(from);
@@ -1008,6 +1038,7 @@ impl Member {
 
     fn join(&mut self, from: MemberId, peer: Peer, seat: Place) {
         match (&mut self.role, seat) {
+            (Role::Forming(_), Place::Absent) => self.core.links.keep(from, true),
             (Role::Forming(forming), seat) if peer.id == from => match forming.join(peer, seat) {
                 Some(is_new) => {
                     self.core.links.keep(from, true);
@@ -1386,7 +1417,10 @@ impl Member {
                         joining.gives_up = Some(self.core.now);
                         let generation = self.core.generation();
                         let leave = Message::Leave(departure);
-                        self.core.links.send_all(generation, &leave);
+                        match joining.seat {
+                            Place::Absent => self.core.links.send(joining.asked, generation, leave),
+                            _ => self.core.links.send_all(generation, &leave),
+                        }
                     }
                     Role::Forming(_) => self.go(Some(Next::Left)),
                     _ => {}

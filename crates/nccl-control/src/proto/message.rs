@@ -170,6 +170,8 @@ pub enum Place {
     Witness,
     /// A rank of the next generation.
     Joiner,
+    /// None: it says why it will not come as a rank of the first generation.
+    Absent,
 }
 
 /// Why a member takes part no more.
