@@ -12,8 +12,11 @@ use super::inquiry::Lateness;
 use super::mailbox::Notice;
 use super::message::{Incomplete, Parts};
 use super::phase::Phase;
+use super::process;
 use super::process_state::ProcessState;
+use super::proto::Peer;
 use crate::departure::Departure;
+use crate::visible;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
@@ -129,6 +132,26 @@ pub(super) struct Known {
     #[serde(deserialize_with = "clean")]
     pub(super) phase: Option<(Phase, Duration)>,
     pub(super) departure: Option<Departure>,
+}
+
+impl Known {
+    /// A member of a generation that is active.
+    pub(super) fn of(rank: usize, peer: &Peer) -> Self {
+        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+        let kernel = match is_here {
+            true => process::kernel().to_owned(),
+            false => format!("{:x}", peer.kernel),
+        };
+        Self {
+            rank,
+            host: visible::name(&peer.host),
+            pid: peer.pid.into(),
+            kernel,
+            at: peer.at.clone(),
+            phase: Some((Phase::Joined, Duration::ZERO)),
+            departure: None,
+        }
+    }
 }
 
 /// What comes from a coordinator.

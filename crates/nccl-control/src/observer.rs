@@ -11,6 +11,7 @@ use super::board::{Board, WorldState};
 use super::environment::Rendezvous;
 use super::events::{Events, Wakers};
 use super::incoming::{Answer, Push};
+use super::node;
 use super::process;
 use super::reader::{Reader, Sink};
 use super::recordings::Target;
@@ -135,7 +136,10 @@ impl Observer {
         let scout = Arc::clone(&shared);
         std::thread::Builder::new()
             .name(String::from("nccl-observer"))
-            .spawn(move || scout::run(&scout))
+            .spawn(move || match node::is_chosen() {
+                true => node::observe(&scout),
+                false => scout::run(&scout),
+            })
             .map_err(Error::io("starting an observer's thread"))?;
         Ok(Self {
             shared: Resident::new(shared),

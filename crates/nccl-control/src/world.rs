@@ -152,7 +152,7 @@ impl World {
 
     /// The world of a generation that this process has come into, or has gone on to.
     pub(super) fn entered(entered: &Entered, local_rank: usize, timeout: Duration) -> Self {
-        let job = entered.node.job().name.clone();
+        let job = entered.node.job_name().to_owned();
         Self::new(node::line(entered, &job), local_rank, timeout)
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nccl_base::clock;
 
 use crate::departure::Departure;
-use crate::incoming::{Answer, Push};
+use crate::incoming::{Answer, Known, Push};
 use crate::message::Incomplete;
 use crate::proto::{MemberId, SharedMembership};
 use crate::request::Request;
@@ -45,6 +45,8 @@ pub(super) enum Output {
         to: Vec<MemberId>,
         push: Push,
     },
+    /// To those who watch.
+    Observe(Push),
 }
 
 impl Served {
@@ -245,6 +247,10 @@ impl Desk {
                         to: to.into_iter().map(|(rank, n)| (id(rank), n)).collect(),
                         answer,
                     },
+                    service::Output::Push {
+                        to: To::Observers,
+                        push,
+                    } => Output::Observe(push),
                     service::Output::Push { to, push } => {
                         let to = match to {
                             To::All => (0..served.membership.members.len()).map(id).collect(),
@@ -272,6 +278,31 @@ impl Desk {
         for served in self.served.values_mut() {
             served.service.handle_timeout(now);
         }
+    }
+
+    /// What is known of each rank of a generation.
+    pub(super) fn known(&self, generation: u64) -> Vec<Known> {
+        let Some(served) = self.served.get(&generation) else {
+            return Vec::new();
+        };
+        let now = Instant::now();
+        let peers = served.membership.members.iter().enumerate();
+        peers
+            .map(|(rank, peer)| {
+                let known = served.service.rank(rank);
+                let phase = known.phase.as_ref();
+                Known {
+                    phase: phase
+                        .map(|(name, at)| (name.clone(), now.saturating_duration_since(*at))),
+                    // One whose communicators outlive its world says goodbye later.
+                    departure: known
+                        .departure
+                        .clone()
+                        .filter(|departure| *departure != Departure::Left || known.is_closed()),
+                    ..Known::of(rank, peer)
+                }
+            })
+            .collect()
     }
 
     /// What to say now of those who wait.

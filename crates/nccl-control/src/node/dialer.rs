@@ -1,10 +1,10 @@
 //! Connects to other processes of the job, on threads that end when there is nothing to do: connecting and greeting wait.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use super::Node;
+use super::port::Driver;
 use crate::client::{self, Claim, Tried};
 use crate::departure::{How, Lost, Sign};
 use crate::launcher;
@@ -29,17 +29,17 @@ struct State {
 }
 
 impl Dialer {
-    /// Connects to `peer`, which listens `at`, and tells `node`.
-    pub(super) fn dial(&self, node: &Weak<Node>, peer: MemberId, at: String) {
+    /// Connects to `peer`, which listens `at`, and tells `driver`, whose dialer this is.
+    pub(super) fn dial(&self, driver: &Weak<dyn Driver>, peer: MemberId, at: String) {
         let mut state = self.state.lock();
         state.queue.push_back((peer, at));
         if state.threads == THREADS {
             return;
         }
-        let node = Weak::clone(node);
+        let driver = Weak::clone(driver);
         let spawned = std::thread::Builder::new()
             .name(String::from("nccl-dial"))
-            .spawn(move || run(&node));
+            .spawn(move || run(&driver));
         match spawned {
             Ok(_) => state.threads += 1,
             // Another thread does it, or the machine asks again.
@@ -50,11 +50,13 @@ impl Dialer {
     }
 }
 
-fn run(node: &Weak<Node>) {
+fn run(driver: &Weak<dyn Driver>) {
     loop {
-        let Some(node) = node.upgrade() else { return };
+        let Some(driver) = driver.upgrade() else {
+            return;
+        };
         let next = {
-            let mut state = node.dialer.state.lock();
+            let mut state = driver.dialer().state.lock();
             let next = state.queue.pop_front();
             if next.is_none() {
                 state.threads -= 1;
@@ -62,17 +64,17 @@ fn run(node: &Weak<Node>) {
             next
         };
         let Some((peer, at)) = next else { return };
-        match connect(&node, &at) {
-            Ok(met) => node.dialled(peer, met),
-            Err(lost) => node.dial_failed(peer, lost),
+        match connect(&*driver, &at) {
+            Ok(met) => driver.dialled(peer, met),
+            Err(lost) => driver.dial_failed(peer, lost),
         }
     }
 }
 
-fn connect(node: &Arc<Node>, at: &str) -> Result<client::Met, Lost> {
+fn connect(driver: &dyn Driver, at: &str) -> Result<client::Met, Lost> {
     let address = launcher::place(at).ok_or_else(|| Lost::from(How::NoAddress))?;
-    let claim = Claim::member(node.slot());
-    match client::attempt(&address, &node.job, claim, 0, Instant::now() + TRY) {
+    let claim = Claim::member(driver.slot());
+    match client::attempt(&address, driver.job(), claim, 0, Instant::now() + TRY) {
         Tried::Met(met) => Ok(met),
         Tried::Follows { why, .. } | Tried::Refused(why) => Err(How::Said(why).into()),
         Tried::NotYet(error, _) => Err(match error.kind() {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nccl_base::wire;
 
 use super::acceptor::Acceptor;
+use super::port::Driver as _;
 use super::{LineOf, Node, State};
 use crate::client::{self, Claim};
 use crate::departure::{Departure, Failure};
@@ -36,7 +37,7 @@ const BEYOND: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long a coordinator that leaves waits for others that leave.
-const LINGERS: Duration = Duration::from_millis(200);
+const LINGERS: Duration = Duration::from_millis(50);
 
 /// How long the members may take to agree on a generation beyond the limit of the wish: a member that does not answer is left
 /// out after twelve beats.
@@ -392,8 +393,7 @@ impl Node {
 
     /// Nothing comes or goes any more.
     fn close(&self, mut state: MutexGuard<'_, State>) {
-        let ports = std::mem::take(&mut state.ports);
-        state.work.close.extend(ports.into_values());
+        state.ports.close_all();
         state.work.ends = true;
         state.vigils.clear();
         drop(state);
@@ -449,19 +449,34 @@ impl Node {
     pub(crate) fn fails(rendezvous: &Rendezvous, chain: String) -> Result<()> {
         let deadline = deadline_after(rendezvous.timeout);
         let departure = Departure::Failed(Failure::Said(chain));
-        let absent = Some(departure.clone());
-        let node = Self::first(rendezvous, deadline, &Arc::default(), absent)?;
-        let mut state = node.state.lock();
-        if rendezvous.rank > 0 {
-            while !state.left && Instant::now() < deadline {
-                node.wait(&mut state, deadline);
-            }
-            node.close(state);
-            return Ok(());
+        if rendezvous.rank == 0 {
+            return Self::stand_in(rendezvous, departure, || Instant::now() >= deadline);
         }
+        let node = Self::first(rendezvous, deadline, &Arc::default(), Some(departure))?;
+        let mut state = node.state.lock();
+        while !state.left && Instant::now() < deadline {
+            node.wait(&mut state, deadline);
+        }
+        node.close(state);
+        Ok(())
+    }
+
+    /// Listens in rank 0's place, and tells every rank that comes why rank 0 will not: until all have heard, or it is `enough`.
+    ///
+    /// # Errors
+    /// The address cannot be had, or not all came.
+    pub(crate) fn stand_in(
+        rendezvous: &Rendezvous,
+        departure: Departure,
+        enough: impl Fn() -> bool,
+    ) -> Result<()> {
         let (rank, size) = (0, rendezvous.world_size);
+        let mut rendezvous = rendezvous.clone();
+        rendezvous.rank = 0;
+        let node = Self::first(&rendezvous, Instant::now(), &Arc::default(), None)?;
         let why = Incomplete::Gone { rank, departure };
         let bytes = wire::encode(&why).into();
+        let mut state = node.state.lock();
         state.handle(Input::Command(Command::Dismiss(bytes)));
         node.pump(&mut state);
         drop(state);
@@ -474,7 +489,7 @@ impl Node {
             let heard = &state.dismissals;
             let absent = (1..size).filter(|rank| !heard.contains(&(*rank as u32)));
             let absent: Vec<_> = absent.collect();
-            if absent.is_empty() || Instant::now() >= deadline {
+            if absent.is_empty() || enough() {
                 node.close(state);
                 return match absent.is_empty() {
                     true => Ok(()),
@@ -484,7 +499,7 @@ impl Node {
                     ))),
                 };
             }
-            node.wait(&mut state, deadline);
+            node.wait(&mut state, Instant::now() + Duration::from_millis(20));
         }
     }
 }

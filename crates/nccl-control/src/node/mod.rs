@@ -22,7 +22,9 @@ mod envelope;
 mod guest;
 mod join;
 mod kept;
+mod observing;
 mod port;
+mod ports;
 mod recording;
 mod vigil;
 
@@ -39,7 +41,8 @@ use self::desk::Desk;
 use self::dialer::Dialer;
 use self::envelope::{Asking, Saying, Telling, replied};
 use self::kept::Kept;
-use self::port::Port;
+use self::port::{Driver, Port};
+use self::ports::Ports;
 use self::vigil::Vigil;
 use crate::admission::Refusal;
 use crate::attached::{Attached, host};
@@ -66,6 +69,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::watching::WORD;
 
 pub(crate) use self::join::{Entered, Vain, line};
+pub(crate) use self::observing::run as observe;
 
 /// All of this process, which die one by one in tests.
 #[cfg(test)]
@@ -97,10 +101,7 @@ pub(crate) struct Node {
 struct State {
     member: Member,
     origin: Instant,
-    ports: HashMap<proto::Connection, Arc<Port>>,
-    connections: u64,
-    /// The connection to the first process that the machine wants to reach, which is there already.
-    first: Option<client::Met>,
+    ports: Ports,
     /// The mailbox of the line of the first generation, which is there before.
     mailbox: Option<Arc<Mailbox>>,
     /// Of all generations that this process is or was in, and that a program still holds.
@@ -146,10 +147,6 @@ struct LineOf {
 /// What is done when the lock is free.
 #[derive(Default)]
 struct Work {
-    start: Vec<Arc<Port>>,
-    dial: Vec<(MemberId, String)>,
-    flush: Vec<Arc<Connection>>,
-    close: Vec<Arc<Port>>,
     mailboxes: Vec<Arc<Mailbox>>,
     said: Vec<Spoken>,
     takes_places: bool,
@@ -176,9 +173,7 @@ impl Node {
         let state = State {
             member,
             origin,
-            ports: HashMap::new(),
-            connections: 0,
-            first,
+            ports: Ports::starting_with(first),
             mailbox: None,
             lines: Vec::new(),
             coordinator: None,
@@ -214,12 +209,9 @@ impl Node {
         node
     }
 
-    pub(crate) fn slot(&self) -> usize {
-        self.me.slot as usize
-    }
-
-    pub(crate) fn job(&self) -> &Job {
-        &self.job
+    /// The job's name.
+    pub(crate) fn job_name(&self) -> &str {
+        &self.job.name
     }
 
     /// Under which its communicators record what they do.
@@ -264,50 +256,6 @@ impl Node {
 
     fn command(&self, command: Command) {
         self.input(Input::Command(command));
-    }
-
-    /// Frames of one connection have come, and perhaps its end. What follows waits for [`settle`](Self::settle).
-    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
-        let mut state = self.state.lock();
-        if !state.ports.contains_key(&number) {
-            return;
-        }
-        for frame in frames {
-            if let proto::Frame::Beat(_) = &frame {
-                state.feel();
-            }
-            state.handle(Input::Frame(number, frame));
-        }
-        if lost.is_some() {
-            state.ports.remove(&number);
-            state.handle(Input::Closed(number));
-        }
-        self.pump(&mut state);
-    }
-
-    fn dialled(&self, peer: MemberId, met: client::Met) {
-        let mut state = self.state.lock();
-        self.connect(&mut state, peer, met);
-        self.pump(&mut state);
-        drop(state);
-        self.settle();
-    }
-
-    fn connect(&self, state: &mut State, peer: MemberId, met: client::Met) {
-        let number = state.number();
-        let port = Port::new(&self.this, number, met.connection, met.decoder);
-        state.ports.insert(number, Arc::clone(&port));
-        state.work.start.push(port);
-        state.handle(Input::Connected(peer, number));
-    }
-
-    fn dial_failed(&self, peer: MemberId, lost: Lost) {
-        let mut state = self.state.lock();
-        state.handle(Input::Evidence(peer, lost));
-        state.handle(Input::DialFailed(peer));
-        self.pump(&mut state);
-        drop(state);
-        self.settle();
     }
 
     /// Whether the one who said hello may come in; what it is told then.
@@ -443,10 +391,8 @@ impl Node {
         decoder: Decoder,
     ) -> Arc<Port> {
         let mut state = self.state.lock();
-        let number = state.number();
-        let port = Port::new(&self.this, number, connection, decoder);
+        let port = state.ports.accepted(&self.driver(), connection, decoder);
         tracing::debug!(name: "nccl.rendezvous.let_in", target: "nccl", claim = hello.claim());
-        state.ports.insert(number, Arc::clone(&port));
         port
     }
 
@@ -547,27 +493,19 @@ impl Node {
     }
 
     fn wire(&self, state: &mut State, wire: Wire) {
-        match wire {
-            Wire::Dial { peer, at } => match state.first.take() {
-                Some(met) => self.connect(state, peer, met),
-                None => state.work.dial.push((peer, at)),
-            },
-            Wire::Transmit(number, frame) => {
-                #[cfg(test)]
-                if state.burns(&frame) {
-                    return;
-                }
-                if let Some(port) = state.ports.get(&number) {
-                    port.send(&frame);
-                    state.work.flush(&port.connection);
-                }
-            }
-            Wire::HangUp(number) => {
-                if let Some(port) = state.ports.remove(&number) {
-                    state.work.close.push(port);
-                }
-            }
+        #[cfg(test)]
+        if let Wire::Transmit(_, frame) = &wire
+            && state.burns(frame)
+        {
+            return;
         }
+        if let Some(input) = state.ports.wire(&self.driver(), wire) {
+            state.handle(input);
+        }
+    }
+
+    fn driver(&self) -> Weak<dyn Driver> {
+        Weak::clone(&self.this) as Weak<dyn Driver>
     }
 
     fn event(&self, state: &mut State, event: Event) {
@@ -740,7 +678,7 @@ impl Node {
         let port = {
             let state = self.state.lock();
             let connection = state.member.connection_of(member);
-            connection.and_then(|number| state.ports.get(&number).cloned())
+            connection.and_then(|number| state.ports.get(number).cloned())
         };
         // What it has said before its end is there: a goodbye, perhaps.
         if let Some(port) = port {
@@ -759,31 +697,73 @@ impl Node {
         self.settle();
     }
 
-    /// Does what waits for the lock to be free.
+    fn schedule(&self, state: &mut State) {
+        let Some(next) = state.next_timeout() else {
+            return;
+        };
+        if state.alarm.is_some_and(|alarm| alarm <= next) {
+            return;
+        }
+        if let Ok(reactor) = Reactor::get() {
+            state.alarm = Some(next);
+            reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
+        }
+    }
+
+    /// Waits until something rings, or the deadline.
+    fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
+        self.bell.wait_until(state, deadline);
+    }
+}
+
+impl Driver for Node {
+    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
+        let mut state = self.state.lock();
+        if state.ports.get(number).is_none() {
+            return;
+        }
+        for frame in frames {
+            if let proto::Frame::Beat(_) = &frame {
+                state.feel();
+            }
+            state.handle(Input::Frame(number, frame));
+        }
+        if lost.is_some() {
+            state.ports.ended(number);
+            state.handle(Input::Closed(number));
+        }
+        self.pump(&mut state);
+    }
+
+    fn dialled(&self, peer: MemberId, met: client::Met) {
+        let mut state = self.state.lock();
+        let input = state.ports.connected(&self.driver(), peer, met);
+        state.handle(input);
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    fn dial_failed(&self, peer: MemberId, lost: Lost) {
+        let mut state = self.state.lock();
+        state.handle(Input::Evidence(peer, lost));
+        state.handle(Input::DialFailed(peer));
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
     fn settle(&self) {
         loop {
             let mut state = self.state.lock();
             let work = std::mem::take(&mut state.work);
-            if work.is_empty() {
+            let wires = std::mem::take(&mut state.ports.work);
+            if work.is_empty() && wires.is_empty() {
                 self.schedule(&mut state);
                 return;
             }
             drop(state);
-            for (peer, at) in work.dial {
-                self.dialer.dial(&self.this, peer, at);
-            }
-            for connection in work.flush {
-                connection.flush_quietly();
-            }
-            for port in work.start {
-                if port.start().is_err() {
-                    port.close();
-                }
-            }
-            for port in work.close {
-                port.connection.flush_quietly();
-                port.close();
-            }
+            wires.carry_out(&self.driver(), &self.dialer);
             for mailbox in work.mailboxes {
                 mailbox.run_handlers();
             }
@@ -803,22 +783,16 @@ impl Node {
         }
     }
 
-    fn schedule(&self, state: &mut State) {
-        let Some(next) = state.next_timeout() else {
-            return;
-        };
-        if state.alarm.is_some_and(|alarm| alarm <= next) {
-            return;
-        }
-        if let Ok(reactor) = Reactor::get() {
-            state.alarm = Some(next);
-            reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
-        }
+    fn dialer(&self) -> &Dialer {
+        &self.dialer
     }
 
-    /// Waits until something rings, or the deadline.
-    fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
-        self.bell.wait_until(state, deadline);
+    fn job(&self) -> &Job {
+        &self.job
+    }
+
+    fn slot(&self) -> usize {
+        self.me.slot as usize
     }
 }
 
@@ -858,21 +832,7 @@ impl Work {
         if self.dies {
             return false;
         }
-        self.start.is_empty()
-            && self.dial.is_empty()
-            && self.flush.is_empty()
-            && self.close.is_empty()
-            && self.mailboxes.is_empty()
-            && self.said.is_empty()
-            && !self.takes_places
-            && !self.ends
-    }
-
-    fn flush(&mut self, connection: &Arc<Connection>) {
-        let is_there = |other: &Arc<Connection>| Arc::ptr_eq(other, connection);
-        if !self.flush.last().is_some_and(is_there) {
-            self.flush.push(Arc::clone(connection));
-        }
+        self.mailboxes.is_empty() && self.said.is_empty() && !self.takes_places && !self.ends
     }
 }
 
@@ -891,28 +851,24 @@ impl State {
     #[cfg(test)]
     fn burns(&mut self, frame: &proto::Frame) -> bool {
         use proto::Message::{Append, Tell};
-        let message = match frame {
-            proto::Frame::Data { message, .. } => Some(message),
-            _ => None,
+        let is_send = match frame {
+            proto::Frame::Data { message, .. } => matches!(message, Append { .. } | Tell { .. }),
+            _ => false,
         };
-        match (&mut self.fuse, message) {
-            (Some(0), Some(Append { .. } | Tell { .. })) => {
+        let is_beat = matches!(frame, proto::Frame::Beat(_));
+        match &mut self.fuse {
+            None => false,
+            Some(usize::MAX) => true,
+            Some(0) if is_send || is_beat => {
                 self.fuse = Some(usize::MAX);
                 self.work.dies = true;
                 true
             }
-            (Some(usize::MAX), _) => true,
-            (Some(left), Some(Append { .. } | Tell { .. })) => {
-                *left -= 1;
+            Some(left) => {
+                *left -= usize::from(is_send);
                 false
             }
-            _ => false,
         }
-    }
-
-    fn number(&mut self) -> proto::Connection {
-        self.connections += 1;
-        proto::Connection(self.connections)
     }
 
     fn generation(&self) -> u64 {
@@ -1050,7 +1006,59 @@ impl State {
                 cut(&mut call, LONGEST_NAME);
                 self.handle(Input::Command(Command::Called(from, call)));
             }
-            request => self.desk.handle(from, generation, id, request, again),
+            Request::Watches { ranks } => self.watched_by(from, generation, &ranks),
+            request => {
+                let is_phase = matches!(request, Request::Phase { .. });
+                self.desk.handle(from, generation, id, request, again);
+                if is_phase {
+                    self.show(generation, from);
+                }
+            }
+        }
+    }
+
+    /// An observer has started these ranks, as these processes, and wants to see how it stands with all of them.
+    fn watched_by(&mut self, observer: MemberId, generation: u64, ranks: &[(usize, u64)]) {
+        let Some(line) = self.line(generation) else {
+            return;
+        };
+        let peers = &line.membership.members;
+        let is_its = |&&(rank, pid): &&(usize, u64)| {
+            peers
+                .get(rank)
+                .is_some_and(|peer| u64::from(peer.pid) == pid)
+        };
+        let slots = ranks.iter().filter(is_its);
+        let slots: Vec<_> = slots.map(|(rank, _)| peers[*rank].id.slot).collect();
+        if slots.iter().any(|slot| !self.watched.contains(slot)) {
+            let watched = true;
+            self.handle(Input::Command(say(&Saying::Watched { slots, watched })));
+        }
+        for known in self.desk.known(generation) {
+            let push = Push::Member(known);
+            let bytes = envelope::reply(generation, 0, &push.encode().payload);
+            self.reply(observer, bytes);
+        }
+    }
+
+    /// Tells the observers what a member does.
+    fn show(&mut self, generation: u64, member: MemberId) {
+        let observers = self.member.observers();
+        if observers.is_empty() {
+            return;
+        }
+        let Some(rank) = self
+            .line(generation)
+            .and_then(|line| line.membership.rank_of(member))
+        else {
+            return;
+        };
+        if let Some(known) = self.desk.known(generation).into_iter().nth(rank) {
+            let push = Push::Member(known);
+            let bytes = envelope::reply(generation, 0, &push.encode().payload);
+            for observer in observers {
+                self.reply(observer, Arc::clone(&bytes));
+            }
         }
     }
 
@@ -1099,6 +1107,12 @@ impl State {
                     } else {
                         self.reply(member, envelope::reply(generation, id, &payload));
                     }
+                }
+            }
+            desk::Output::Observe(push) => {
+                let bytes = envelope::reply(generation, 0, &push.encode().payload);
+                for observer in self.member.observers() {
+                    self.reply(observer, Arc::clone(&bytes));
                 }
             }
             desk::Output::Push { to, push } => {

@@ -1,22 +1,38 @@
-//! A connection of a [`Node`] to another process of the job: frames of the machines, read on the reactor's thread.
+//! A connection to another process of the job: frames of the machines, read on the reactor's thread.
 
 use std::io;
 use std::sync::{Arc, Weak};
 
 use nccl_base::wire;
 
-use super::Node;
+use super::dialer::Dialer;
+use crate::client::Met;
 use crate::connection::{Connection, Received};
 use crate::departure::{How, Lost};
 use crate::frame::{Decoder, Outgoing};
 use crate::proto;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::reader::loss_of;
+use crate::server::Job;
 use crate::succession::Loss;
 use crate::sync::{Mutex, MutexGuard};
 
+/// What has a machine, and connections for it.
+pub(super) trait Driver: Send + Sync {
+    /// Frames of one connection have come, and perhaps its end. What follows waits for [`settle`](Self::settle).
+    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>);
+    /// Does what waits for locks to be free.
+    fn settle(&self);
+    fn dialled(&self, peer: proto::MemberId, met: Met);
+    fn dial_failed(&self, peer: proto::MemberId, lost: Lost);
+    fn dialer(&self) -> &Dialer;
+    fn job(&self) -> &Job;
+    /// As which rank it was started.
+    fn slot(&self) -> usize;
+}
+
 pub(super) struct Port {
-    node: Weak<Node>,
+    driver: Weak<dyn Driver>,
     number: proto::Connection,
     pub(super) connection: Arc<Connection>,
     /// `None` when nothing comes any more.
@@ -25,13 +41,13 @@ pub(super) struct Port {
 
 impl Port {
     pub(super) fn new(
-        node: &Weak<Node>,
+        driver: &Weak<dyn Driver>,
         number: proto::Connection,
         connection: Arc<Connection>,
         decoder: Decoder,
     ) -> Arc<Self> {
         Arc::new(Self {
-            node: Weak::clone(node),
+            driver: Weak::clone(driver),
             number,
             connection,
             decoder: Mutex::new(Some(decoder)),
@@ -80,7 +96,7 @@ impl Port {
     }
 
     fn read_with(&self, mut reading: MutexGuard<'_, Option<Decoder>>) {
-        let Some(node) = self.node.upgrade() else {
+        let Some(driver) = self.driver.upgrade() else {
             return self.close();
         };
         let Some(decoder) = &mut *reading else {
@@ -113,9 +129,9 @@ impl Port {
             self.close();
         }
         // With the lock, so that another reader does not overtake.
-        node.came(self.number, frames, lost);
+        driver.came(self.number, frames, lost);
         drop(reading);
-        node.settle();
+        driver.settle();
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nccl_base::clock;
 
 use super::Node;
+use super::port::Driver as _;
 use crate::attached::host;
 use crate::connection::Connection;
 use crate::departure::Reason;

@@ -274,6 +274,12 @@ impl Member {
         self.core.links.connection_of(id)
     }
 
+    /// The processes that watch, as far as this one knows.
+    #[must_use]
+    pub fn observers(&self) -> Vec<MemberId> {
+        self.core.observers.keys().copied().collect()
+    }
+
     /// For how many nanoseconds each of the other members has not been heard, where this one coordinates.
     #[must_use]
     pub fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {

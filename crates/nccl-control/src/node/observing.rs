@@ -1,0 +1,498 @@
+//! The driver of an observer's machine, and what its thread does.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use nccl_base::wire;
+
+use super::dialer::Dialer;
+use super::envelope::{Asking, Saying, replied};
+use super::port::Driver;
+use super::ports::Ports;
+use super::{BEFORE, Node};
+use crate::client::{Claim, Met};
+use crate::departure::{Departure, Lost, ProcessEnd};
+use crate::incoming::{Incoming, Known, Push};
+use crate::observer::Shared;
+use crate::process;
+use crate::proto::{
+    self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, Output, Peer, Proof,
+    SharedMembership, Time, Timing,
+};
+use crate::reactor::{EventFlags, Reactor, Source};
+use crate::request::Request;
+use crate::search::{Looked, Search};
+use crate::server::Job;
+use crate::sync::Mutex;
+use crate::time::deadline_after;
+
+/// How long the last words of an observer that goes may take to arrive.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How often the thread looks whether something is to be told.
+const LOOK: Duration = Duration::from_millis(20);
+
+struct Watching {
+    this: Weak<Self>,
+    job: Job,
+    dialer: Dialer,
+    shared: Arc<Shared>,
+    state: Mutex<State>,
+}
+
+struct State {
+    observer: Observer,
+    origin: Instant,
+    ports: Ports,
+    alarm: Option<Instant>,
+    membership: Option<SharedMembership>,
+    /// Whether a coordinator is heard.
+    hears: bool,
+    /// Why there is nothing more to see.
+    over: Option<String>,
+    /// What has changed on the board.
+    seen: Vec<Seen>,
+}
+
+enum Seen {
+    Generation(SharedMembership),
+    Coordinator(usize),
+    Gone(usize, Departure),
+    Known(Known),
+    Late(Arc<crate::inquiry::Lateness>),
+}
+
+impl Watching {
+    fn new(shared: &Arc<Shared>, met: Met, found: &str) -> Arc<Self> {
+        let me = Peer {
+            id: MemberId {
+                slot: u32::MAX / 2,
+                incarnation: RandomState::new().build_hasher().finish().max(1),
+            },
+            host: crate::host::name().to_string(),
+            pid: std::process::id(),
+            started: process::started(),
+            kernel: process::kernel_sum(),
+            at: String::new(),
+            launched: None,
+        };
+        let at = vec![found.to_owned()];
+        let observer = Observer::new(me, at, Timing::default(), Mistakes::default(), Time(BEFORE));
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            job: shared.rendezvous.job.clone(),
+            dialer: Dialer::default(),
+            shared: Arc::clone(shared),
+            state: Mutex::new(State {
+                observer,
+                origin: Instant::now(),
+                ports: Ports::starting_with(Some(met)),
+                alarm: None,
+                membership: None,
+                hears: false,
+                over: None,
+                seen: Vec::new(),
+            }),
+        })
+    }
+
+    fn driver(&self) -> Weak<dyn Driver> {
+        Weak::clone(&self.this) as Weak<dyn Driver>
+    }
+
+    fn input(&self, input: Input) {
+        let mut state = self.state.lock();
+        state.handle(input);
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    fn pump(&self, state: &mut State) {
+        while let Some(output) = state.observer.poll() {
+            match output {
+                Output::Wire(wire) => {
+                    if let Some(input) = state.ports.wire(&self.driver(), wire) {
+                        state.handle(input);
+                    }
+                }
+                Output::Event(event) => state.event(event),
+            }
+        }
+    }
+
+    /// Asks the coordinator's program, of the generation that is watched.
+    fn ask(&self, request: Request) {
+        let mut state = self.state.lock();
+        if let Some(membership) = &state.membership {
+            let asking = Asking {
+                generation: membership.generation.number,
+                id: u64::MAX,
+                request,
+            };
+            state.handle(Input::Command(Command::Ask(asking.encode())));
+            self.pump(&mut state);
+        }
+        drop(state);
+        self.settle();
+    }
+
+    /// Puts what was seen on the board, and tells what is to be told.
+    fn report(&self, told: &mut HashMap<usize, MemberId>) {
+        let (seen, membership, hears, is_flushed) = {
+            let mut state = self.state.lock();
+            let seen = std::mem::take(&mut state.seen);
+            let is_flushed = state.observer.is_flushed();
+            (seen, state.membership.clone(), state.hears, is_flushed)
+        };
+        let mut asks = Vec::new();
+        let mut ends = Vec::new();
+        {
+            let mut state = self.shared.state();
+            let is_news = !seen.is_empty();
+            for seen in seen {
+                match seen {
+                    Seen::Generation(membership) => {
+                        state.set_epoch(membership.generation.number);
+                        state.board.set_size(membership.members.len());
+                        for (rank, peer) in membership.members.iter().enumerate() {
+                            state.board.learn(Known::of(rank, peer));
+                        }
+                        state.was_there = true;
+                    }
+                    Seen::Coordinator(rank) => {
+                        state.coordinator = rank;
+                        state.board.connected = true;
+                        asks.push(());
+                    }
+                    Seen::Gone(rank, departure) => {
+                        if let Some(peer) = membership.as_ref().and_then(|m| m.members.get(rank)) {
+                            let departure = Some(departure);
+                            let known = Known::of(rank, peer);
+                            state.board.learn(Known { departure, ..known });
+                        }
+                    }
+                    Seen::Known(known) => state.board.learn(known),
+                    Seen::Late(lateness) => state.board.late(&lateness),
+                }
+            }
+            if let Some(membership) = membership.filter(|_| hears) {
+                for index in 0..state.words.len() {
+                    let word = state.words[index].clone();
+                    if word.told {
+                        continue;
+                    }
+                    match told.get(&index) {
+                        Some(_) if is_flushed => state.words[index].told = true,
+                        Some(_) => {}
+                        None => {
+                            if let Some(rank) = state.rank_now(word.rank, word.pid)
+                                && let Some(peer) = membership.members.get(rank)
+                            {
+                                told.insert(index, peer.id);
+                                if u64::from(peer.pid) == word.pid {
+                                    ends.push((peer.id, word.end));
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            if is_news {
+                self.shared.notify();
+            }
+        }
+        for (member, end) in ends {
+            self.input(Input::Ended(member, Proof::Parent(Box::new(end))));
+        }
+        if !asks.is_empty() {
+            self.watch();
+        }
+    }
+
+    /// Says which processes this one has started, and asks how it stands with all.
+    fn watch(&self) {
+        let ranks = {
+            let state = self.shared.state();
+            let started = state.started.iter();
+            started
+                .filter_map(|&(rank, pid)| Some((state.rank_now(rank, pid)?, pid)))
+                .collect()
+        };
+        self.ask(Request::Watches { ranks });
+    }
+
+    fn close(&self) {
+        let mut state = self.state.lock();
+        state.ports.close_all();
+        drop(state);
+        self.settle();
+    }
+}
+
+impl Driver for Watching {
+    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
+        let mut state = self.state.lock();
+        if state.ports.get(number).is_none() {
+            return;
+        }
+        for frame in frames {
+            state.handle(Input::Frame(number, frame));
+        }
+        if lost.is_some() {
+            state.ports.ended(number);
+            state.handle(Input::Closed(number));
+        }
+        self.pump(&mut state);
+    }
+
+    fn settle(&self) {
+        loop {
+            let mut state = self.state.lock();
+            let work = std::mem::take(&mut state.ports.work);
+            if work.is_empty() {
+                let time = state.observer.next_timeout();
+                let next = state.origin + Duration::from_nanos(time.0.saturating_sub(BEFORE));
+                let is_due = time != Time::NEVER && state.alarm.is_none_or(|alarm| alarm > next);
+                if let (true, Ok(reactor)) = (is_due, Reactor::get()) {
+                    state.alarm = Some(next);
+                    reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
+                }
+                let has_seen = !state.seen.is_empty() || state.over.is_some();
+                drop(state);
+                if has_seen {
+                    self.shared.notify();
+                }
+                return;
+            }
+            drop(state);
+            work.carry_out(&self.driver(), &self.dialer);
+        }
+    }
+
+    fn dialled(&self, peer: MemberId, met: Met) {
+        let mut state = self.state.lock();
+        let input = state.ports.connected(&self.driver(), peer, met);
+        state.handle(input);
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    fn dial_failed(&self, peer: MemberId, _: Lost) {
+        self.input(Input::DialFailed(peer));
+    }
+
+    fn dialer(&self) -> &Dialer {
+        &self.dialer
+    }
+
+    fn job(&self) -> &Job {
+        &self.job
+    }
+
+    fn slot(&self) -> usize {
+        0
+    }
+}
+
+impl Source for Watching {
+    fn ready(self: Arc<Self>, _: EventFlags) {}
+
+    fn due(self: Arc<Self>, now: Instant) {
+        let mut state = self.state.lock();
+        state.alarm.take_if(|alarm| *alarm <= now);
+        let time = state.time(now);
+        if state.observer.next_timeout() <= time {
+            state.observer.handle_timeout(time);
+        }
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
+    }
+}
+
+impl State {
+    fn time(&self, at: Instant) -> Time {
+        let since = at.saturating_duration_since(self.origin).as_nanos();
+        Time(BEFORE + u64::try_from(since).unwrap_or(u64::MAX - BEFORE))
+    }
+
+    fn handle(&mut self, input: Input) {
+        let now = self.time(Instant::now());
+        self.observer.handle(now, input);
+    }
+
+    fn rank_of(&self, id: MemberId) -> Option<usize> {
+        self.membership.as_ref()?.rank_of(id)
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Active(membership) => {
+                self.membership = Some(Arc::clone(&membership));
+                self.hears = false;
+                self.seen.push(Seen::Generation(membership));
+            }
+            Event::Coordinator(id) => {
+                self.hears = true;
+                let rank = self.rank_of(id);
+                self.seen.extend(rank.map(Seen::Coordinator));
+            }
+            Event::Entry(entry) => match &*entry {
+                Entry::Gone {
+                    member, departure, ..
+                } => {
+                    let rank = self.rank_of(*member);
+                    let gone = rank.map(|rank| Seen::Gone(rank, departure.clone()));
+                    self.seen.extend(gone);
+                }
+                Entry::Said(said) => {
+                    if let Ok(Saying::Failed { why, .. }) = wire::decode(&said.bytes) {
+                        let rank = self.rank_of(said.from);
+                        let gone = rank.map(|rank| Seen::Gone(rank, Departure::Failed(why)));
+                        self.seen.extend(gone);
+                    }
+                }
+                Entry::Operator(_) => {}
+            },
+            Event::Replied(bytes) => match replied(&bytes) {
+                Ok((_, _, Incoming::Push(Push::Member(known)))) => {
+                    self.seen.push(Seen::Known(known));
+                }
+                Ok((_, _, Incoming::Push(Push::Lateness(late)))) => {
+                    self.seen.push(Seen::Late(late))
+                }
+                _ => {}
+            },
+            Event::Ended(_) => self.over = Some(String::from("the ranks have left the world")),
+            Event::Dismissed(_) => {
+                self.over = Some(String::from("the ranks have not met"));
+            }
+            Event::Left => {
+                self.over
+                    .get_or_insert(String::from("the observer was dropped"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What an observer's thread does, until there is nothing more to see.
+pub(crate) fn run(shared: &Arc<Shared>) {
+    let why = observe(shared);
+    let mut state = shared.state();
+    state.board.end(&why);
+    state.done = true;
+    drop(state);
+    shared.notify();
+}
+
+fn observe(shared: &Arc<Shared>) -> String {
+    let deadline = deadline_after(shared.rendezvous.timeout);
+    let (met, found) = match look(shared, deadline) {
+        Ok(found) => found,
+        Err(why) => return why,
+    };
+    let watching = Watching::new(shared, met, &found);
+    {
+        let mut state = watching.state.lock();
+        watching.pump(&mut state);
+    }
+    watching.settle();
+    let mut told = HashMap::new();
+    let mut started = 0;
+    loop {
+        watching.report(&mut told);
+        if let Some(why) = watching.state.lock().over.clone() {
+            watching.close();
+            return why;
+        }
+        let mut state = shared.state();
+        if state.stop {
+            break;
+        }
+        let now = state.started.len();
+        if now != started {
+            started = now;
+            drop(state);
+            watching.watch();
+            continue;
+        }
+        let until = Instant::now() + LOOK;
+        shared.wait(&mut state, until);
+    }
+    // The last words are heard before the goodbye.
+    let deadline = Instant::now() + FAREWELL;
+    loop {
+        watching.report(&mut told);
+        let all = shared.state().words.iter().all(|word| word.told);
+        let is_heard = watching.state.lock().hears;
+        if all || !is_heard || Instant::now() >= deadline {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    watching.input(Input::Command(Command::Leave(Departure::Left)));
+    watching.close();
+    String::from("the observer was dropped")
+}
+
+/// Finds somebody of the job.
+fn look(shared: &Arc<Shared>, deadline: Instant) -> Result<(Met, String), String> {
+    let rendezvous = &shared.rendezvous;
+    let mut search = Search::new(rendezvous, Claim::onlooker(rendezvous.world_size));
+    let mut pause = Duration::from_millis(2);
+    loop {
+        let is_alive = match search.step(deadline) {
+            Looked::Met(met, address) => return Ok((met, address.to_string())),
+            Looked::Refused(why) => return Err(why),
+            Looked::Alive(_) => true,
+            Looked::Nobody(_) => false,
+        };
+        let mut state = shared.state();
+        if state.stop {
+            return Err(String::from("the observer was dropped"));
+        }
+        if search.has_lead() {
+            continue;
+        }
+        let is_numbered = state.is_numbered();
+        let mut words = state.words.iter();
+        let word = words.find(|word| word.rank == 0 && is_numbered);
+        // Where others answer, rank 0 was a rank of an epoch before.
+        if let Some(end) = word.filter(|_| !is_alive).map(|word| word.end.clone()) {
+            drop(state);
+            return Err(stand_in(shared, &end, deadline));
+        }
+        if Instant::now() >= deadline {
+            return Err(search.failure());
+        }
+        shared.wait(&mut state, Instant::now() + pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Listens where rank 0 would have, and tells those who come that it will not.
+fn stand_in(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
+    let lost = Lost::from(end.clone());
+    let over = format!("rank 0 never came: {lost}");
+    {
+        let mut state = shared.state();
+        state.board.gone(0, lost.clone());
+        for word in &mut state.words {
+            word.told = true;
+        }
+    }
+    shared.notify();
+    if shared.rendezvous.world_size == 0 {
+        return over;
+    }
+    let enough = || shared.state().stop || Instant::now() >= deadline;
+    match Node::stand_in(&shared.rendezvous, Departure::Lost(lost), enough) {
+        Ok(()) => over,
+        Err(error) => format!("{over}; {error}"),
+    }
+}

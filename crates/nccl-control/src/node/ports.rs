@@ -1,0 +1,143 @@
+//! The connections of a driver, and what its machine wants of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use super::dialer::Dialer;
+use super::port::{Driver, Port};
+use crate::client::Met;
+use crate::connection::Connection;
+use crate::frame::Decoder;
+use crate::proto::{self, Input, MemberId, Wire};
+
+#[derive(Default)]
+pub(super) struct Ports {
+    all: HashMap<proto::Connection, Arc<Port>>,
+    made: u64,
+    /// The connection to the first process that the machine wants to reach, which is there already.
+    first: Option<Met>,
+    /// What is done when the driver's lock is free.
+    pub(super) work: Work,
+}
+
+#[derive(Default)]
+pub(super) struct Work {
+    start: Vec<Arc<Port>>,
+    dial: Vec<(MemberId, String)>,
+    flush: Vec<Arc<Connection>>,
+    close: Vec<Arc<Port>>,
+}
+
+impl Ports {
+    pub(super) fn starting_with(first: Option<Met>) -> Self {
+        Self {
+            first,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn get(&self, number: proto::Connection) -> Option<&Arc<Port>> {
+        self.all.get(&number)
+    }
+
+    /// A connection has ended. Whether it was one of these.
+    pub(super) fn ended(&mut self, number: proto::Connection) -> bool {
+        self.all.remove(&number).is_some()
+    }
+
+    /// What a machine wants; what it is told of that at once.
+    pub(super) fn wire(&mut self, driver: &Weak<dyn Driver>, wire: Wire) -> Option<Input> {
+        match wire {
+            Wire::Dial { peer, at } => match self.first.take() {
+                Some(met) => return Some(self.connected(driver, peer, met)),
+                None => self.work.dial.push((peer, at)),
+            },
+            Wire::Transmit(number, frame) => {
+                if let Some(port) = self.all.get(&number) {
+                    port.send(&frame);
+                    self.work.flush(&port.connection);
+                }
+            }
+            Wire::HangUp(number) => {
+                if let Some(port) = self.all.remove(&number) {
+                    self.work.close.push(port);
+                }
+            }
+        }
+        None
+    }
+
+    /// This process has connected; what its machine is told.
+    pub(super) fn connected(
+        &mut self,
+        driver: &Weak<dyn Driver>,
+        peer: MemberId,
+        met: Met,
+    ) -> Input {
+        let (number, port) = self.add(driver, met.connection, met.decoder);
+        self.work.start.push(port);
+        Input::Connected(peer, number)
+    }
+
+    /// Another process has.
+    pub(super) fn accepted(
+        &mut self,
+        driver: &Weak<dyn Driver>,
+        connection: Arc<Connection>,
+        decoder: Decoder,
+    ) -> Arc<Port> {
+        self.add(driver, connection, decoder).1
+    }
+
+    fn add(
+        &mut self,
+        driver: &Weak<dyn Driver>,
+        connection: Arc<Connection>,
+        decoder: Decoder,
+    ) -> (proto::Connection, Arc<Port>) {
+        self.made += 1;
+        let number = proto::Connection(self.made);
+        let port = Port::new(driver, number, connection, decoder);
+        self.all.insert(number, Arc::clone(&port));
+        (number, port)
+    }
+
+    pub(super) fn close_all(&mut self) {
+        let all = std::mem::take(&mut self.all);
+        self.work.close.extend(all.into_values());
+    }
+}
+
+impl Work {
+    pub(super) fn is_empty(&self) -> bool {
+        self.start.is_empty()
+            && self.dial.is_empty()
+            && self.flush.is_empty()
+            && self.close.is_empty()
+    }
+
+    fn flush(&mut self, connection: &Arc<Connection>) {
+        let is_there = |other: &Arc<Connection>| Arc::ptr_eq(other, connection);
+        if !self.flush.last().is_some_and(is_there) {
+            self.flush.push(Arc::clone(connection));
+        }
+    }
+
+    pub(super) fn carry_out(self, driver: &Weak<dyn Driver>, dialer: &Dialer) {
+        for (peer, at) in self.dial {
+            dialer.dial(driver, peer, at);
+        }
+        for connection in self.flush {
+            connection.flush_quietly();
+        }
+        for port in self.start {
+            if port.start().is_err() {
+                port.close();
+            }
+        }
+        for port in self.close {
+            port.connection.flush_quietly();
+            port.close();
+        }
+    }
+}
