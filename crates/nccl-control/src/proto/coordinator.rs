@@ -941,7 +941,7 @@ impl Coordinator {
         let missing: Vec<_> = members
             .clone()
             .filter(|id| !wishing.contains(id) && !core.is_out(*id))
-            .filter(|id| !self.abstaining.contains(id) && !(core.abstains && *id == me))
+            .filter(|id| !(self.abstaining.contains(id) || core.abstains && *id == me))
             .collect();
         if !missing.is_empty() {
             let wishes = self.followers.values().filter_map(|follower| follower.wish);
