@@ -89,12 +89,6 @@ pub(super) enum Request {
         channel: String,
         count: usize,
     },
-    /// What is known of these ranks, which did not come in so long: as the answer to a request that waited for them.
-    Missing {
-        ranks: Vec<usize>,
-        #[serde(deserialize_with = "clean")]
-        waited: Duration,
-    },
     /// Where this rank listens.
     Listens {
         at: String,
@@ -134,6 +128,12 @@ pub(super) enum Request {
         rank: usize,
         pid: u64,
         end: ProcessEnd,
+    },
+    /// What is known of these ranks, which did not come in so long: as the answer to a request that waited for them.
+    Missing {
+        ranks: Vec<usize>,
+        #[serde(deserialize_with = "clean")]
+        waited: Duration,
     },
 }
 
