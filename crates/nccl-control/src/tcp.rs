@@ -351,12 +351,19 @@ fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
         }
         Err(error) => return Err(explained(error)),
     }
-    // A port from which this very connection was opened answers itself.
-    if local_address(&socket)? == to {
-        return Err(io::ErrorKind::ConnectionRefused.into());
-    }
+    let socket = refuse_itself(socket, to)?;
     prepare(&socket)?;
     Ok(socket)
+}
+
+/// Refuses a connection that has come from the very port to which it was made: on this host, the system may choose that one. It
+/// is reset, because an orderly end would keep the port from whoever comes to listen there for a minute.
+fn refuse_itself(socket: OwnedFd, to: SocketAddr) -> io::Result<OwnedFd> {
+    if local_address(&socket)? != to {
+        return Ok(socket);
+    }
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
+    Err(io::ErrorKind::ConnectionRefused.into())
 }
 
 /// What keeps a connection from being made, where the system's own words do not say it.
@@ -433,6 +440,23 @@ pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_to_its_own_port_is_refused_and_leaves_the_port_free() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let socket = new_socket(any).unwrap();
+        rustix::net::bind(&socket, &any).unwrap();
+        let own = local_address(&socket).unwrap();
+        match rustix::net::connect(&socket, &own) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => panic!("{error}"),
+        }
+        let soon = Instant::now() + Duration::from_secs(5);
+        assert!(poll(&socket, PollFlags::OUT, soon).unwrap());
+        let refused = refuse_itself(socket, own).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        bind(own).expect("nothing is left there");
+    }
 
     #[test]
     fn a_host_that_does_not_answer_is_told_apart_from_one_to_which_there_is_no_way() {
