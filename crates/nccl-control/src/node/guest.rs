@@ -1,7 +1,6 @@
 //! Somebody at an [`Acceptor`], until it has proved who it is.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,6 @@ use crate::connection::{Connection, Received};
 use crate::frame::{Decoder, GREETING, LARGEST_FRAME};
 use crate::greeting::{Again, Greeting, Hello, OTHER_VERSION, Plain, Role, Unproved};
 use crate::noise::Responder;
-use crate::process;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
 
@@ -45,7 +43,6 @@ enum Stage {
     /// Its first message was made with the secret, but perhaps not by it.
     Opened {
         hello: Hello,
-        process: Option<OwnedFd>,
     },
     /// It was told why it may not come in, and may still read that.
     Dismissed,
@@ -142,12 +139,10 @@ impl Guest {
                 self.connection.seal(Arc::clone(&seal));
                 talk.decoder.seal(seal);
                 self.connection.flush_quietly();
-                // Before it is known to be there: then it is alive, and the number is still its own.
-                let process = process::of_peer(self.connection.fd(), hello.pid, &hello.kernel);
-                talk.stage = Stage::Opened { hello, process };
+                talk.stage = Stage::Opened { hello };
                 Ok(())
             }
-            (Stage::Opened { hello, process }, Greeting::Present) => {
+            (Stage::Opened { hello }, Greeting::Present) => {
                 let Some(node) = acceptor.node.upgrade() else {
                     return Err(Refusal::from(String::from("this rank has left")));
                 };
@@ -163,7 +158,7 @@ impl Guest {
                         talk.decoder = decoder;
                         Stage::Asks
                     }
-                    _ => Stage::In(node.let_in(&hello, process, connection, decoder)),
+                    _ => Stage::In(node.let_in(connection, decoder)),
                 };
                 self.connection.flush_quietly();
                 Ok(())
@@ -234,7 +229,7 @@ impl Source for Guest {
             Stage::Hello => {
                 self.end(&acceptor, Some("it hung up before it had said who it is"));
             }
-            Stage::Opened { hello, .. } => {
+            Stage::Opened { hello } => {
                 let why = format!("{}, {UNSEEN}", hello.claim());
                 self.end(&acceptor, Some(&why));
             }
@@ -255,7 +250,7 @@ impl Source for Guest {
                 let why = format!("it did not say who it is within {limit} s");
                 self.end(&acceptor, Some(&why));
             }
-            Stage::Opened { hello, .. } => {
+            Stage::Opened { hello } => {
                 let why = format!("{}, {UNSEEN}", hello.claim());
                 self.end(&acceptor, Some(&why));
             }

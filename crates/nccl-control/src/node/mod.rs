@@ -30,7 +30,6 @@ mod vigil;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -383,17 +382,9 @@ impl Node {
     }
 
     /// Somebody has proved who it is: from now on, its connection carries frames of the machines.
-    fn let_in(
-        &self,
-        hello: &Hello,
-        _process: Option<OwnedFd>,
-        connection: Arc<Connection>,
-        decoder: Decoder,
-    ) -> Arc<Port> {
+    fn let_in(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<Port> {
         let mut state = self.state.lock();
-        let port = state.ports.accepted(&self.driver(), connection, decoder);
-        tracing::debug!(name: "nccl.rendezvous.let_in", target: "nccl", claim = hello.claim());
-        port
+        state.ports.accepted(&self.driver(), connection, decoder)
     }
 
     /// A guest was turned away: told to those who wait in vain.
@@ -958,8 +949,7 @@ impl State {
                     }
                 }
                 Err(broken) => {
-                    let slot = said.from.slot;
-                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "said", slot, why = broken.0, "a member said what nobody understands");
+                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "said", why = broken.0, "a member said what nobody understands");
                 }
             },
             Entry::Operator(word) => {
