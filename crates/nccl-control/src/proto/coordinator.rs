@@ -596,6 +596,10 @@ impl Coordinator {
 
     /// The end of a process is known for certain.
     pub(super) fn end_is_known(&mut self, core: &mut Core, ended: &Ended) {
+        // The others may have gone on as soon as they have heard that this member leaves.
+        if self.leaving.is_some() {
+            return;
+        }
         core.learn_end(ended);
         let id = ended.member;
         // It is no vote any more, whatever it has answered.
@@ -761,7 +765,7 @@ impl Coordinator {
 
     /// Tells all what may be told. Nothing while a successor is proposed: its members are to have heard the same.
     fn tell(&mut self, core: &mut Core) {
-        if self.proposal.is_some() || self.adopted.is_some() {
+        if self.proposal.is_some() || self.adopted.is_some() || self.leaving.is_some() {
             return;
         }
         let mut waiting = VecDeque::new();
@@ -778,8 +782,11 @@ impl Coordinator {
                 continue;
             }
             self.append(core, order.entry);
+            if self.leaving.is_some() {
+                break;
+            }
         }
-        self.orders = waiting;
+        self.orders.append(&mut waiting);
     }
 
     fn append(&mut self, core: &mut Core, entry: Entry) {
@@ -917,7 +924,6 @@ impl Coordinator {
         let before = Arc::clone(&core.membership);
         let members = before.members.iter().map(|peer| peer.id);
         let missing: Vec<_> = members
-            .clone()
             .filter(|id| !wishing.contains(id) && !core.is_out(*id))
             .filter(|id| !self.abstaining.contains(id) && !(core.abstains && *id == me))
             .collect();
@@ -942,8 +948,9 @@ impl Coordinator {
         if core.abstains {
             return self.step_aside(core);
         }
+        let unproven = before.voters().map(|peer| peer.id);
         let unproven =
-            members.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
+            unproven.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
         if !unproven
             .chain(missing.iter().copied())
             .all(|id| self.abstaining.contains(&id) || self.is_silent(core, id))
@@ -966,10 +973,7 @@ impl Coordinator {
             number: core.generation() + 1,
             proposer: me,
         };
-        let witnesses = before
-            .witnesses
-            .iter()
-            .filter(|peer| !core.has_ended(peer.id));
+        let witnesses = before.witnesses.iter().filter(|peer| !core.is_out(peer.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
     }

@@ -319,7 +319,8 @@ impl Member {
             }
             Input::Frame(connection, frame) => self.core.links.received(now, connection, frame),
             Input::Closed(connection) => self.core.links.closed(now, connection),
-            Input::Ended(member, proof) => self.ended(member, proof),
+            Input::Ended(member, proof) if self.is_in() => self.ended(member, proof),
+            Input::Ended(..) => {}
             Input::Evidence(member, lost) => {
                 if !self.core.has_ended(member) {
                     self.core.evidence.insert(member, (now, lost));
@@ -711,8 +712,11 @@ impl Member {
 
     fn beat(&mut self, from: MemberId, beat: &Beat) {
         let own = self.core.generation();
-        if beat.generation != own || !self.is_in() {
-            if beat.generation < own && self.is_in() {
+        if !self.is_in() {
+            return self.say_out(from);
+        }
+        if beat.generation != own {
+            if beat.generation < own {
                 self.send_ahead(from);
             }
             return;
@@ -737,6 +741,14 @@ impl Member {
         }
     }
 
+    /// As good as a goodbye: this process will not vote.
+    fn say_out(&mut self, to: MemberId) {
+        if self.core.links.is_flushed(to) {
+            let departure = Departure::lost(How::PassedOver);
+            self.core.send(to, Message::Leave(departure));
+        }
+    }
+
     fn send_ahead(&mut self, to: MemberId) {
         let membership = Arc::clone(&self.core.membership);
         self.core.send(to, Message::Ahead(membership));
@@ -747,7 +759,7 @@ impl Member {
             Message::Activate {
                 membership,
                 accepted,
-            } => return self.activated(from, membership, accepted),
+            } if self.is_in() => return self.activated(from, membership, accepted),
             Message::Ahead(membership) => return self.ahead(membership),
             Message::Redirect(peer) => {
                 if let Role::Joining(joining) = &mut self.role {
@@ -789,10 +801,14 @@ impl Member {
             _ => {}
         }
         if !self.is_in() {
-            // As good as a goodbye: this process will not vote.
-            if matches!(message, Message::Solicit(_) | Message::Append { .. }) {
-                let departure = Departure::lost(How::PassedOver);
-                self.core.send(from, Message::Leave(departure));
+            if matches!(
+                message,
+                Message::Solicit(_)
+                    | Message::Append { .. }
+                    | Message::Activate { .. }
+                    | Message::Propose { .. }
+            ) {
+                self.say_out(from);
             }
             return;
         }
@@ -1028,10 +1044,7 @@ impl Member {
                 self.core.observers.insert(from, peer);
             }
             Role::Joining(_) => self.core.links.close(from),
-            Role::Out | Role::Left => {
-                let departure = Departure::lost(How::PassedOver);
-                self.core.send(from, Message::Leave(departure));
-            }
+            Role::Out | Role::Left => self.say_out(from),
         }
     }
 
