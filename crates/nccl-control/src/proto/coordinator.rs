@@ -1025,8 +1025,8 @@ impl Coordinator {
         };
         let late = core.now.since(deadline);
         if late >= core.timing.confirm {
-            let missing = core.others();
-            let missing: Vec<_> = missing.into_iter().filter(|id| !core.is_out(*id)).collect();
+            let mut missing = core.others();
+            missing.retain(|id| !core.is_out(*id) && !self.abstaining.contains(id));
             self.refuse_wishes(core, &missing);
         } else if core.now >= deadline {
             self.claim(core);

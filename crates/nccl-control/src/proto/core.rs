@@ -171,7 +171,7 @@ pub(super) struct Core {
     pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
     /// Whether the program goes on into no successor.
     pub(super) abstains: bool,
-    /// Whether another process has been told so.
+    /// Whether another process has been told so, or that this one leaves.
     renounced: bool,
 }
 
@@ -284,6 +284,7 @@ impl Core {
         self.operator = None;
         self.lost = None;
         self.departed = 0;
+        self.renounced = false;
         self.evidence.retain(|id, _| membership.votes(*id));
         self.unheard.clear();
         self.wish = None;
@@ -341,8 +342,8 @@ impl Core {
 
     /// Whether the lease runs.
     ///
-    /// A member that abstains has none from the moment at which it tells another, and never gets one again in this generation.
-    /// That is what lets a coordinator leave it out at once:
+    /// A member that abstains or leaves has none from the moment at which it tells another, and never gets one again in this
+    /// generation. That is what lets a coordinator leave it out at once:
     ///
     /// - Until then it was a member like any other, that no coordinator leaves out before it has been silent for longer than a
     ///   lease. The ends that it has counted by then are known to a coordinator before its abstention is: they go over the same
@@ -365,6 +366,14 @@ impl Core {
     pub(super) fn renounce(&mut self) -> bool {
         self.renounced |= self.abstains;
         self.abstains
+    }
+
+    /// This member tells a coordinator that it leaves, if it does.
+    pub(super) fn say_goodbye(&mut self, to: MemberId) {
+        if let Some(departure) = self.leaving.clone() {
+            self.renounced |= !self.mistakes.makes(Mistake::LeaverCounts);
+            self.send(to, Message::Leave(departure));
+        }
     }
 
     /// Whether this process votes without a rank. Such a one never coordinates.

@@ -513,9 +513,7 @@ impl Member {
         for ended in self.core.ends() {
             self.core.send(proposer, Message::Testify(ended));
         }
-        if let Some(departure) = self.core.leaving.clone() {
-            self.core.send(proposer, Message::Leave(departure));
-        }
+        self.core.say_goodbye(proposer);
         self.role = Role::Following {
             heard: self.core.now,
             asked: self.core.now,
@@ -1215,9 +1213,7 @@ impl Member {
             wish.patience = wish.patience.saturating_sub(self.core.now.since(since));
             self.core.send(from, Message::GoOn(wish));
         }
-        if let Some(departure) = self.core.leaving.clone() {
-            self.core.send(from, Message::Leave(departure));
-        }
+        self.core.say_goodbye(from);
         if self.core.renounce() && !self.core.mistakes.makes(Mistake::AbstentionForgotten) {
             self.core.send(from, Message::Abstain);
         }
@@ -1371,7 +1367,7 @@ impl Member {
                     }
                     Role::Following { .. } => {
                         let leader = self.core.synced.leader;
-                        self.core.send(leader, Message::Leave(departure));
+                        self.core.say_goodbye(leader);
                     }
                     // `stop_joining` does the rest.
                     Role::Joining(joining) => {

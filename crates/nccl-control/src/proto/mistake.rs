@@ -46,11 +46,13 @@ pub enum Mistake {
     AbstentionForgotten,
     /// What a member that is bound to a successor has counted counts for others, too.
     BoundTestify,
+    /// A member that leaves goes on counting the ends that it sees, while the others go on without it.
+    LeaverCounts,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::ClosedIsDead,
         Self::MuteVotes,
         Self::RoundReused,
@@ -71,6 +73,7 @@ impl Mistake {
         Self::WitnessLeads,
         Self::AbstentionForgotten,
         Self::BoundTestify,
+        Self::LeaverCounts,
     ];
 }
 
