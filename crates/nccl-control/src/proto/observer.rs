@@ -321,7 +321,11 @@ impl Observer {
                 term,
                 start,
                 entries,
-            } if watched && self.term == Some(term) => self.take(start, entries),
+            } if watched && self.term == Some(term) => {
+                let end = start.saturating_add(entries.len() as u64);
+                self.take(start, entries);
+                self.log.cut(end);
+            }
             Message::Append { term, at, entry } if watched && self.term == Some(term) => {
                 match at > self.log.end() {
                     true => self.send(from, Message::Observe(self.me.clone())),

@@ -71,6 +71,8 @@ struct Notes {
     log: Vec<Arc<Entry>>,
     excluded: Option<Exclusion>,
     left: bool,
+    /// Whether its program has said that it leaves.
+    leaves: bool,
     told: BTreeSet<Vec<u8>>,
     wished: bool,
     /// There will be no first generation.
@@ -367,6 +369,7 @@ impl<'s> Run<'s> {
             Step::Jump(slot, by) => self.net.jump(self.slots[slot], by),
             Step::Leave(slot) => {
                 self.outcome.counts |= ends(self, slot);
+                self.notes[self.slots[slot]].leaves = true;
                 self.net
                     .command(self.slots[slot], Command::Leave(Departure::Left));
             }
@@ -705,7 +708,7 @@ impl<'s> Run<'s> {
         let (notes, id) = (&self.notes[process], self.net.processes[process].id);
         let is_own =
             |entry: &Arc<Entry>| matches!(&**entry, Entry::Gone { member, .. } if *member == id);
-        !notes.left && notes.excluded.is_none() && !notes.log.iter().any(is_own)
+        !notes.left && !notes.leaves && notes.excluded.is_none() && !notes.log.iter().any(is_own)
     }
 
     /// Whether an observer watches the coordinator, if it can reach one.
