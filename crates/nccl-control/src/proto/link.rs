@@ -9,7 +9,7 @@
 //! [`Timing::resume`], or when the other side does not know it any more. Messages are numbered; those that the other side has not
 //! acknowledged are sent again on the next connection, and one that arrives twice is handled once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::id::{MemberId, Time};
 use super::message::{Beat, Frame, Message, Pulse};
@@ -98,7 +98,7 @@ pub(super) struct Links {
     timing: Timing,
     mistakes: Mistakes,
     links: BTreeMap<MemberId, Link>,
-    connections: HashMap<Connection, MemberId>,
+    connections: BTreeMap<Connection, MemberId>,
     /// Those that are not ready.
     down: BTreeSet<MemberId>,
     sessions: u64,
@@ -121,7 +121,7 @@ impl Links {
             timing,
             mistakes,
             links: BTreeMap::new(),
-            connections: HashMap::new(),
+            connections: BTreeMap::new(),
             down: BTreeSet::new(),
             sessions: 0,
             wires: VecDeque::new(),

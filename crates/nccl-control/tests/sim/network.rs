@@ -57,6 +57,7 @@ pub(crate) struct Process {
     pub(crate) fuse: Option<u32>,
     /// What its clock has jumped.
     jumped: u64,
+    /// When it is woken; what was planned for another time does not count.
     wakes: u64,
     backlog: VecDeque<Input>,
     pub(crate) seen: Seen,
@@ -104,7 +105,7 @@ enum Happening {
         peer: MemberId,
         to: Option<usize>,
     },
-    Wake(usize, u64),
+    Wake(usize),
     Input(usize, Input),
     Check(usize),
     Step(usize),
@@ -255,7 +256,7 @@ impl Network {
             frozen: false,
             fuse: None,
             jumped: 0,
-            wakes: 0,
+            wakes: u64::MAX,
             backlog: VecDeque::new(),
             seen: Seen::default(),
         });
@@ -309,12 +310,13 @@ impl Network {
                 }
             }
             Happening::Dialed { from, peer, to } => self.dialed(from, peer, to),
-            Happening::Wake(process, number) => {
-                let own = &self.processes[process];
-                if own.wakes == number && own.alive && !own.frozen {
-                    let now = Time(self.now + own.jumped);
-                    of_both!(self.processes[process].machine, handle_timeout(now));
-                    self.pump(process);
+            Happening::Wake(process) => {
+                let own = &mut self.processes[process];
+                if own.wakes == time {
+                    own.wakes = u64::MAX;
+                    if own.alive && !own.frozen {
+                        self.wake(process);
+                    }
                 }
             }
             Happening::Input(process, input) => self.give(process, input),
@@ -372,14 +374,21 @@ impl Network {
         }
         let own = &mut self.processes[process];
         let next = of_both!(own.machine, next_timeout());
-        if next != Time::NEVER {
-            own.wakes += 1;
-            let (number, at) = (
-                own.wakes,
-                next.0.saturating_sub(own.jumped).max(self.now + 1),
-            );
-            self.at(at, Happening::Wake(process, number));
+        let at = next.0.saturating_sub(own.jumped).max(self.now + 1);
+        // One that is planned for an earlier time looks again.
+        if next != Time::NEVER && at < own.wakes {
+            own.wakes = at;
+            self.at(at, Happening::Wake(process));
         }
+    }
+
+    fn wake(&mut self, process: usize) {
+        let own = &mut self.processes[process];
+        let now = Time(self.now + own.jumped);
+        if of_both!(own.machine, next_timeout()) <= now {
+            of_both!(own.machine, handle_timeout(now));
+        }
+        self.pump(process);
     }
 
     fn dial(&mut self, from: usize, peer: MemberId, to: usize) {

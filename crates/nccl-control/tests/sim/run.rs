@@ -17,6 +17,9 @@ use nccl_base::departure::Departure;
 /// How long after the last step everything has to have come to rest.
 const BOUND: u64 = 45_000 * MILLI;
 
+/// How often it is looked at whether it has.
+const CHECK: u64 = 300 * MILLI;
+
 /// So many frames are sent by no schedule that comes to rest.
 const MOST_FRAMES: u64 = 100_000;
 
@@ -185,7 +188,7 @@ impl<'s> Run<'s> {
             self.net.plan(begun + time, step);
             self.last = begun + time;
         }
-        let mut check = self.last + 500 * MILLI;
+        let mut check = self.last + CHECK;
         let mut rests = 0;
         loop {
             if !self.net.step(check) {
@@ -198,7 +201,7 @@ impl<'s> Run<'s> {
                     let why = self.rests().expect_err("it does not rest");
                     return broken(5, why);
                 }
-                check += 500 * MILLI;
+                check += CHECK;
                 continue;
             }
             if self.net.frames > MOST_FRAMES {

@@ -254,11 +254,21 @@ impl Schedule {
                     steps.push((time, Step::Late(one)));
                     steps.push((time + long, Step::Thaw(one)));
                 }
-                21 => steps.push((time, Step::Abstain(random.usize(0..size)))),
+                21 => {
+                    steps.push((time, Step::Abstain(random.usize(0..size))));
+                    let later = match random.u8(0..3) {
+                        0 => random.u64(0..5 * MILLI),
+                        _ => random.u64(5..6000) * MILLI,
+                    };
+                    steps.push((time + later, Step::Kill(one)));
+                }
                 22 => {
                     let asks = random.usize(0..everybody);
                     steps.push((time, Step::Ask(asks)));
-                    let dies = random.usize(0..everybody);
+                    let dies = match random.bool() {
+                        true => one,
+                        false => random.usize(0..everybody),
+                    };
                     steps.push((time + random.u64(0..MILLI), Step::Kill(dies)));
                 }
                 17 => steps.push((time, Step::GoOn(other))),
