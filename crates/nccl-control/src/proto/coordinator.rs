@@ -76,6 +76,7 @@ impl Follower {
 struct SentBeat {
     number: u64,
     at: Time,
+    turn: u64,
     answers: usize,
 }
 
@@ -114,6 +115,11 @@ pub(super) struct Coordinator {
     confirmed: (u64, Time),
     /// The same, with more than half of the votes: a claim lets this side go on, and does not say what others have decided.
     sure: (u64, Time),
+    /// Since which turn the beats have been confirmed one after the other. Before that, another may have led meanwhile, and given
+    /// leases that this one does not know of.
+    steady: u64,
+    /// How many turns had passed when the last confirmed beat was sent.
+    confirmed_turn: u64,
     /// So many beats follow at once, so that members get their lease.
     burst: u32,
     orders: VecDeque<Order>,
@@ -127,6 +133,9 @@ pub(super) struct Coordinator {
     claims: bool,
     leaving: Option<Time>,
 }
+
+/// So many turns may lie between two confirmed beats, and between the last one and what is decided.
+const GAP: u64 = 2;
 
 /// So many beats are remembered.
 const REMEMBERED: usize = 8;
@@ -161,7 +170,7 @@ impl Coordinator {
     ) -> Self {
         let now = core.now;
         let living = reports.keys().filter(|id| !core.has_ended(**id)).count();
-        let mut this = Self::new(core, since, 1 + living);
+        let mut this = Self::new(core, since, core.own_vote() + living);
         for id in core.others() {
             if core.log.gone(id).is_some() {
                 this.unproven.insert(id, 0);
@@ -221,6 +230,8 @@ impl Coordinator {
             beats: VecDeque::new(),
             confirmed: (0, since),
             sure: (0, sure),
+            steady: 0,
+            confirmed_turn: 0,
             burst: 3,
             orders: VecDeque::new(),
             wishes: 0,
@@ -264,6 +275,7 @@ impl Coordinator {
         self.beats.push_back(SentBeat {
             number: self.beat,
             at: core.now,
+            turn: self.turns,
             answers: 0,
         });
         if self.beats.len() > REMEMBERED {
@@ -323,7 +335,8 @@ impl Coordinator {
                         .is_some_and(|follower| follower.answered >= number)
             }
         };
-        let votes = |beat: &SentBeat| 1 + beat.answers.max(mute);
+        let own = core.own_vote();
+        let votes = |beat: &SentBeat| own + beat.answers.max(mute);
         let sure = self
             .beats
             .iter()
@@ -343,6 +356,10 @@ impl Coordinator {
             && beat.number > self.confirmed.0
         {
             self.confirmed = (beat.number, beat.at.max(self.confirmed.1));
+            let turn = std::mem::replace(&mut self.confirmed_turn, beat.turn);
+            if beat.turn - turn > GAP && !core.mistakes.makes(Mistake::GapForgotten) {
+                self.steady = self.turns;
+            }
             if self.burst > 0 {
                 self.burst -= 1;
                 self.send_beat(core);
@@ -358,7 +375,9 @@ impl Coordinator {
             core.progress = Some(core.now);
         }
         self.hear(core, from);
-        let follower = self.followers.get_mut(&from)?;
+        // One that has said goodbye votes no more.
+        let is_vote = !core.has_ended(from);
+        let follower = self.followers.get_mut(&from).filter(|_| is_vote)?;
         for beat in &mut self.beats {
             if beat.number <= pulse.number && beat.number > follower.answered {
                 beat.answers += 1;
@@ -379,13 +398,16 @@ impl Coordinator {
     }
 
     /// Whether a member has not answered for so long that its lease has run out.
+    ///
+    /// Its lease may come from another coordinator, which it has promised its vote to after its last answer here. That one had a
+    /// majority for a moment, so that this one had none then: not longer than [`GAP`] where the beats were confirmed since.
     fn is_silent(&self, core: &Core, id: MemberId) -> bool {
         if core.mistakes.makes(Mistake::LeftOutEarly) {
             return true;
         }
         let follower = self.followers.get(&id).map(|follower| follower.turn);
         let heard = follower.or_else(|| self.unproven.get(&id).copied());
-        heard.is_none_or(|turn| self.turns - turn > core.timing.silent_beats)
+        heard.is_none_or(|turn| self.turns - turn.max(self.steady) > core.timing.silent_beats)
     }
 
     /// Asks those that do not follow yet. One that cannot be reached is doubted when its session is lost.
@@ -557,14 +579,26 @@ impl Coordinator {
     }
 
     fn goodbye(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
+        if from != core.id() {
+            let (member, proof, counts) = (from, Proof::Goodbye(departure), true);
+            let ended = Ended {
+                member,
+                proof,
+                counts,
+            };
+            return self.end_is_known(core, &ended);
+        }
         let entry = Entry::Gone {
             member: from,
             departure,
             proven: true,
         };
-        if core.membership.votes(from) {
-            self.order(core, entry, None);
-        }
+        self.order(core, entry, None);
+    }
+
+    /// Whether it has told all that it leaves.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
     }
 
     fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
@@ -951,8 +985,16 @@ impl Coordinator {
         let unproven = before.voters().map(|peer| peer.id);
         let unproven =
             unproven.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
+        // A witness that does not follow may have heard something else.
+        let follows = |id: &MemberId| {
+            let follower = self.followers.get(id);
+            follower.is_some_and(|follower| follower.admitted)
+        };
+        let witnesses = before.witnesses.iter().map(|peer| peer.id);
+        let strange = witnesses.filter(|id| !follows(id) && !core.has_ended(*id));
         if !unproven
             .chain(missing.iter().copied())
+            .chain(strange)
             .all(|id| self.abstaining.contains(&id) || self.is_silent(core, id))
         {
             return None;
@@ -973,7 +1015,8 @@ impl Coordinator {
             number: core.generation() + 1,
             proposer: me,
         };
-        let witnesses = before.witnesses.iter().filter(|peer| !core.is_out(peer.id));
+        let witnesses = before.witnesses.iter();
+        let witnesses = witnesses.filter(|peer| follows(&peer.id) && !core.is_out(peer.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
     }
@@ -995,10 +1038,15 @@ impl Coordinator {
             return false;
         };
         let me = core.id();
+        let lately = GAP * core.timing.beat;
+        let is_steady =
+            self.turns - self.confirmed_turn <= GAP && core.now.since(self.confirmed.1) <= lately;
+        if !is_steady && !core.mistakes.makes(Mistake::GapForgotten) {
+            return false;
+        }
         let is_vote = |id: &MemberId| {
             let heard = self.followers.get(id);
-            let heard =
-                heard.is_some_and(|heard| core.now.since(heard.heard) < core.timing.suspect);
+            let heard = heard.is_some_and(|heard| core.now.since(heard.heard) < lately);
             *id == me || (heard && core.membership.votes(*id) && !core.has_ended(*id))
         };
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();

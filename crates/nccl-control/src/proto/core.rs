@@ -10,7 +10,7 @@ use super::log::{Entry, Log, OperatorWord, Said};
 use super::message::{Beat, Ended, Exclusion, Message, Proof, Report, Wish};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, Lost, Sign};
+use crate::departure::{Departure, How, Lost, Sign};
 
 /// What a machine tells its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,6 +173,10 @@ pub(super) struct Core {
     pub(super) abstains: bool,
     /// Whether another process has been told so, or that this one leaves.
     renounced: bool,
+    /// Whether a coordinator has been told that this process leaves. It votes no more, and accepts nothing.
+    pub(super) said_goodbye: bool,
+    /// This process takes part no more because this generation is active.
+    pub(super) ahead: Option<SharedMembership>,
 }
 
 impl Core {
@@ -216,6 +220,8 @@ impl Core {
             evidence: BTreeMap::new(),
             abstains: false,
             renounced: false,
+            said_goodbye: false,
+            ahead: None,
         }
     }
 
@@ -284,7 +290,7 @@ impl Core {
         self.operator = None;
         self.lost = None;
         self.departed = 0;
-        self.renounced = false;
+        (self.renounced, self.said_goodbye) = (false, false);
         self.evidence.retain(|id, _| membership.votes(*id));
         self.unheard.clear();
         self.wish = None;
@@ -296,12 +302,15 @@ impl Core {
 
     /// How many votes a majority is taken of.
     pub(super) fn electorate(&self) -> usize {
-        self.membership.electorate().saturating_sub(self.discounted)
+        let discounted = self.discounted + usize::from(self.said_goodbye);
+        self.membership.electorate().saturating_sub(discounted)
     }
 
     /// Whether so many votes are more than half of all.
     pub(super) fn is_more_than_half(&self, votes: usize) -> bool {
-        2 * votes > self.electorate()
+        let of = self.electorate();
+        // Where all that live have said goodbye, none of them decides anything else.
+        2 * votes > of || of == 0
     }
 
     /// Whether so many votes decide, for a leader in `term`: more than half, or what stands for that.
@@ -311,8 +320,8 @@ impl Core {
         term: Term,
         has: impl Fn(MemberId) -> bool,
     ) -> bool {
-        let of = self.electorate();
-        if 2 * votes > of || (2 * votes == of && self.claimed == Some(term)) {
+        let is_half = self.is_half(votes) && self.claimed == Some(term);
+        if self.is_more_than_half(votes) || is_half {
             return true;
         }
         self.operator.as_ref().is_some_and(|word| {
@@ -368,11 +377,52 @@ impl Core {
         self.abstains
     }
 
-    /// This member tells a coordinator that it leaves, if it does.
+    /// This member tells a coordinator that it leaves, if it does. Others take it off the voters for that, so it is none from then on.
+    /// One that has accepted a successor is bound to it, and waits until that is active.
     pub(super) fn say_goodbye(&mut self, to: MemberId) {
-        if let Some(departure) = self.leaving.clone() {
-            self.renounced |= !self.mistakes.makes(Mistake::LeaverCounts);
+        if let Some(departure) = self.leaving.clone().filter(|_| self.accepted.is_none()) {
+            if !self.mistakes.makes(Mistake::LeaverVotes) {
+                (self.renounced, self.said_goodbye) = (true, true);
+            }
             self.send(to, Message::Leave(departure));
+        }
+    }
+
+    /// Its own vote.
+    pub(super) fn own_vote(&self) -> usize {
+        usize::from(!self.said_goodbye)
+    }
+
+    /// This process takes part no more, and tells one that does not know. It will not vote, but what it has voted for may be active:
+    /// those that do not know of that may not take it off the voters.
+    pub(super) fn say_out(&mut self, to: MemberId, generation: u64) {
+        if !self.links.is_flushed(to) {
+            return;
+        }
+        let own = self.generation();
+        let (generation, message) = self.out_for(generation > own, generation);
+        self.links.send(to, generation, message);
+    }
+
+    /// What it tells those that know of a later generation, and those that do not.
+    pub(super) fn out_for(&self, is_later: bool, generation: u64) -> (u64, Message) {
+        let (member, departure) = (self.id(), Departure::lost(How::PassedOver));
+        let bound = self.accepted.is_some() && !self.mistakes.makes(Mistake::BoundLeaves);
+        match &self.ahead {
+            _ if is_later => (generation, Message::Leave(departure)),
+            Some(ahead) if !self.mistakes.makes(Mistake::BoundLeaves) => {
+                (ahead.generation.number, Message::Ahead(Arc::clone(ahead)))
+            }
+            None if bound => {
+                let (proof, counts) = (Proof::Goodbye(departure), false);
+                let ended = Ended {
+                    member,
+                    proof,
+                    counts,
+                };
+                (self.generation(), Message::Testify(ended))
+            }
+            _ => (self.generation(), Message::Leave(departure)),
         }
     }
 
@@ -529,6 +579,7 @@ impl Core {
         let accepted = self.accepted.clone();
         Report {
             abstains: self.renounce(),
+            leaves: self.leaving.clone().filter(|_| self.said_goodbye),
             synced: self.synced,
             promised: self.term,
             log: self.log.part(),
@@ -540,7 +591,10 @@ impl Core {
 
     /// Binds this member to a proposal. Whether it is bound.
     pub(super) fn accept(&mut self, term: Term, proposal: &SharedMembership) -> bool {
-        if term < self.term || proposal.generation.number != self.generation() + 1 {
+        if term < self.term
+            || self.said_goodbye
+            || proposal.generation.number != self.generation() + 1
+        {
             return false;
         }
         self.term = term;

@@ -23,7 +23,7 @@ use super::log::{Entry, OperatorWord};
 use super::message::{Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Solicit};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, How, Lost};
+use crate::departure::{Departure, Lost};
 
 /// What happens to a machine.
 #[derive(Clone, Debug)]
@@ -480,11 +480,14 @@ impl Member {
     fn out(&mut self, why: Exclusion) {
         if self.is_in() {
             self.role = Role::Out;
-            let departure = Departure::lost(How::PassedOver);
-            let generation = self.core.generation();
-            self.core
-                .links
-                .send_all(generation, &Message::Leave(departure));
+            let (generation, message) = self.core.out_for(false, 0);
+            self.core.links.send_all(generation, &message);
+            // One that others have named in the generation to which it does not come.
+            let (me, ahead) = (self.core.id(), self.core.ahead.as_ref());
+            if let Some(ahead) = ahead.filter(|ahead| ahead.votes(me)) {
+                let (generation, message) = self.core.out_for(true, ahead.generation.number);
+                self.core.links.send_all(generation, &message);
+            }
             self.core.links.close_all();
             self.core.events.push_back(Event::Excluded(why));
         }
@@ -494,7 +497,9 @@ impl Member {
     fn enter(&mut self, membership: SharedMembership, lease: Time, by: Option<MemberId>) {
         // One that abstains may have wished to go on before, and been named.
         if !membership.votes(self.core.id()) || self.core.abstains {
-            return self.out(Exclusion::LeftBehind(membership.generation));
+            let generation = membership.generation;
+            self.core.ahead = Some(membership);
+            return self.out(Exclusion::LeftBehind(generation));
         }
         self.core.enter(membership, lease);
         let proposer = self.core.membership.generation.proposer;
@@ -711,7 +716,7 @@ impl Member {
     fn beat(&mut self, from: MemberId, beat: &Beat) {
         let own = self.core.generation();
         if !self.is_in() {
-            return self.say_out(from);
+            return self.core.say_out(from, beat.generation);
         }
         if beat.generation != own {
             if beat.generation < own {
@@ -736,14 +741,6 @@ impl Member {
                 progress: self.core.progresses(),
             };
             self.core.links.send_now(from, Frame::Pulse(pulse));
-        }
-    }
-
-    /// As good as a goodbye: this process will not vote.
-    fn say_out(&mut self, to: MemberId) {
-        if self.core.links.is_flushed(to) {
-            let departure = Departure::lost(How::PassedOver);
-            self.core.send(to, Message::Leave(departure));
         }
     }
 
@@ -806,7 +803,7 @@ impl Member {
                     | Message::Activate { .. }
                     | Message::Propose { .. }
             ) {
-                self.say_out(from);
+                self.core.say_out(from, generation);
             }
             return;
         }
@@ -1042,7 +1039,7 @@ impl Member {
                 self.core.observers.insert(from, peer);
             }
             Role::Joining(_) => self.core.links.close(from),
-            Role::Out | Role::Left => self.say_out(from),
+            Role::Out | Role::Left => self.core.say_out(from, u64::MAX),
         }
     }
 
@@ -1117,6 +1114,11 @@ impl Member {
                 Role::Leading(coordinator) => coordinator.end_is_known(&mut self.core, ended),
                 _ => _ = self.core.learn_end(ended),
             }
+        }
+        if let Role::Leading(coordinator) = &self.role
+            && coordinator.is_leaving()
+        {
+            return;
         }
         let core = &self.core;
         let twice = core.mistakes.makes(Mistake::VotesTwice);
