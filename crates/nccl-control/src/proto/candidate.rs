@@ -119,7 +119,7 @@ impl Candidate {
     pub(super) fn overtaken(&mut self, core: &mut Core, term: Term) -> bool {
         core.term = core.term.max(term);
         let defers = !self.leads
-            && core.is_before(term.leader, core.id())
+            && (core.said_goodbye || core.is_before(term.leader, core.id()))
             && !core.is_out(term.leader)
             && !core.links.is_hopeless(term.leader);
         if !defers {

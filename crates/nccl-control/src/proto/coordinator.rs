@@ -561,7 +561,7 @@ impl Coordinator {
 
     /// A vote was promised for a later term. A coordinator that has a majority leads it in one that is later still.
     pub(super) fn stand(&self, core: &Core, term: Term) -> Next {
-        match self.is_current(core) {
+        match self.is_current(core) && !core.said_goodbye {
             true => Next::Stand(term),
             false => Next::Follow(term),
         }

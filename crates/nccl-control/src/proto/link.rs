@@ -76,6 +76,8 @@ struct Link {
     failures: u32,
     connection: Option<Connection>,
     connected: Time,
+    /// Whether this side's last attempt to connect has succeeded.
+    reached: bool,
     ready: bool,
     /// Whether it has ever been.
     established: bool,
@@ -164,6 +166,7 @@ impl Links {
             failures: 0,
             connection: None,
             connected: now,
+            reached: false,
             ready: false,
             established: false,
             down: now,
@@ -333,7 +336,7 @@ impl Links {
         };
         link.dialing = false;
         link.connection = Some(connection);
-        link.connected = now;
+        (link.connected, link.reached) = (now, true);
         let hello = Frame::Hello {
             from: self.me,
             to: peer,
@@ -347,7 +350,7 @@ impl Links {
     /// The driver could not connect.
     pub(super) fn dial_failed(&mut self, now: Time, peer: MemberId) {
         if let Some(link) = self.links.get_mut(&peer) {
-            link.dialing = false;
+            (link.dialing, link.reached) = (false, false);
             link.failures += 1;
             link.next_dial = now.after(self.timing.redial);
         }
@@ -488,14 +491,15 @@ impl Links {
             self.wires.push_back(Wire::HangUp(connection));
             return;
         }
-        // Both connect at the same moment: the lower one's connection is used. Its welcome may have come before this.
+        // Both connect at the same moment: the lower one's session is used. Its welcome may have come before this; or its
+        // connection has ended, and the other side has taken that session.
         let fresh = |link: &Link| !link.ready || now.since(link.connected) < self.timing.resume;
         let crosses = |link: &Link| {
-            link.dials
-                && link.connection.is_some()
-                && fresh(link)
-                && self.me < from
-                && received == 0
+            let began = match link.connection {
+                Some(_) => fresh(link),
+                None => link.reached && !link.established,
+            };
+            link.dials && began && self.me < from && received == 0
         };
         // It was sent before the other side took this one's.
         let is_stale = |link: &Link| link.dials && session <= link.given_up;
@@ -533,6 +537,7 @@ impl Links {
             failures: 0,
             connection: None,
             connected: now,
+            reached: false,
             ready: false,
             established: false,
             down: now,

@@ -566,7 +566,7 @@ impl Member {
         let me = self.core.id();
         let line = self.line();
         let place = match line.iter().position(|id| *id == me) {
-            Some(_) if self.core.abstains => line.len(),
+            Some(_) if self.core.abstains || self.core.said_goodbye => line.len(),
             Some(place) => place,
             // A witness asks where the others are by then.
             None => usize::from(self.core.is_witness()),

@@ -198,7 +198,10 @@ impl Observer {
                 LinkEvent::Lost(peer) | LinkEvent::Renewed(peer) if self.leader == Some(peer) => {
                     self.look();
                 }
-                LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => self.ask(),
+                // Perhaps at once, as another listens there.
+                LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => {
+                    self.next = self.now.after(self.timing.redial);
+                }
                 _ => {}
             }
         }

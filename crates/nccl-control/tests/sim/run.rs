@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use nccl_control::proto::{
-    Command, Entry, Event, Exclusion, Generation, Input, MILLI, MemberId, Mistakes, OperatorWord,
-    Seat, SharedMembership, Timing,
+    Command, Entry, Event, Exclusion, Generation, Input, MILLI, Member, MemberId, Mistakes,
+    OperatorWord, Seat, SharedMembership, Timing,
 };
 
 use super::network::{Machine, Network, Path, Process};
@@ -604,15 +604,20 @@ impl<'s> Run<'s> {
                 self.net.input_in(later, process, Input::Command(dismiss));
             }
             Event::Ended(open) => {
-                let latest = self.active.last_key_value();
+                // It knows the members of one generation. They may all be gone, and others have come.
+                let latest = self.active.last_key_value().map(|(number, _)| *number);
                 let is_there = |id: &MemberId| {
                     let of = self.net.process_of(*id).filter(|of| self.takes_part(*of));
                     let of = of.map(|of| &self.net.processes[of]);
                     let of = of.filter(|of| of.alive).map(Process::member);
-                    let number = latest.map_or(0, |(number, _)| *number);
-                    of.is_some_and(|of| of.is_in() && of.membership().generation.number == number)
+                    let number = of.map(|of| of.membership().generation.number);
+                    of.is_some_and(Member::is_in) && number == latest
                 };
-                let them = latest.into_iter().flat_map(|(_, (_, one))| &one.members);
+                let known = match &self.net.processes[process].machine {
+                    Machine::Observer(observer) => observer.membership().cloned(),
+                    Machine::Member(_) => None,
+                };
+                let them = known.iter().flat_map(|known| &known.members);
                 let one = them.map(|peer| peer.id).find(is_there);
                 if let Some(id) = one.filter(|_| self.is_reachable) {
                     return broken(
