@@ -1139,6 +1139,7 @@ impl Member {
         // Among candidates that do not lead yet, the first in line goes first.
         let promised = core.term.leader;
         let prefers = from != promised && !leads && !core.is_before(from, promised);
+        let prefers = prefers && !core.said_goodbye;
         let prefers = prefers && (self.is_bound() || matches!(self.role, Role::Candidate(_)));
         if (term < core.term || hears || prefers) && !twice {
             let is_led = matches!(self.role, Role::Following { .. } | Role::Leading(_));
@@ -1151,7 +1152,9 @@ impl Member {
             self.core.send(from, follows);
             match &mut self.role {
                 Role::Candidate(candidate) if term > own => {
-                    candidate.overtaken(&mut self.core, term);
+                    if candidate.overtaken(&mut self.core, term) {
+                        self.wait_for_others();
+                    }
                 }
                 Role::Leading(coordinator) if term > own => {
                     let next = coordinator.stand(&self.core, term);
