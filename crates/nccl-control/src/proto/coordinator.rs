@@ -959,7 +959,7 @@ impl Coordinator {
         let members = before.members.iter().map(|peer| peer.id);
         let missing: Vec<_> = members
             .filter(|id| !wishing.contains(id) && !core.is_out(*id))
-            .filter(|id| !self.abstaining.contains(id) && !(core.abstains && *id == me))
+            .filter(|id| !self.abstaining.contains(id) && (*id != me || !core.abstains))
             .collect();
         if !missing.is_empty() {
             let wishes = self.followers.values().filter_map(|follower| follower.wish);
@@ -1047,7 +1047,8 @@ impl Coordinator {
         let is_vote = |id: &MemberId| {
             let heard = self.followers.get(id);
             let heard = heard.is_some_and(|heard| core.now.since(heard.heard) < lately);
-            *id == me || (heard && core.membership.votes(*id) && !core.has_ended(*id))
+            let is_own = *id == me && core.own_vote() == 1;
+            is_own || (*id != me && heard && core.membership.votes(*id) && !core.has_ended(*id))
         };
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
         let mut others = proposal.membership.voters().map(|peer| peer.id);

@@ -1152,7 +1152,8 @@ impl Member {
             self.core.send(from, follows);
             match &mut self.role {
                 Role::Candidate(candidate) if term > own => {
-                    if candidate.overtaken(&mut self.core, term) {
+                    let defers = candidate.overtaken(&mut self.core, term);
+                    if defers {
                         self.wait_for_others();
                     }
                 }

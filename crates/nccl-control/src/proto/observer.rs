@@ -190,10 +190,10 @@ impl Observer {
         while let Some(event) = self.links.next_event() {
             match event {
                 LinkEvent::Received { from, message, .. } => self.message(from, message),
-                LinkEvent::Beat(from, beat) => {
-                    if self.leader == Some(from) && self.term == Some(beat.term) {
-                        self.heard = self.now;
-                    }
+                LinkEvent::Beat(from, beat)
+                    if self.leader == Some(from) && self.term == Some(beat.term) =>
+                {
+                    self.heard = self.now;
                 }
                 LinkEvent::Lost(peer) | LinkEvent::Renewed(peer) if self.leader == Some(peer) => {
                     self.look();
