@@ -130,6 +130,8 @@ pub(super) struct Coordinator {
     proposal: Option<Proposal>,
     /// What an earlier coordinator may have made active.
     adopted: Option<SharedMembership>,
+    /// There was one, so that a generation may exist without this member or its followers: none of them gets a lease.
+    inherits: bool,
     claims: bool,
     leaving: Option<Time>,
 }
@@ -193,6 +195,7 @@ impl Coordinator {
         if !core.mistakes.makes(Mistake::DecisionForgotten) {
             this.adopted = accepted.map(|(_, membership)| membership);
         }
+        this.inherits = this.adopted.is_some() && !core.mistakes.makes(Mistake::BoundTestify);
         for ended in core.ends() {
             this.end_is_known(core, &ended);
         }
@@ -239,14 +242,14 @@ impl Coordinator {
             abstainers: 0,
             proposal: None,
             adopted: None,
+            inherits: false,
             claims: false,
             leaving: None,
         }
     }
 
     fn start(&mut self, core: &mut Core) {
-        core.lease.renew(self.sure.1);
-        core.count_ends_before(self.sure.1);
+        self.renew(core);
         core.lost = None;
         core.events.push_back(Event::Coordinator(core.id()));
         let observers: Vec<_> = core.observers.keys().copied().collect();
@@ -254,6 +257,14 @@ impl Coordinator {
             self.inform(core, id);
         }
         self.send_beat(core);
+    }
+
+    /// Its own lease.
+    fn renew(&self, core: &mut Core) {
+        if !self.inherits {
+            core.lease.renew(self.sure.1);
+            core.count_ends_before(self.sure.1);
+        }
     }
 
     /// About how many bytes it has beside itself.
@@ -282,6 +293,7 @@ impl Coordinator {
             self.beats.pop_front();
         }
         let (generation, term) = (core.generation(), self.term);
+        let confirmed = if self.inherits { 0 } else { self.sure.0 };
         for (&id, follower) in &mut self.followers {
             if !follower.admitted {
                 continue;
@@ -291,7 +303,7 @@ impl Coordinator {
                 term,
                 number: self.beat,
                 answered: follower.answered,
-                confirmed: self.sure.0,
+                confirmed,
             };
             core.links.send_now(id, Frame::Beat(beat));
             let silent = core.now.since(follower.heard);
@@ -308,7 +320,7 @@ impl Coordinator {
                 term,
                 number: self.beat,
                 answered: 0,
-                confirmed: self.sure.0,
+                confirmed,
             };
             core.links.send_now(*id, Frame::Beat(beat));
         }
@@ -346,8 +358,7 @@ impl Coordinator {
             && beat.number > self.sure.0
         {
             self.sure = (beat.number, beat.at.max(self.sure.1));
-            core.lease.renew(self.sure.1);
-            core.count_ends_before(self.sure.1);
+            self.renew(core);
         }
         let mut beats = self.beats.iter().rev();
         let confirmed =

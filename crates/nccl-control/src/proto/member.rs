@@ -1121,6 +1121,10 @@ impl Member {
             return;
         }
         let core = &self.core;
+        // It has said goodbye, and would lead members that do not follow it.
+        if core.has_ended(from) {
+            return;
+        }
         let twice = core.mistakes.makes(Mistake::VotesTwice);
         let hears = match &self.role {
             Role::Following { heard, .. } => {
