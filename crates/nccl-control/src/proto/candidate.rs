@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::coordinator::{Coordinator, Next};
 use super::core::{Core, Event};
 use super::id::{MemberId, Term, Time};
-use super::message::{Exclusion, Message, Report, Solicit};
+use super::message::{Ended, Exclusion, Message, Proof, Report, Solicit};
 use super::mistake::Mistake;
 
 /// See the module.
@@ -103,6 +103,14 @@ impl Candidate {
             for ended in &report.ended {
                 core.learn_end(ended);
             }
+            if let Some(departure) = report.leaves.clone() {
+                let (member, proof, counts) = (from, Proof::Goodbye(departure), true);
+                core.learn_end(&Ended {
+                    member,
+                    proof,
+                    counts,
+                });
+            }
             self.votes.insert(from, report);
         }
     }
@@ -111,7 +119,7 @@ impl Candidate {
     pub(super) fn overtaken(&mut self, core: &mut Core, term: Term) -> bool {
         core.term = core.term.max(term);
         let defers = !self.leads
-            && core.is_before(term.leader, core.id())
+            && (core.said_goodbye || core.is_before(term.leader, core.id()))
             && !core.is_out(term.leader)
             && !core.links.is_hopeless(term.leader);
         if !defers {
@@ -142,7 +150,7 @@ impl Candidate {
         };
         let me = core.id();
         let living = self.votes.keys().filter(|id| !core.has_ended(**id)).count();
-        let votes = 1 + living + mute;
+        let votes = core.own_vote() + living + mute;
         let has = |id: MemberId| id == me || self.votes.contains_key(&id);
         if core.is_majority(votes, self.term, has) {
             let since = *self.enough.get_or_insert(core.now);

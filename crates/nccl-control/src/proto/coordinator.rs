@@ -76,6 +76,7 @@ impl Follower {
 struct SentBeat {
     number: u64,
     at: Time,
+    turn: u64,
     answers: usize,
 }
 
@@ -114,6 +115,11 @@ pub(super) struct Coordinator {
     confirmed: (u64, Time),
     /// The same, with more than half of the votes: a claim lets this side go on, and does not say what others have decided.
     sure: (u64, Time),
+    /// Since which turn the beats have been confirmed one after the other. Before that, another may have led meanwhile, and given
+    /// leases that this one does not know of.
+    steady: u64,
+    /// How many turns had passed when the last confirmed beat was sent.
+    confirmed_turn: u64,
     /// So many beats follow at once, so that members get their lease.
     burst: u32,
     orders: VecDeque<Order>,
@@ -124,9 +130,14 @@ pub(super) struct Coordinator {
     proposal: Option<Proposal>,
     /// What an earlier coordinator may have made active.
     adopted: Option<SharedMembership>,
+    /// There was one, so that a generation may exist without this member or its followers: none of them gets a lease.
+    inherits: bool,
     claims: bool,
     leaving: Option<Time>,
 }
+
+/// So many turns may lie between two confirmed beats, and between the last one and what is decided.
+const GAP: u64 = 2;
 
 /// So many beats are remembered.
 const REMEMBERED: usize = 8;
@@ -164,7 +175,7 @@ impl Coordinator {
     ) -> Self {
         let now = core.now;
         let living = reports.keys().filter(|id| !core.has_ended(**id)).count();
-        let mut this = Self::new(core, since, 1 + living);
+        let mut this = Self::new(core, since, core.own_vote() + living);
         for id in core.others() {
             if core.log.gone(id).is_some() {
                 this.unproven.insert(id, 0);
@@ -187,6 +198,7 @@ impl Coordinator {
         if !core.mistakes.makes(Mistake::DecisionForgotten) {
             this.adopted = accepted.map(|(_, membership)| membership);
         }
+        this.inherits = this.adopted.is_some() && !core.mistakes.makes(Mistake::BoundTestify);
         for ended in core.ends() {
             this.end_is_known(core, &ended);
         }
@@ -224,6 +236,8 @@ impl Coordinator {
             beats: VecDeque::new(),
             confirmed: (0, since),
             sure: (0, sure),
+            steady: 0,
+            confirmed_turn: 0,
             burst: 3,
             orders: VecDeque::new(),
             wishes: 0,
@@ -231,14 +245,14 @@ impl Coordinator {
             abstainers: 0,
             proposal: None,
             adopted: None,
+            inherits: false,
             claims: false,
             leaving: None,
         }
     }
 
     fn start(&mut self, core: &mut Core) {
-        core.lease.renew(self.sure.1);
-        core.count_ends_before(self.sure.1);
+        self.renew(core);
         core.lost = None;
         core.events.push_back(Event::Coordinator(core.id()));
         let observers: Vec<_> = core.observers.keys().copied().collect();
@@ -248,12 +262,21 @@ impl Coordinator {
         self.send_beat(core);
     }
 
+    /// For how long each follower has not been heard, in nanoseconds.
     pub(super) fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {
         let followers = self.followers.iter();
         let admitted = followers.filter(|(_, follower)| follower.admitted);
         admitted
             .map(|(id, follower)| (*id, now.since(follower.heard)))
             .collect()
+    }
+
+    /// Its own lease.
+    fn renew(&self, core: &mut Core) {
+        if !self.inherits {
+            core.lease.renew(self.sure.1);
+            core.count_ends_before(self.sure.1);
+        }
     }
 
     /// About how many bytes it has beside itself.
@@ -275,12 +298,14 @@ impl Coordinator {
         self.beats.push_back(SentBeat {
             number: self.beat,
             at: core.now,
+            turn: self.turns,
             answers: 0,
         });
         if self.beats.len() > REMEMBERED {
             self.beats.pop_front();
         }
         let (generation, term) = (core.generation(), self.term);
+        let confirmed = if self.inherits { 0 } else { self.sure.0 };
         for (&id, follower) in &mut self.followers {
             if !follower.admitted {
                 continue;
@@ -290,7 +315,7 @@ impl Coordinator {
                 term,
                 number: self.beat,
                 answered: follower.answered,
-                confirmed: self.sure.0,
+                confirmed,
             };
             core.links.send_now(id, Frame::Beat(beat));
             let silent = core.now.since(follower.heard);
@@ -307,7 +332,7 @@ impl Coordinator {
                 term,
                 number: self.beat,
                 answered: 0,
-                confirmed: self.sure.0,
+                confirmed,
             };
             core.links.send_now(*id, Frame::Beat(beat));
         }
@@ -334,7 +359,8 @@ impl Coordinator {
                         .is_some_and(|follower| follower.answered >= number)
             }
         };
-        let votes = |beat: &SentBeat| 1 + beat.answers.max(mute);
+        let own = core.own_vote();
+        let votes = |beat: &SentBeat| own + beat.answers.max(mute);
         let sure = self
             .beats
             .iter()
@@ -344,8 +370,7 @@ impl Coordinator {
             && beat.number > self.sure.0
         {
             self.sure = (beat.number, beat.at.max(self.sure.1));
-            core.lease.renew(self.sure.1);
-            core.count_ends_before(self.sure.1);
+            self.renew(core);
         }
         let mut beats = self.beats.iter().rev();
         let confirmed =
@@ -354,6 +379,10 @@ impl Coordinator {
             && beat.number > self.confirmed.0
         {
             self.confirmed = (beat.number, beat.at.max(self.confirmed.1));
+            let turn = std::mem::replace(&mut self.confirmed_turn, beat.turn);
+            if beat.turn - turn > GAP && !core.mistakes.makes(Mistake::GapForgotten) {
+                self.steady = self.turns;
+            }
             if self.burst > 0 {
                 self.burst -= 1;
                 self.send_beat(core);
@@ -369,7 +398,9 @@ impl Coordinator {
             core.progress = Some(core.now);
         }
         self.hear(core, from);
-        let follower = self.followers.get_mut(&from)?;
+        // One that has said goodbye votes no more.
+        let is_vote = !core.has_ended(from);
+        let follower = self.followers.get_mut(&from).filter(|_| is_vote)?;
         for beat in &mut self.beats {
             if beat.number <= pulse.number && beat.number > follower.answered {
                 beat.answers += 1;
@@ -390,13 +421,16 @@ impl Coordinator {
     }
 
     /// Whether a member has not answered for so long that its lease has run out.
+    ///
+    /// Its lease may come from another coordinator, which it has promised its vote to after its last answer here. That one had a
+    /// majority for a moment, so that this one had none then: not longer than [`GAP`] where the beats were confirmed since.
     fn is_silent(&self, core: &Core, id: MemberId) -> bool {
         if core.mistakes.makes(Mistake::LeftOutEarly) {
             return true;
         }
         let follower = self.followers.get(&id).map(|follower| follower.turn);
         let heard = follower.or_else(|| self.unproven.get(&id).copied());
-        heard.is_none_or(|turn| self.turns - turn > core.timing.silent_beats)
+        heard.is_none_or(|turn| self.turns - turn.max(self.steady) > core.timing.silent_beats)
     }
 
     /// Asks those that do not follow yet. One that cannot be reached is doubted when its session is lost.
@@ -550,7 +584,7 @@ impl Coordinator {
 
     /// A vote was promised for a later term. A coordinator that has a majority leads it in one that is later still.
     pub(super) fn stand(&self, core: &Core, term: Term) -> Next {
-        match self.is_current(core) {
+        match self.is_current(core) && !core.said_goodbye {
             true => Next::Stand(term),
             false => Next::Follow(term),
         }
@@ -568,14 +602,26 @@ impl Coordinator {
     }
 
     fn goodbye(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
+        if from != core.id() {
+            let (member, proof, counts) = (from, Proof::Goodbye(departure), true);
+            let ended = Ended {
+                member,
+                proof,
+                counts,
+            };
+            return self.end_is_known(core, &ended);
+        }
         let entry = Entry::Gone {
             member: from,
             departure,
             proven: true,
         };
-        if core.membership.votes(from) {
-            self.order(core, entry, None);
-        }
+        self.order(core, entry, None);
+    }
+
+    /// Whether it has told all that it leaves.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
     }
 
     fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
@@ -607,6 +653,10 @@ impl Coordinator {
 
     /// The end of a process is known for certain.
     pub(super) fn end_is_known(&mut self, core: &mut Core, ended: &Ended) {
+        // The others may have gone on as soon as they have heard that this member leaves.
+        if self.leaving.is_some() {
+            return;
+        }
         core.learn_end(ended);
         let id = ended.member;
         // It is no vote any more, whatever it has answered.
@@ -783,7 +833,7 @@ impl Coordinator {
 
     /// Tells all what may be told. Nothing while a successor is proposed: its members are to have heard the same.
     fn tell(&mut self, core: &mut Core) {
-        if self.proposal.is_some() || self.adopted.is_some() {
+        if self.proposal.is_some() || self.adopted.is_some() || self.leaving.is_some() {
             return;
         }
         let mut waiting = VecDeque::new();
@@ -800,8 +850,11 @@ impl Coordinator {
                 continue;
             }
             self.append(core, order.entry);
+            if self.leaving.is_some() {
+                break;
+            }
         }
-        self.orders = waiting;
+        self.orders.append(&mut waiting);
     }
 
     fn append(&mut self, core: &mut Core, entry: Entry) {
@@ -939,9 +992,8 @@ impl Coordinator {
         let before = Arc::clone(&core.membership);
         let members = before.members.iter().map(|peer| peer.id);
         let missing: Vec<_> = members
-            .clone()
             .filter(|id| !wishing.contains(id) && !core.is_out(*id))
-            .filter(|id| !(self.abstaining.contains(id) || core.abstains && *id == me))
+            .filter(|id| !self.abstaining.contains(id) && (*id != me || !core.abstains))
             .collect();
         if !missing.is_empty() {
             let wishes = self.followers.values().filter_map(|follower| follower.wish);
@@ -964,10 +1016,19 @@ impl Coordinator {
         if core.abstains {
             return self.step_aside(core);
         }
+        let unproven = before.voters().map(|peer| peer.id);
         let unproven =
-            members.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
+            unproven.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
+        // A witness that does not follow may have heard something else.
+        let follows = |id: &MemberId| {
+            let follower = self.followers.get(id);
+            follower.is_some_and(|follower| follower.admitted)
+        };
+        let witnesses = before.witnesses.iter().map(|peer| peer.id);
+        let strange = witnesses.filter(|id| !follows(id) && !core.has_ended(*id));
         if !unproven
             .chain(missing.iter().copied())
+            .chain(strange)
             .all(|id| self.abstaining.contains(&id) || self.is_silent(core, id))
         {
             return None;
@@ -988,10 +1049,8 @@ impl Coordinator {
             number: core.generation() + 1,
             proposer: me,
         };
-        let witnesses = before
-            .witnesses
-            .iter()
-            .filter(|peer| !core.has_ended(peer.id));
+        let witnesses = before.witnesses.iter();
+        let witnesses = witnesses.filter(|peer| follows(&peer.id) && !core.is_out(peer.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
     }
@@ -1013,11 +1072,17 @@ impl Coordinator {
             return false;
         };
         let me = core.id();
+        let lately = GAP * core.timing.beat;
+        let is_steady =
+            self.turns - self.confirmed_turn <= GAP && core.now.since(self.confirmed.1) <= lately;
+        if !is_steady && !core.mistakes.makes(Mistake::GapForgotten) {
+            return false;
+        }
         let is_vote = |id: &MemberId| {
             let heard = self.followers.get(id);
-            let heard =
-                heard.is_some_and(|heard| core.now.since(heard.heard) < core.timing.suspect);
-            *id == me || (heard && core.membership.votes(*id) && !core.has_ended(*id))
+            let heard = heard.is_some_and(|heard| core.now.since(heard.heard) < lately);
+            let is_own = *id == me && core.own_vote() == 1;
+            is_own || (*id != me && heard && core.membership.votes(*id) && !core.has_ended(*id))
         };
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
         let mut others = proposal.membership.voters().map(|peer| peer.id);
@@ -1043,8 +1108,8 @@ impl Coordinator {
         };
         let late = core.now.since(deadline);
         if late >= core.timing.confirm {
-            let missing = core.others();
-            let missing: Vec<_> = missing.into_iter().filter(|id| !core.is_out(*id)).collect();
+            let mut missing = core.others();
+            missing.retain(|id| !core.is_out(*id) && !self.abstaining.contains(id));
             self.refuse_wishes(core, &missing);
         } else if core.now >= deadline {
             self.claim(core);

@@ -10,7 +10,7 @@ use super::log::{Entry, Log, OperatorWord, Said};
 use super::message::{Beat, Ended, Exclusion, Message, Proof, Report, Wish};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, Lost, Sign};
+use crate::departure::{Departure, How, Lost, Sign};
 
 /// What a machine tells its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Event {
     Asked(MemberId, Arc<[u8]>),
     /// What the coordinator's program replies.
     Replied(Arc<[u8]>),
-    /// To the process that forms the first generation: another has joined it.
+    /// To the process that forms the first generation: another has joined it, or has come and was dismissed.
     Joined(MemberId),
     /// The same: the process that had joined with this slot is gone, and the slot is free.
     Fell(u32, Departure),
@@ -173,8 +173,12 @@ pub(super) struct Core {
     pub(super) calls: BTreeMap<MemberId, (Time, String)>,
     /// Whether the program goes on into no successor.
     pub(super) abstains: bool,
-    /// Whether another process has been told so.
+    /// Whether another process has been told so, or that this one leaves.
     renounced: bool,
+    /// Whether a coordinator has been told that this process leaves. It votes no more, and accepts nothing.
+    pub(super) said_goodbye: bool,
+    /// This process takes part no more because this generation is active.
+    pub(super) ahead: Option<SharedMembership>,
 }
 
 impl Core {
@@ -219,6 +223,8 @@ impl Core {
             calls: BTreeMap::new(),
             abstains: false,
             renounced: false,
+            said_goodbye: false,
+            ahead: None,
         }
     }
 
@@ -287,6 +293,7 @@ impl Core {
         self.operator = None;
         self.lost = None;
         self.departed = 0;
+        (self.renounced, self.said_goodbye) = (false, false);
         self.evidence.retain(|id, _| membership.votes(*id));
         self.calls.retain(|id, _| membership.votes(*id));
         self.unheard.clear();
@@ -299,12 +306,15 @@ impl Core {
 
     /// How many votes a majority is taken of.
     pub(super) fn electorate(&self) -> usize {
-        self.membership.electorate().saturating_sub(self.discounted)
+        let discounted = self.discounted + usize::from(self.said_goodbye);
+        self.membership.electorate().saturating_sub(discounted)
     }
 
     /// Whether so many votes are more than half of all.
     pub(super) fn is_more_than_half(&self, votes: usize) -> bool {
-        2 * votes > self.electorate()
+        let of = self.electorate();
+        // Where all that live have said goodbye, none of them decides anything else.
+        2 * votes > of || of == 0
     }
 
     /// Whether so many votes decide, for a leader in `term`: more than half, or what stands for that.
@@ -314,8 +324,8 @@ impl Core {
         term: Term,
         has: impl Fn(MemberId) -> bool,
     ) -> bool {
-        let of = self.electorate();
-        if 2 * votes > of || (2 * votes == of && self.claimed == Some(term)) {
+        let is_half = self.is_half(votes) && self.claimed == Some(term);
+        if self.is_more_than_half(votes) || is_half {
             return true;
         }
         self.operator.as_ref().is_some_and(|word| {
@@ -345,8 +355,8 @@ impl Core {
 
     /// Whether the lease runs.
     ///
-    /// A member that abstains has none from the moment at which it tells another, and never gets one again in this generation.
-    /// That is what lets a coordinator leave it out at once:
+    /// A member that abstains or leaves has none from the moment at which it tells another, and never gets one again in this
+    /// generation. That is what lets a coordinator leave it out at once:
     ///
     /// - Until then it was a member like any other, that no coordinator leaves out before it has been silent for longer than a
     ///   lease. The ends that it has counted by then are known to a coordinator before its abstention is: they go over the same
@@ -369,6 +379,55 @@ impl Core {
     pub(super) fn renounce(&mut self) -> bool {
         self.renounced |= self.abstains;
         self.abstains
+    }
+
+    /// This member tells a coordinator that it leaves, if it does. Others take it off the voters for that, so it is none from then on.
+    /// One that has accepted a successor is bound to it, and waits until that is active.
+    pub(super) fn say_goodbye(&mut self, to: MemberId) {
+        if let Some(departure) = self.leaving.clone().filter(|_| self.accepted.is_none()) {
+            if !self.mistakes.makes(Mistake::LeaverVotes) {
+                (self.renounced, self.said_goodbye) = (true, true);
+            }
+            self.send(to, Message::Leave(departure));
+        }
+    }
+
+    /// Its own vote.
+    pub(super) fn own_vote(&self) -> usize {
+        usize::from(!self.said_goodbye)
+    }
+
+    /// This process takes part no more, and tells one that does not know. It will not vote, but what it has voted for may be active:
+    /// those that do not know of that may not take it off the voters.
+    pub(super) fn say_out(&mut self, to: MemberId, generation: u64) {
+        if !self.links.is_flushed(to) {
+            return;
+        }
+        let own = self.generation();
+        let (generation, message) = self.out_for(generation > own, generation);
+        self.links.send(to, generation, message);
+    }
+
+    /// What it tells those that know of a later generation, and those that do not.
+    pub(super) fn out_for(&self, is_later: bool, generation: u64) -> (u64, Message) {
+        let (member, departure) = (self.id(), Departure::lost(How::PassedOver));
+        let bound = self.accepted.is_some() && !self.mistakes.makes(Mistake::BoundLeaves);
+        match &self.ahead {
+            _ if is_later => (generation, Message::Leave(departure)),
+            Some(ahead) if !self.mistakes.makes(Mistake::BoundLeaves) => {
+                (ahead.generation.number, Message::Ahead(Arc::clone(ahead)))
+            }
+            None if bound => {
+                let (proof, counts) = (Proof::Goodbye(departure), false);
+                let ended = Ended {
+                    member,
+                    proof,
+                    counts,
+                };
+                (self.generation(), Message::Testify(ended))
+            }
+            _ => (self.generation(), Message::Leave(departure)),
+        }
     }
 
     /// Whether this process votes without a rank. Such a one never coordinates.
@@ -524,6 +583,7 @@ impl Core {
         let accepted = self.accepted.clone();
         Report {
             abstains: self.renounce(),
+            leaves: self.leaving.clone().filter(|_| self.said_goodbye),
             synced: self.synced,
             promised: self.term,
             log: self.log.part(),
@@ -535,7 +595,10 @@ impl Core {
 
     /// Binds this member to a proposal. Whether it is bound.
     pub(super) fn accept(&mut self, term: Term, proposal: &SharedMembership) -> bool {
-        if term < self.term || proposal.generation.number != self.generation() + 1 {
+        if term < self.term
+            || self.said_goodbye
+            || proposal.generation.number != self.generation() + 1
+        {
             return false;
         }
         self.term = term;

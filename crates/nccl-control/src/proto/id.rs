@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use nccl_base::wire::clean;
 use serde::{Deserialize, Serialize};
 
 /// A point on the clock of one process, in nanoseconds from an origin of its own. Two processes' times are never compared.
@@ -77,6 +78,7 @@ pub struct Peer {
     /// Who it is.
     pub id: MemberId,
     /// The name of its host, for sentences.
+    #[serde(deserialize_with = "clean")]
     pub host: String,
     /// Its process number, in its own namespace.
     pub pid: u32,

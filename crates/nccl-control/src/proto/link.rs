@@ -9,7 +9,7 @@
 //! [`Timing::resume`], or when the other side does not know it any more. Messages are numbered; those that the other side has not
 //! acknowledged are sent again on the next connection, and one that arrives twice is handled once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::id::{MemberId, Time};
 use super::message::{Beat, Frame, Message, Pulse};
@@ -76,6 +76,8 @@ struct Link {
     failures: u32,
     connection: Option<Connection>,
     connected: Time,
+    /// Whether this side's last attempt to connect has succeeded.
+    reached: bool,
     ready: bool,
     /// Whether it has ever been.
     established: bool,
@@ -98,7 +100,7 @@ pub(super) struct Links {
     timing: Timing,
     mistakes: Mistakes,
     links: BTreeMap<MemberId, Link>,
-    connections: HashMap<Connection, MemberId>,
+    connections: BTreeMap<Connection, MemberId>,
     /// Those that are not ready.
     down: BTreeSet<MemberId>,
     sessions: u64,
@@ -121,7 +123,7 @@ impl Links {
             timing,
             mistakes,
             links: BTreeMap::new(),
-            connections: HashMap::new(),
+            connections: BTreeMap::new(),
             down: BTreeSet::new(),
             sessions: 0,
             wires: VecDeque::new(),
@@ -164,6 +166,7 @@ impl Links {
             failures: 0,
             connection: None,
             connected: now,
+            reached: false,
             ready: false,
             established: false,
             down: now,
@@ -338,7 +341,7 @@ impl Links {
         };
         link.dialing = false;
         link.connection = Some(connection);
-        link.connected = now;
+        (link.connected, link.reached) = (now, true);
         let hello = Frame::Hello {
             from: self.me,
             to: peer,
@@ -352,7 +355,7 @@ impl Links {
     /// The driver could not connect.
     pub(super) fn dial_failed(&mut self, now: Time, peer: MemberId) {
         if let Some(link) = self.links.get_mut(&peer) {
-            link.dialing = false;
+            (link.dialing, link.reached) = (false, false);
             link.failures += 1;
             link.next_dial = now.after(self.timing.redial);
         }
@@ -493,14 +496,15 @@ impl Links {
             self.wires.push_back(Wire::HangUp(connection));
             return;
         }
-        // Both connect at the same moment: the lower one's connection is used. Its welcome may have come before this.
+        // Both connect at the same moment: the lower one's session is used. Its welcome may have come before this; or its
+        // connection has ended, and the other side has taken that session.
         let fresh = |link: &Link| !link.ready || now.since(link.connected) < self.timing.resume;
         let crosses = |link: &Link| {
-            link.dials
-                && link.connection.is_some()
-                && fresh(link)
-                && self.me < from
-                && received == 0
+            let began = match link.connection {
+                Some(_) => fresh(link),
+                None => link.reached && !link.established,
+            };
+            link.dials && began && self.me < from && received == 0
         };
         // It was sent before the other side took this one's.
         let is_stale = |link: &Link| link.dials && session <= link.given_up;
@@ -538,6 +542,7 @@ impl Links {
             failures: 0,
             connection: None,
             connected: now,
+            reached: false,
             ready: false,
             established: false,
             down: now,

@@ -23,7 +23,7 @@ use super::log::{Entry, OperatorWord};
 use super::message::{Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Solicit};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, How, Lost};
+use crate::departure::{Departure, Lost};
 
 /// What happens to a machine.
 #[derive(Clone, Debug)]
@@ -360,7 +360,8 @@ impl Member {
             }
             Input::Frame(connection, frame) => self.core.links.received(now, connection, frame),
             Input::Closed(connection) => self.core.links.closed(now, connection),
-            Input::Ended(member, proof) => self.ended(member, proof),
+            Input::Ended(member, proof) if self.is_in() => self.ended(member, proof),
+            Input::Ended(..) => {}
             Input::Evidence(member, lost) => {
                 if !self.core.has_ended(member) {
                     self.core.evidence.insert(member, (now, lost));
@@ -521,11 +522,14 @@ impl Member {
     fn out(&mut self, why: Exclusion) {
         if self.is_in() {
             self.role = Role::Out;
-            let departure = Departure::lost(How::PassedOver);
-            let generation = self.core.generation();
-            self.core
-                .links
-                .send_all(generation, &Message::Leave(departure));
+            let (generation, message) = self.core.out_for(false, 0);
+            self.core.links.send_all(generation, &message);
+            // One that others have named in the generation to which it does not come.
+            let (me, ahead) = (self.core.id(), self.core.ahead.as_ref());
+            if let Some(ahead) = ahead.filter(|ahead| ahead.votes(me)) {
+                let (generation, message) = self.core.out_for(true, ahead.generation.number);
+                self.core.links.send_all(generation, &message);
+            }
             self.core.links.close_all();
             self.core.events.push_back(Event::Excluded(why));
         }
@@ -535,7 +539,9 @@ impl Member {
     fn enter(&mut self, membership: SharedMembership, lease: Time, by: Option<MemberId>) {
         // One that abstains may have wished to go on before, and been named.
         if !membership.votes(self.core.id()) || self.core.abstains {
-            return self.out(Exclusion::LeftBehind(membership.generation));
+            let generation = membership.generation;
+            self.core.ahead = Some(membership);
+            return self.out(Exclusion::LeftBehind(generation));
         }
         self.core.enter(membership, lease);
         let proposer = self.core.membership.generation.proposer;
@@ -554,9 +560,7 @@ impl Member {
         for ended in self.core.ends() {
             self.core.send(proposer, Message::Testify(ended));
         }
-        if let Some(departure) = self.core.leaving.clone() {
-            self.core.send(proposer, Message::Leave(departure));
-        }
+        self.core.say_goodbye(proposer);
         self.role = Role::Following {
             heard: self.core.now,
             asked: self.core.now,
@@ -604,7 +608,7 @@ impl Member {
         let me = self.core.id();
         let line = self.line();
         let place = match line.iter().position(|id| *id == me) {
-            Some(_) if self.core.abstains => line.len(),
+            Some(_) if self.core.abstains || self.core.said_goodbye => line.len(),
             Some(place) => place,
             // A witness asks where the others are by then.
             None => usize::from(self.core.is_witness()),
@@ -753,8 +757,11 @@ impl Member {
 
     fn beat(&mut self, from: MemberId, beat: &Beat) {
         let own = self.core.generation();
-        if beat.generation != own || !self.is_in() {
-            if beat.generation < own && self.is_in() {
+        if !self.is_in() {
+            return self.core.say_out(from, beat.generation);
+        }
+        if beat.generation != own {
+            if beat.generation < own {
                 self.send_ahead(from);
             }
             return;
@@ -789,7 +796,7 @@ impl Member {
             Message::Activate {
                 membership,
                 accepted,
-            } => return self.activated(from, membership, accepted),
+            } if self.is_in() => return self.activated(from, membership, accepted),
             Message::Ahead(membership) => return self.ahead(membership),
             Message::Redirect(peer) => {
                 if let Role::Joining(joining) = &mut self.role {
@@ -832,10 +839,14 @@ impl Member {
             _ => {}
         }
         if !self.is_in() {
-            // As good as a goodbye: this process will not vote.
-            if matches!(message, Message::Solicit(_) | Message::Append { .. }) {
-                let departure = Departure::lost(How::PassedOver);
-                self.core.send(from, Message::Leave(departure));
+            if matches!(
+                message,
+                Message::Solicit(_)
+                    | Message::Append { .. }
+                    | Message::Activate { .. }
+                    | Message::Propose { .. }
+            ) {
+                self.core.say_out(from, generation);
             }
             return;
         }
@@ -1082,10 +1093,7 @@ impl Member {
                 self.core.observers.insert(from, peer);
             }
             Role::Joining(_) => self.core.links.close(from),
-            Role::Out | Role::Left => {
-                let departure = Departure::lost(How::PassedOver);
-                self.core.send(from, Message::Leave(departure));
-            }
+            Role::Out | Role::Left => self.core.say_out(from, u64::MAX),
         }
     }
 
@@ -1161,7 +1169,16 @@ impl Member {
                 _ => _ = self.core.learn_end(ended),
             }
         }
+        if let Role::Leading(coordinator) = &self.role
+            && coordinator.is_leaving()
+        {
+            return;
+        }
         let core = &self.core;
+        // It has said goodbye, and would lead members that do not follow it.
+        if core.has_ended(from) {
+            return;
+        }
         let twice = core.mistakes.makes(Mistake::VotesTwice);
         let hears = match &self.role {
             Role::Following { heard, .. } => {
@@ -1180,6 +1197,7 @@ impl Member {
         // Among candidates that do not lead yet, the first in line goes first.
         let promised = core.term.leader;
         let prefers = from != promised && !leads && !core.is_before(from, promised);
+        let prefers = prefers && !core.said_goodbye;
         let prefers = prefers && (self.is_bound() || matches!(self.role, Role::Candidate(_)));
         if (term < core.term || hears || prefers) && !twice {
             let is_led = matches!(self.role, Role::Following { .. } | Role::Leading(_));
@@ -1192,7 +1210,10 @@ impl Member {
             self.core.send(from, follows);
             match &mut self.role {
                 Role::Candidate(candidate) if term > own => {
-                    candidate.overtaken(&mut self.core, term);
+                    let defers = candidate.overtaken(&mut self.core, term);
+                    if defers {
+                        self.wait_for_others();
+                    }
                 }
                 Role::Leading(coordinator) if term > own => {
                     let next = coordinator.stand(&self.core, term);
@@ -1256,9 +1277,7 @@ impl Member {
             wish.patience = wish.patience.saturating_sub(self.core.now.since(since));
             self.core.send(from, Message::GoOn(wish));
         }
-        if let Some(departure) = self.core.leaving.clone() {
-            self.core.send(from, Message::Leave(departure));
-        }
+        self.core.say_goodbye(from);
         if self.core.renounce() && !self.core.mistakes.makes(Mistake::AbstentionForgotten) {
             self.core.send(from, Message::Abstain);
         }
@@ -1416,7 +1435,7 @@ impl Member {
                     }
                     Role::Following { .. } => {
                         let leader = self.core.synced.leader;
-                        self.core.send(leader, Message::Leave(departure));
+                        self.core.say_goodbye(leader);
                     }
                     // `stop_joining` does the rest.
                     Role::Joining(joining) => {

@@ -159,6 +159,8 @@ pub struct Report {
     pub accepted: Option<(Term, SharedMembership)>,
     /// Whether it goes on into no successor, and has given its lease up.
     pub abstains: bool,
+    /// It has said goodbye: this is no vote.
+    pub leaves: Option<Departure>,
 }
 
 /// As what a process asks to come in.

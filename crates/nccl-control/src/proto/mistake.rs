@@ -46,11 +46,17 @@ pub enum Mistake {
     AbstentionForgotten,
     /// What a member that is bound to a successor has counted counts for others, too.
     BoundTestify,
+    /// A member that has said goodbye goes on voting, and counting the ends that it sees.
+    LeaverVotes,
+    /// A member that is left behind is taken off the voters by those that do not know of the successor that it has voted for.
+    BoundLeaves,
+    /// A coordinator forgets that another may have led for a while.
+    GapForgotten,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::ClosedIsDead,
         Self::MuteVotes,
         Self::RoundReused,
@@ -71,6 +77,9 @@ impl Mistake {
         Self::WitnessLeads,
         Self::AbstentionForgotten,
         Self::BoundTestify,
+        Self::LeaverVotes,
+        Self::BoundLeaves,
+        Self::GapForgotten,
     ];
 }
 

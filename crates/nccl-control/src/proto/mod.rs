@@ -33,6 +33,9 @@ mod mistake;
 mod observer;
 mod timing;
 
+#[cfg(test)]
+mod tests;
+
 pub use self::core::Event;
 pub use self::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
 pub use self::link::{Connection, Wire};

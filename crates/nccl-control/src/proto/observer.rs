@@ -37,6 +37,8 @@ pub struct Observer {
     leader: Option<MemberId>,
     /// When the coordinator, or while looking any member, was heard last.
     heard: Time,
+    /// Since when it looks for one.
+    since: Time,
     tries: usize,
     redirects: u32,
     /// Who was asked last, and when the next one is asked.
@@ -68,6 +70,7 @@ impl Observer {
             log: Log::default(),
             leader: None,
             heard: now,
+            since: now,
             tries: 0,
             redirects: 0,
             asked: Links::stranger(0),
@@ -195,7 +198,10 @@ impl Observer {
                 LinkEvent::Lost(peer) | LinkEvent::Renewed(peer) if self.leader == Some(peer) => {
                     self.look();
                 }
-                LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => self.ask(),
+                // Perhaps at once, as another listens there.
+                LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => {
+                    self.next = self.now.after(self.timing.redial);
+                }
                 _ => {}
             }
         }
@@ -217,7 +223,7 @@ impl Observer {
     fn look(&mut self) {
         if let Some(leader) = self.leader.take() {
             self.links.keep(leader, false);
-            self.heard = self.now;
+            (self.heard, self.since) = (self.now, self.now);
             self.ask();
         }
     }
@@ -225,6 +231,9 @@ impl Observer {
     /// Asks the next address or member.
     fn ask(&mut self) {
         self.redirects = 0;
+        // The operator may have let another side go on.
+        self.term
+            .take_if(|_| self.now.since(self.since) >= self.timing.mute);
         let Some(membership) = &self.membership else {
             let at = self.at[self.tries % self.at.len()].clone();
             self.tries += 1;
@@ -315,7 +324,11 @@ impl Observer {
                 term,
                 start,
                 entries,
-            } if watched && self.term == Some(term) => self.take(start, entries),
+            } if watched && self.term == Some(term) => {
+                let end = start.saturating_add(entries.len() as u64);
+                self.take(start, entries);
+                self.log.cut(end);
+            }
             Message::Append { term, at, entry } if watched && self.term == Some(term) => {
                 match at > self.log.end() {
                     true => self.send(from, Message::Observe(self.me.clone())),
@@ -324,8 +337,11 @@ impl Observer {
             }
             Message::Redirect(peer) if watched || self.leader.is_none() => {
                 self.redirects += 1;
-                if self.redirects <= REDIRECTS && peer.id != from && !self.is_out(peer.id) {
-                    self.leader = None;
+                let is_new = peer.id != from && !self.is_out(peer.id);
+                if self.redirects <= REDIRECTS && is_new {
+                    if self.leader.take().is_some() {
+                        self.since = self.now;
+                    }
                     self.contact(peer.id, &peer.at);
                 }
             }
@@ -377,7 +393,7 @@ impl Observer {
             self.enter(membership);
         } else if self.membership.as_ref() != Some(&membership)
             || self.term.is_some_and(|own| term < own)
-            || self.is_out(from)
+            || self.ended.contains_key(&from)
         {
             return;
         }
@@ -385,6 +401,7 @@ impl Observer {
             return;
         }
         (self.term, self.leader, self.heard) = (Some(term), Some(from), self.now);
+        self.out.remove(&from);
         self.asked = from;
         self.links.close_others(from);
         self.links.keep(from, true);
@@ -400,7 +417,12 @@ impl Observer {
                 continue;
             }
             self.log.cut(at);
-            if let Entry::Gone { member, .. } = &*entry {
+            if let Entry::Gone {
+                member,
+                proven: true,
+                ..
+            } = &*entry
+            {
                 self.out.insert(*member);
             }
             self.log.push(Arc::clone(&entry));

@@ -5,9 +5,10 @@ pub const MILLI: u64 = 1_000_000;
 
 /// Durations in nanoseconds.
 ///
-/// `lease < silent_beats * beat` is what keeps two generations apart: a member counts the proven ends of others only while its
-/// lease runs, and no coordinator leaves out a living member before that lease has run out. The coordinator counts beats, not
-/// time, so that a clock that jumps once shortens nothing.
+/// `lease + 4 * beat <= silent_beats * beat` is what keeps two generations apart: a member counts the proven ends of others only
+/// while its lease runs, and no coordinator leaves out a living member before that lease has run out. Two beats are for another
+/// coordinator, that may have led for a moment and given the lease; two are for the votes, which were heard not longer ago. The
+/// coordinator counts beats, not time, so that a clock that jumps once shortens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// How often the coordinator asks every member whether it is there.

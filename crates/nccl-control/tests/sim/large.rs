@@ -135,7 +135,7 @@ impl Job {
             .net
             .processes
             .iter()
-            .map(|process| process.member.size());
+            .map(|process| process.member().size());
         println!(
             "{} ranks {what}: {:.1} s of this process, {} at most, {} frames, {:.1} MB through the wire, {:.2} MB in the largest machine",
             self.net.processes.len(),

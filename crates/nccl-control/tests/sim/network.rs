@@ -8,9 +8,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use nccl_control::proto::{
-    Command, Connection, Event, Frame, Input, MILLI, Member, MemberId, Mistakes, Output, Peer,
-    Proof, Seat, SharedMembership, Time, Timing, Wire,
+    Command, Connection, Event, Frame, Input, MILLI, Member, MemberId, Mistakes, Observer, Output,
+    Peer, Proof, Seat, SharedMembership, Time, Timing, Wire,
 };
+
+use nccl_base::departure::ProcessEnd;
 
 /// How long the kernel waits for an acknowledgement (`TCP_USER_TIMEOUT`).
 pub(crate) const UNACKNOWLEDGED: u64 = 2000 * MILLI;
@@ -23,9 +25,30 @@ pub(crate) enum Path {
     Rejects,
 }
 
+/// What a process is.
+#[allow(clippy::large_enum_variant, reason = "nearly all are the large one")]
+pub(crate) enum Machine {
+    Member(Member),
+    Observer(Observer),
+}
+
+/// Calls a method that both machines have.
+macro_rules! of_both {
+    ($machine:expr, $call:ident($($argument:expr),*)) => {
+        match &mut $machine {
+            Machine::Member(member) => member.$call($($argument),*),
+            Machine::Observer(observer) => observer.$call($($argument),*),
+        }
+    };
+}
+
 /// One life of one process.
 pub(crate) struct Process {
-    pub(crate) member: Member,
+    pub(crate) machine: Machine,
+    /// An observer that has started all others, and hears how they end.
+    pub(crate) parent: bool,
+    /// When it was killed.
+    pub(crate) killed: Option<u64>,
     pub(crate) id: MemberId,
     pub(crate) kernel: usize,
     pub(crate) alive: bool,
@@ -34,9 +57,20 @@ pub(crate) struct Process {
     pub(crate) fuse: Option<u32>,
     /// What its clock has jumped.
     jumped: u64,
+    /// When it is woken; what was planned for another time does not count.
     wakes: u64,
     backlog: VecDeque<Input>,
     pub(crate) seen: Seen,
+}
+
+impl Process {
+    /// The machine of a process that is no observer.
+    pub(crate) fn member(&self) -> &Member {
+        match &self.machine {
+            Machine::Member(member) => member,
+            Machine::Observer(_) => unreachable!("an observer is no member"),
+        }
+    }
 }
 
 /// What the program of a process has seen.
@@ -71,7 +105,7 @@ enum Happening {
         peer: MemberId,
         to: Option<usize>,
     },
-    Wake(usize, u64),
+    Wake(usize),
     Input(usize, Input),
     Check(usize),
     Step(usize),
@@ -95,6 +129,8 @@ pub(crate) struct Network {
     pub(crate) mistakes: Mistakes,
     /// Whether a launcher says how the processes that it has started end.
     pub(crate) launcher: bool,
+    /// Whether processes hear of the ends of those of their kernel.
+    pub(crate) watches: bool,
     /// Whether frames are printed.
     pub(crate) trace: bool,
     /// Steps of the schedule whose time has come.
@@ -123,6 +159,7 @@ impl Network {
             timing,
             mistakes,
             launcher: false,
+            watches: true,
             trace: false,
             due: Vec::new(),
             touched: Vec::new(),
@@ -176,6 +213,27 @@ impl Network {
         kernel: usize,
         seat: Seat,
     ) -> usize {
+        let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
+        let member = |peer| Machine::Member(Member::new(peer, seat, timing, mistakes, now));
+        self.start_with(slot, incarnation, kernel, false, member)
+    }
+
+    /// The same for an observer that looks for the coordinator at the addresses of these slots.
+    pub(crate) fn observe(&mut self, slot: u32, kernel: usize, parent: bool, ranks: u32) -> usize {
+        let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
+        let at = (0..ranks).map(|slot| slot.to_string()).collect();
+        let observer = |peer| Machine::Observer(Observer::new(peer, at, timing, mistakes, now));
+        self.start_with(slot, 1, kernel, parent, observer)
+    }
+
+    fn start_with(
+        &mut self,
+        slot: u32,
+        incarnation: u64,
+        kernel: usize,
+        parent: bool,
+        machine: impl FnOnce(Peer) -> Machine,
+    ) -> usize {
         let number = self.processes.len();
         let place = slot as usize;
         self.slots.resize(self.slots.len().max(place + 1), number);
@@ -190,17 +248,17 @@ impl Network {
             started: 0,
             launched: None,
         };
-        let now = Time(self.now);
-        let member = Member::new(peer, seat, self.timing, self.mistakes, now);
         self.processes.push(Process {
-            member,
+            machine: machine(peer),
+            parent,
+            killed: None,
             id,
             kernel,
             alive: true,
             frozen: false,
             fuse: None,
             jumped: 0,
-            wakes: 0,
+            wakes: u64::MAX,
             backlog: VecDeque::new(),
             seen: Seen::default(),
         });
@@ -254,12 +312,13 @@ impl Network {
                 }
             }
             Happening::Dialed { from, peer, to } => self.dialed(from, peer, to),
-            Happening::Wake(process, number) => {
-                let own = &self.processes[process];
-                if own.wakes == number && own.alive && !own.frozen {
-                    let now = Time(self.now + own.jumped);
-                    self.processes[process].member.handle_timeout(now);
-                    self.pump(process);
+            Happening::Wake(process) => {
+                let own = &mut self.processes[process];
+                if own.wakes == time {
+                    own.wakes = u64::MAX;
+                    if own.alive && !own.frozen {
+                        self.wake(process);
+                    }
                 }
             }
             Happening::Input(process, input) => self.give(process, input),
@@ -279,7 +338,7 @@ impl Network {
             return;
         }
         let now = Time(self.now + own.jumped);
-        own.member.handle(now, input);
+        of_both!(own.machine, handle(now, input));
         self.pump(process);
     }
 
@@ -290,7 +349,7 @@ impl Network {
 
     /// Does what the machine of a process asks for.
     fn pump(&mut self, process: usize) {
-        while let Some(output) = self.processes[process].member.poll() {
+        while let Some(output) = of_both!(self.processes[process].machine, poll()) {
             match output {
                 Output::Event(event) => {
                     let now = self.now;
@@ -316,15 +375,22 @@ impl Network {
             }
         }
         let own = &mut self.processes[process];
-        let next = own.member.next_timeout();
-        if next != Time::NEVER {
-            own.wakes += 1;
-            let (number, at) = (
-                own.wakes,
-                next.0.saturating_sub(own.jumped).max(self.now + 1),
-            );
-            self.at(at, Happening::Wake(process, number));
+        let next = of_both!(own.machine, next_timeout());
+        let at = next.0.saturating_sub(own.jumped).max(self.now + 1);
+        // One that is planned for an earlier time looks again.
+        if next != Time::NEVER && at < own.wakes {
+            own.wakes = at;
+            self.at(at, Happening::Wake(process));
         }
+    }
+
+    fn wake(&mut self, process: usize) {
+        let own = &mut self.processes[process];
+        let now = Time(self.now + own.jumped);
+        if of_both!(own.machine, next_timeout()) <= now {
+            of_both!(own.machine, handle_timeout(now));
+        }
+        self.pump(process);
     }
 
     fn dial(&mut self, from: usize, peer: MemberId, to: usize) {
@@ -490,6 +556,7 @@ impl Network {
             return;
         }
         own.alive = false;
+        own.killed = Some(self.now);
         own.fuse = None;
         let (id, kernel) = (own.id, own.kernel);
         for line in 0..self.lines.len() {
@@ -501,10 +568,17 @@ impl Network {
             }
         }
         for other in 0..self.processes.len() {
-            let beside = self.processes[other].kernel == kernel;
-            if other != process && (beside || self.launcher) {
+            let beside = self.watches && self.processes[other].kernel == kernel;
+            let proof = match &self.processes[other].machine {
+                Machine::Observer(_) if self.processes[other].parent => {
+                    let end = ProcessEnd::in_words("killed by signal 9", "");
+                    Proof::Parent(Box::new(end))
+                }
+                Machine::Member(_) if beside || self.launcher => Proof::Kernel,
+                _ => continue,
+            };
+            if other != process {
                 let delay = self.random.u64(10..3000) * 1000;
-                let proof = Proof::Kernel;
                 self.input_in(delay, other, Input::Ended(id, proof));
             }
         }
@@ -512,14 +586,15 @@ impl Network {
 
     /// A driver that begins to watch the processes of its kernel hears of those that have ended before.
     pub(crate) fn watch(&mut self, process: usize, membership: &SharedMembership) {
-        for peer in &membership.members {
+        for peer in membership.voters() {
             let Some(of) = self
                 .process_of(peer.id)
                 .filter(|of| !self.processes[*of].alive)
             else {
                 continue;
             };
-            if self.launcher || self.processes[of].kernel == self.processes[process].kernel {
+            let beside = self.processes[of].kernel == self.processes[process].kernel;
+            if self.launcher || (self.watches && beside) {
                 let delay = self.random.u64(10..3000) * 1000;
                 self.input_in(delay, process, Input::Ended(peer.id, Proof::Kernel));
             }

@@ -5,10 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use nccl_control::proto::{
-    Command, Entry, Event, Exclusion, Generation, Input, MILLI, MemberId, Mistakes, Seat, Timing,
+    Command, Entry, Event, Exclusion, Generation, Input, MILLI, Member, MemberId, Mistakes,
+    OperatorWord, Seat, SharedMembership, Timing,
 };
 
-use super::network::{Network, Path};
+use super::network::{Machine, Network, Path, Process};
 use super::schedule::KINDS;
 use super::schedule::{Schedule, Step};
 use nccl_base::departure::Departure;
@@ -16,11 +17,18 @@ use nccl_base::departure::Departure;
 /// How long after the last step everything has to have come to rest.
 const BOUND: u64 = 45_000 * MILLI;
 
+/// How often it is looked at whether it has.
+const CHECK: u64 = 300 * MILLI;
+
 /// So many frames are sent by no schedule that comes to rest.
 const MOST_FRAMES: u64 = 100_000;
 
 /// How long the programs wait for a next generation.
 const PATIENCE: u64 = 3000 * MILLI;
+
+/// How long the programs wait for the first generation: the coordinator's, and the others'.
+const FORMS: u64 = 3000 * MILLI;
+const JOINS: u64 = 8000 * MILLI;
 
 /// What was promised and not kept.
 #[derive(Debug)]
@@ -31,9 +39,15 @@ pub(crate) struct Broken {
 
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "promise {}: {}", self.promise, self.how)
+        match self.promise {
+            RULE => write!(f, "a rule: {}", self.how),
+            promise => write!(f, "promise {promise}: {}", self.how),
+        }
     }
 }
+
+/// In the place of a promise: a rule that keeps one of them.
+const RULE: u8 = 0;
 
 fn broken<T>(promise: u8, how: impl Into<String>) -> Result<T, Broken> {
     let how = how.into();
@@ -60,9 +74,16 @@ struct Notes {
     log: Vec<Arc<Entry>>,
     excluded: Option<Exclusion>,
     left: bool,
+    /// Whether its program has said that it leaves.
+    leaves: bool,
     told: BTreeSet<Vec<u8>>,
     wished: bool,
-    faulty: bool,
+    /// There will be no first generation.
+    dismissed: bool,
+    /// Since when it abstains.
+    abstains: Option<u64>,
+    /// What it has asked, and whether there was a reply.
+    asked: BTreeMap<u32, bool>,
 }
 
 pub(crate) struct Run<'s> {
@@ -71,8 +92,15 @@ pub(crate) struct Run<'s> {
     notes: Vec<Notes>,
     /// The process that has each slot now.
     slots: Vec<usize>,
-    /// The one successor by number.
-    active: BTreeMap<u64, Generation>,
+    /// Which slots are those of ranks, and which are those of voters.
+    ranks: usize,
+    voters: usize,
+    /// Each generation by its number, and when it became active.
+    active: BTreeMap<u64, (u64, SharedMembership)>,
+    /// Whether nothing happens that could keep one process from another for a while.
+    is_reachable: bool,
+    /// Whether processes are late, and nothing else happens.
+    is_calm: bool,
     /// What the members of a successor had heard before it.
     heard: BTreeMap<u64, Vec<Arc<Entry>>>,
     claimed: BTreeSet<u64>,
@@ -88,28 +116,56 @@ impl<'s> Run<'s> {
         let kernels = schedule.kernels.iter().max().map_or(1, |most| most + 1);
         let mut net = Network::new(schedule.seed, kernels, Timing::default(), mistakes);
         net.launcher = schedule.launcher;
+        net.watches = schedule.watches;
         net.trace = trace;
         let number = 0;
-        for (slot, &kernel) in schedule.kernels.iter().enumerate() {
+        let voters = schedule.kernels.iter().chain(&schedule.witnesses);
+        for (slot, &kernel) in voters.enumerate() {
+            let at = String::from("0");
             let seat = match slot {
                 0 => Seat::First {
                     number,
                     size: size as u32,
-                    witnesses: 0,
+                    witnesses: schedule.witnesses.len() as u32,
                 },
-                _ => Seat::Rank {
-                    number,
-                    at: String::from("0"),
-                },
+                slot if slot < size => Seat::Rank { number, at },
+                _ => Seat::Witness { number, at },
             };
             net.start(slot as u32, 1000 + slot as u64, kernel, seat);
         }
+        let voters = net.processes.len();
+        for (kernel, slot) in schedule.observers.iter().zip(voters..) {
+            let parent = schedule.parent && slot == voters;
+            net.observe(slot as u32, *kernel, parent, size as u32);
+        }
+        let all = net.processes.len();
+        let steps = || schedule.steps.iter().map(|(_, step)| step);
+        let hinders = |step: &Step| {
+            matches!(
+                step,
+                Step::Freeze(_)
+                    | Step::Late(_)
+                    | Step::Jump(..)
+                    | Step::Cut { .. }
+                    | Step::Reset(..)
+            )
+        };
+        let is_calm = |step: &Step| {
+            matches!(
+                step,
+                Step::Late(1..) | Step::Thaw(_) | Step::Jump(1.., _) | Step::Say(_) | Step::Ask(_)
+            )
+        };
         Self {
             schedule,
             net,
-            notes: (0..size).map(|_| Notes::default()).collect(),
-            slots: (0..size).collect(),
+            notes: (0..all).map(|_| Notes::default()).collect(),
+            slots: (0..all).collect(),
+            ranks: size,
+            voters,
             active: BTreeMap::new(),
+            is_reachable: schedule.forming.is_empty() && !steps().any(hinders),
+            is_calm: schedule.forming.is_empty() && !schedule.goes_on && steps().all(is_calm),
             heard: BTreeMap::new(),
             claimed: BTreeSet::new(),
             said: 0,
@@ -120,11 +176,8 @@ impl<'s> Run<'s> {
     }
 
     pub(crate) fn run(mut self) -> Result<Outcome, Broken> {
-        while self.notes.iter().any(|notes| notes.generation.is_none()) {
-            if !self.net.step(2000 * MILLI) {
-                return broken(5, "the first generation is not active after two seconds");
-            }
-            self.look()?;
+        if !self.form()? {
+            return Ok(self.outcome);
         }
         // The leases, too.
         let begun = self.net.now + 20 * MILLI;
@@ -135,7 +188,7 @@ impl<'s> Run<'s> {
             self.net.plan(begun + time, step);
             self.last = begun + time;
         }
-        let mut check = self.last + 500 * MILLI;
+        let mut check = self.last + CHECK;
         let mut rests = 0;
         loop {
             if !self.net.step(check) {
@@ -148,19 +201,17 @@ impl<'s> Run<'s> {
                     let why = self.rests().expect_err("it does not rest");
                     return broken(5, why);
                 }
-                check += 500 * MILLI;
+                check += CHECK;
                 continue;
             }
             if self.net.frames > MOST_FRAMES {
                 return broken(6, "frames are sent for ever");
             }
-            while let Some(step) = self.net.due.pop() {
-                let (_, step) = self.schedule.steps[step];
-                self.happen(step);
-            }
+            self.happen_all();
             self.look()?;
         }
         self.is_available()?;
+        self.counts_by_the_rule()?;
         self.outcome.generations = self.active.keys().next_back().copied().unwrap_or(0);
         self.outcome.excluded = self
             .notes
@@ -171,6 +222,71 @@ impl<'s> Run<'s> {
         Ok(self.outcome)
     }
 
+    /// Whether the first generation is active, or all know that there will be none.
+    fn form(&mut self) -> Result<bool, Broken> {
+        let forming = &self.schedule.forming;
+        if forming.is_empty() {
+            while self.notes.iter().any(|notes| notes.generation.is_none()) {
+                if !self.net.step(2000 * MILLI) {
+                    return broken(5, "the first generation is not active after two seconds");
+                }
+                self.look()?;
+            }
+            return Ok(true);
+        }
+        for (number, (time, _)) in forming.iter().enumerate() {
+            self.net.plan(*time, self.schedule.steps.len() + number);
+        }
+        let first = self.slots[0];
+        self.form_until(FORMS)?;
+        let dismiss = Command::Dismiss(Arc::from(&b"too few"[..]));
+        self.net.command(first, dismiss);
+        self.form_until(JOINS)?;
+        for process in self.forms().collect::<Vec<_>>() {
+            self.net.command(process, Command::Leave(Departure::Left));
+        }
+        self.form_until(JOINS + 2000 * MILLI)?;
+        if let Some(process) = self.forms().next() {
+            return broken(
+                6,
+                format!("process {process} waits for the first generation"),
+            );
+        }
+        let (formed, dismissed) = (!self.active.is_empty(), self.notes[first].dismissed);
+        let is_there = self.net.processes[first].alive && !self.notes[first].left;
+        if formed == dismissed && (formed || is_there) {
+            return broken(3, "a generation is active that was dismissed, or neither");
+        }
+        Ok(formed)
+    }
+
+    /// The processes that wait for the first generation.
+    fn forms(&self) -> impl Iterator<Item = usize> {
+        let waits = |process: &usize| {
+            let (own, notes) = (&self.net.processes[*process], &self.notes[*process]);
+            own.alive && notes.generation.is_none() && !notes.dismissed && !notes.left
+        };
+        (0..self.voters).filter(waits)
+    }
+
+    fn form_until(&mut self, time: u64) -> Result<(), Broken> {
+        self.look()?;
+        while self.forms().next().is_some() && self.net.step(time) {
+            self.happen_all();
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    fn happen_all(&mut self) {
+        while let Some(number) = self.net.due.pop() {
+            let Schedule { steps, forming, .. } = self.schedule;
+            let forming = || forming[number - steps.len()];
+            let (_, step) = steps.get(number).copied().unwrap_or_else(forming);
+            self.happen(step);
+        }
+    }
+
     fn happen(&mut self, step: Step) {
         if self.trace {
             println!(
@@ -179,7 +295,10 @@ impl<'s> Run<'s> {
             );
         }
         self.outcome.kinds[step.kind()] += 1;
-        let ends = |run: &Self, slot: usize| run.net.processes[run.slots[slot]].member.leads();
+        let ends = |run: &Self, slot: usize| match &run.net.processes[run.slots[slot]].machine {
+            Machine::Member(member) => member.leads(),
+            Machine::Observer(_) => false,
+        };
         match step {
             Step::Kill(slot) => {
                 self.outcome.counts |= ends(self, slot);
@@ -190,7 +309,7 @@ impl<'s> Run<'s> {
                 let process = &mut self.net.processes[self.slots[slot]];
                 process.fuse = process.alive.then_some(frames);
             }
-            Step::Freeze(slot) => self.net.freeze(self.slots[slot]),
+            Step::Freeze(slot) | Step::Late(slot) => self.net.freeze(self.slots[slot]),
             Step::Thaw(slot) => self.net.thaw(self.slots[slot]),
             Step::Cut { from, to, rejects } => {
                 self.outcome.counts = true;
@@ -204,10 +323,10 @@ impl<'s> Run<'s> {
                 }
             }
             Step::Restart(slot) => {
-                if self.net.processes[self.slots[slot]].alive {
+                if slot >= self.ranks || self.net.processes[self.slots[slot]].alive {
                     return;
                 }
-                let others = (0..self.slots.len()).filter(|other| *other != slot);
+                let others = (0..self.ranks).filter(|other| *other != slot);
                 let at = others.map(|slot| slot.to_string()).collect();
                 let incarnation = 2000 + self.net.processes.len() as u64;
                 let kernel = self.schedule.kernels[slot];
@@ -231,22 +350,83 @@ impl<'s> Run<'s> {
                     .command(self.slots[slot], Command::Tell { to, bytes });
             }
             Step::GoOn(_) => {
-                for slot in 0..self.slots.len() {
+                for slot in 0..self.ranks {
                     self.wish(self.slots[slot]);
                 }
             }
+            Step::Abstain(slot) => {
+                let process = self.slots[slot];
+                let own = &self.net.processes[process];
+                if !own.frozen && own.member().is_in() && !own.member().is_joining() {
+                    self.notes[process].abstains.get_or_insert(self.net.now);
+                    self.net.command(process, Command::Abstain);
+                }
+            }
+            Step::Ask(slot) => {
+                self.said += 1;
+                let process = self.slots[slot];
+                self.notes[process].asked.insert(self.said, false);
+                self.ask(process, self.said);
+            }
+            Step::Operator(side) => self.operator(side),
             Step::Jump(slot, by) => self.net.jump(self.slots[slot], by),
             Step::Leave(slot) => {
                 self.outcome.counts |= ends(self, slot);
+                self.notes[self.slots[slot]].leaves = true;
                 self.net
                     .command(self.slots[slot], Command::Leave(Departure::Left));
             }
         }
     }
 
+    fn ask(&mut self, process: usize, number: u32) {
+        let bytes = Arc::from(&number.to_le_bytes()[..]);
+        self.net
+            .input_in(1, process, Input::Command(Command::Ask(bytes)));
+    }
+
+    /// The operator makes sure that nothing goes on but on these kernels, and says that these may.
+    fn operator(&mut self, side: u32) {
+        let is_here = |process: &Process| side & (1 << process.kernel) != 0 && !process.frozen;
+        for number in 0..self.net.processes.len() {
+            let process = &self.net.processes[number];
+            if matches!(process.machine, Machine::Member(_)) && !is_here(process) {
+                self.net.kill(number);
+            }
+        }
+        let latest = self.active.keys().next_back().copied().unwrap_or(0);
+        let is_left = |number: &usize| {
+            let process = &self.net.processes[*number];
+            process.alive
+                && matches!(&process.machine, Machine::Member(member) if
+                    member.is_in() && !member.is_joining()
+                        && member.membership().generation.number == latest)
+        };
+        let all: Vec<_> = (0..self.net.processes.len()).filter(is_left).collect();
+        let id = |number: &usize| self.net.processes[*number].id;
+        let word = OperatorWord {
+            generation: latest,
+            members: all.iter().map(id).collect(),
+        };
+        // To one of them, to all of them, or to the observers.
+        let observers = self.voters..self.slots.len();
+        let to: Vec<_> = match self.net.random.u8(0..3) {
+            0 => all.first().copied().into_iter().collect(),
+            1 => all,
+            _ => observers.map(|slot| self.slots[slot]).collect(),
+        };
+        for process in to {
+            self.net.command(process, Command::Operator(word.clone()));
+        }
+    }
+
     fn wish(&mut self, process: usize) {
         let notes = &mut self.notes[process];
-        if std::mem::replace(&mut notes.wished, true) {
+        let slot = self.net.processes[process].id.slot as usize;
+        if slot >= self.ranks
+            || notes.abstains.is_some()
+            || std::mem::replace(&mut notes.wished, true)
+        {
             return;
         }
         let (patience, leaves_behind) = (PATIENCE, self.schedule.leaves_behind);
@@ -284,15 +464,21 @@ impl<'s> Run<'s> {
     }
 
     fn judge(&mut self, process: usize, event: Event) -> Result<(), Broken> {
+        let is_observer = matches!(self.net.processes[process].machine, Machine::Observer(_));
         let notes = &mut self.notes[process];
         match event {
             Event::Active(membership) => {
-                if notes.excluded.is_some() || notes.left {
+                let is_out = notes.excluded.is_some() || notes.left || notes.dismissed;
+                let is_other = notes.generation.is_some() && notes.abstains.is_some();
+                if is_out || is_other {
                     return broken(3, format!("process {process} takes part again"));
                 }
                 let generation = membership.generation;
                 let number = generation.number;
-                let one = *self.active.entry(number).or_insert(generation);
+                let now = self.net.now;
+                let one = self.active.entry(number);
+                let (_, one) = one.or_insert_with(|| (now, Arc::clone(&membership)));
+                let one = one.generation;
                 if one != generation {
                     return broken(
                         1,
@@ -300,10 +486,8 @@ impl<'s> Run<'s> {
                     );
                 }
                 let before = std::mem::take(&mut notes.log);
-                if notes
-                    .generation
-                    .is_some_and(|before| before.number + 1 == number)
-                {
+                let before_it = notes.generation.map(|before| before.number + 1);
+                if before_it == Some(number) && !is_observer {
                     let known = self.heard.entry(number).or_default();
                     let both = known.len().min(before.len());
                     if known[..both] != before[..both] {
@@ -319,9 +503,10 @@ impl<'s> Run<'s> {
                     }
                 }
                 notes.generation = Some(generation);
-                self.net.watch(process, &membership);
-                let notes = &mut self.notes[process];
-                (notes.wished, notes.faulty) = (false, false);
+                notes.wished = false;
+                if !is_observer {
+                    self.net.watch(process, &membership);
+                }
             }
             Event::Entry(entry) => {
                 notes.log.push(Arc::clone(&entry));
@@ -356,7 +541,7 @@ impl<'s> Run<'s> {
                     Entry::Operator(_) => false,
                 };
                 let log = &self.notes[process].log;
-                if log.iter().filter(|other| **other == entry).count() > 1 {
+                if !is_observer && log.iter().filter(|other| **other == entry).count() > 1 {
                     return broken(2, format!("process {process} hears {entry:?} twice"));
                 }
                 if is_fault && self.schedule.goes_on {
@@ -372,7 +557,75 @@ impl<'s> Run<'s> {
                 notes.excluded = Some(why);
             }
             Event::Left => notes.left = true,
-            Event::NoSuccessor(_) => notes.wished = true,
+            Event::NoSuccessor(missing) => {
+                notes.wished = true;
+                for id in missing.iter().filter(|_| self.is_reachable) {
+                    let of = self.net.process_of(*id).expect("a member is a process");
+                    let abstains = self.notes[of].abstains;
+                    let long = abstains.is_some_and(|since| self.net.now - since > 2500 * MILLI);
+                    if long && self.net.processes[of].alive {
+                        return broken(6, format!("{id:?} is waited for, which abstains"));
+                    }
+                }
+            }
+            Event::Coordinator(of) => {
+                if of.slot as usize >= self.ranks {
+                    return broken(RULE, format!("a witness coordinates: {of:?}"));
+                }
+                if self.is_calm && of.slot != 0 {
+                    return broken(RULE, "a process that was late has given a coordinator up");
+                }
+                let asked = notes.asked.iter().filter(|(_, replied)| !**replied);
+                for number in asked.map(|(number, _)| *number).collect::<Vec<_>>() {
+                    self.ask(process, number);
+                }
+            }
+            Event::Asked(to, bytes) => {
+                let later = self.net.random.u64(1..20 * MILLI);
+                let reply = Command::Reply { to, bytes };
+                self.net.input_in(later, process, Input::Command(reply));
+            }
+            Event::Replied(bytes) => {
+                let number = (*bytes).try_into().map(u32::from_le_bytes).unwrap_or(0);
+                match notes.asked.get_mut(&number) {
+                    Some(replied) => *replied = true,
+                    None => return broken(2, format!("{process} gets a reply to no question")),
+                }
+            }
+            Event::Dismissed(_) => notes.dismissed = true,
+            Event::Fell(slot, departure) => {
+                let lives = self.net.processes[self.slots[slot as usize]].alive;
+                if lives && calls_dead(&departure) {
+                    return broken(4, format!("slot {slot} is called dead: it lives"));
+                }
+                // The program of the coordinator does not wait for another.
+                let dismiss = Command::Dismiss(Arc::from(&b"one is gone"[..]));
+                let later = self.net.random.u64(1..50 * MILLI);
+                self.net.input_in(later, process, Input::Command(dismiss));
+            }
+            Event::Ended(open) => {
+                // It knows the members of one generation. They may all be gone, and others have come.
+                let latest = self.active.last_key_value().map(|(number, _)| *number);
+                let is_there = |id: &MemberId| {
+                    let of = self.net.process_of(*id).filter(|of| self.takes_part(*of));
+                    let of = of.map(|of| &self.net.processes[of]);
+                    let of = of.filter(|of| of.alive).map(Process::member);
+                    let number = of.map(|of| of.membership().generation.number);
+                    of.is_some_and(Member::is_in) && number == latest
+                };
+                let known = match &self.net.processes[process].machine {
+                    Machine::Observer(observer) => observer.membership().cloned(),
+                    Machine::Member(_) => None,
+                };
+                let them = known.iter().flat_map(|known| &known.members);
+                let one = them.map(|peer| peer.id).find(is_there);
+                if let Some(id) = one.filter(|_| self.is_reachable) {
+                    return broken(
+                        6,
+                        format!("observer {process} has given up, {id:?} takes part ({open:?})"),
+                    );
+                }
+            }
             Event::Claim(generation) => {
                 if self.schedule.claims && self.claimed.insert(generation.number) {
                     self.net.input_in(
@@ -382,17 +635,11 @@ impl<'s> Run<'s> {
                     );
                 }
             }
-            Event::Coordinator(_)
-            | Event::Suspected(..)
+            Event::Suspected(..)
             | Event::Heard(_)
             | Event::Resumed(..)
-            | Event::Joiners(_)
-            | Event::Ended(_)
             | Event::Joined(_)
-            | Event::Fell(..)
-            | Event::Asked(..)
-            | Event::Replied(_)
-            | Event::Dismissed(_) => {}
+            | Event::Joiners(_) => {}
         }
         Ok(())
     }
@@ -401,7 +648,13 @@ impl<'s> Run<'s> {
     fn rests(&self) -> Result<(), String> {
         let processes = &self.net.processes;
         for (number, process) in processes.iter().enumerate() {
-            let member = &process.member;
+            let member = match &process.machine {
+                Machine::Member(member) => member,
+                Machine::Observer(_) => {
+                    self.observer_rests(number)?;
+                    continue;
+                }
+            };
             if !process.alive || process.frozen || !member.is_in() || member.is_joining() {
                 continue;
             }
@@ -423,25 +676,28 @@ impl<'s> Run<'s> {
             if coordinator.frozen {
                 continue;
             }
-            if !coordinator.member.leads() {
+            if !coordinator.member().leads() {
                 return say("follows a process that does not lead");
             }
-            let generation = |of: &super::network::Process| of.member.membership().generation;
+            let generation = |of: &Process| of.member().membership().generation;
             if generation(coordinator) != generation(process) {
                 return say("follows a process of another generation");
             }
-            if member.heard() != coordinator.member.heard() {
+            if member.heard() != coordinator.member().heard() {
                 return say("has not heard everything");
+            }
+            if self.notes[number].asked.values().any(|replied| !replied) {
+                return say("waits for a reply");
             }
             let log = &self.notes[number].log;
             let has_gone = |id: MemberId| {
                 log.iter()
                     .any(|entry| matches!(&**entry, Entry::Gone { member, .. } if *member == id))
             };
-            for peer in &member.membership().members {
+            for peer in member.membership().voters() {
                 let of = self.net.process_of(peer.id).expect("a member is a process");
                 let takes_part =
-                    processes[of].alive && (processes[of].frozen || processes[of].member.is_in());
+                    processes[of].alive && (processes[of].frozen || processes[of].member().is_in());
                 let is_there = of == leader || self.net.is_connected(leader, of);
                 let at_its_address = &processes[self.slots[peer.id.slot as usize]];
                 if at_its_address.alive && at_its_address.frozen {
@@ -449,6 +705,97 @@ impl<'s> Run<'s> {
                 }
                 if (!takes_part || (!is_there && !processes[of].frozen)) && !has_gone(peer.id) {
                     return say(&format!("has not heard of the end of {:?}", peer.id));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a process has neither left nor begun to.
+    fn takes_part(&self, process: usize) -> bool {
+        let (notes, id) = (&self.notes[process], self.net.processes[process].id);
+        let is_own =
+            |entry: &Arc<Entry>| matches!(&**entry, Entry::Gone { member, .. } if *member == id);
+        !notes.left && !notes.leaves && notes.excluded.is_none() && !notes.log.iter().any(is_own)
+    }
+
+    /// Whether an observer watches the coordinator, if it can reach one.
+    fn observer_rests(&self, number: usize) -> Result<(), String> {
+        let processes = &self.net.processes;
+        let own = &processes[number];
+        let Machine::Observer(observer) = &own.machine else {
+            return Ok(());
+        };
+        if !own.alive || own.frozen || observer.is_over() {
+            return Ok(());
+        }
+        let say = |what: &str| Err(format!("observer {number} {what}"));
+        let leads = |of: &usize| {
+            let process = &processes[*of];
+            let leads = matches!(&process.machine, Machine::Member(member) if member.leads());
+            leads && process.alive && !process.frozen && self.net.is_connected(number, *of)
+        };
+        let leaders: Vec<_> = (0..processes.len()).filter(leads).collect();
+        let watched = observer
+            .coordinator()
+            .and_then(|id| self.net.process_of(id));
+        let Some(watched) = watched else {
+            return match leaders.is_empty() {
+                true => Ok(()),
+                false => say("looks for a coordinator that is there"),
+            };
+        };
+        if !leaders.contains(&watched) {
+            let is_frozen = processes[watched].alive && processes[watched].frozen;
+            return match is_frozen || !self.net.is_connected(number, watched) {
+                true => Ok(()),
+                false => say("watches a process that does not lead"),
+            };
+        }
+        let leader = processes[watched].member();
+        let membership = observer
+            .membership()
+            .map(|membership| membership.generation);
+        if membership != Some(leader.membership().generation) {
+            return say("is in another generation");
+        }
+        if observer.heard() != leader.heard() {
+            return say("has not heard everything");
+        }
+        if self.notes[number].asked.values().any(|replied| !replied) {
+            return say("waits for a reply");
+        }
+        Ok(())
+    }
+
+    /// Of two generations that could become active, one has no majority: a member that was left out counts no end that came after.
+    fn counts_by_the_rule(&self) -> Result<(), Broken> {
+        let members = self
+            .net
+            .processes
+            .iter()
+            .filter_map(|process| match &process.machine {
+                Machine::Member(member) => Some((process.id, member)),
+                Machine::Observer(_) => None,
+            });
+        for (id, member) in members {
+            let generation = member.membership().generation.number;
+            let next = self.active.get(&(generation + 1));
+            let Some((since, _)) = next.filter(|(_, next)| !next.votes(id)) else {
+                continue;
+            };
+            for peer in member.membership().voters() {
+                // One that had left before is counted for that.
+                let of = self.net.process_of(peer.id);
+                let of = of.filter(|of| self.takes_part(*of));
+                let killed = of.and_then(|of| self.net.processes[of].killed);
+                let is_after = killed.is_some_and(|at| at > *since);
+                if is_after && member.counts_end_of(peer.id) {
+                    let end = peer.id;
+                    return broken(
+                        RULE,
+                        format!("{id:?} counts the end of {end:?} and is left out before"),
+                    );
                 }
             }
         }
@@ -465,12 +812,19 @@ impl<'s> Run<'s> {
                     | Step::Jump(..)
                     | Step::Cut { .. }
                     | Step::Leave(_)
+                    | Step::Late(_)
+                    | Step::Abstain(_)
                     | Step::GoOn(_)
             )
         };
         let kernels = self.schedule.kernels.iter().collect::<BTreeSet<_>>();
-        let is_proven = self.schedule.launcher || kernels.len() == 1;
-        if !is_proven || self.schedule.leaves_behind || steps.clone().any(may_exclude) {
+        let is_proven = self.schedule.launcher || (kernels.len() == 1 && self.schedule.watches);
+        let is_proven = is_proven && self.schedule.forming.is_empty();
+        if !is_proven
+            || !self.schedule.witnesses.is_empty()
+            || self.schedule.leaves_behind
+            || steps.clone().any(may_exclude)
+        {
             return Ok(());
         }
         for (number, notes) in self.notes.iter().enumerate() {

@@ -30,6 +30,12 @@ pub(crate) enum Step {
     GoOn(usize),
     Jump(usize, u64),
     Leave(usize),
+    /// It is not scheduled until it thaws.
+    Late(usize),
+    Abstain(usize),
+    Ask(usize),
+    /// The operator ends all processes whose kernels are not in this set, and says that the others may go on.
+    Operator(u32),
 }
 
 impl Step {
@@ -50,12 +56,16 @@ impl Step {
             Self::GoOn(_) => 11,
             Self::Jump(..) => 12,
             Self::Leave(_) => 13,
+            Self::Late(_) => 14,
+            Self::Abstain(_) => 15,
+            Self::Ask(_) => 16,
+            Self::Operator(_) => 17,
         }
     }
 }
 
 /// The names of the kinds of steps.
-pub(crate) const KINDS: [&str; 14] = [
+pub(crate) const KINDS: [&str; 18] = [
     "kill",
     "kill between two sends",
     "freeze",
@@ -70,20 +80,33 @@ pub(crate) const KINDS: [&str; 14] = [
     "go on",
     "clock jumps",
     "leave",
+    "late",
+    "abstain",
+    "ask",
+    "operator's word",
 ];
 
 /// A job and what happens to it.
 #[derive(Clone)]
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
-    /// The kernel of each slot.
+    /// The kernel of each rank's slot.
     pub(crate) kernels: Vec<usize>,
+    /// The kernels of the witnesses, and those of the observers.
+    pub(crate) witnesses: Vec<usize>,
+    pub(crate) observers: Vec<usize>,
+    /// Whether the first observer is the parent of all others.
+    pub(crate) parent: bool,
+    /// Whether processes hear of the ends of those of their kernel.
+    pub(crate) watches: bool,
     pub(crate) launcher: bool,
     /// Whether the job has a `Discovery` that decides between two halves.
     pub(crate) claims: bool,
     /// Whether programs go on when they hear of a fault, and whether they leave others behind.
     pub(crate) goes_on: bool,
     pub(crate) leaves_behind: bool,
+    /// What happens before the first generation is active. Times are from the start.
+    pub(crate) forming: Vec<(u64, Step)>,
     /// Times are from the moment at which the first generation is active.
     pub(crate) steps: Vec<(u64, Step)>,
 }
@@ -93,16 +116,28 @@ impl fmt::Display for Schedule {
         let Self {
             seed,
             kernels,
+            witnesses,
+            observers,
+            parent,
+            watches,
             launcher,
             claims,
             goes_on,
             leaves_behind,
+            forming,
             steps,
         } = self;
         writeln!(
             f,
-            "seed {seed}: kernels {kernels:?}, launcher {launcher}, claims {claims}, goes on {goes_on}, leaves behind {leaves_behind}"
+            "seed {seed}: kernels {kernels:?}, of witnesses {witnesses:?}, of observers {observers:?}, parent {parent}, kernels are watched {watches}, launcher {launcher}, claims {claims}, goes on {goes_on}, leaves behind {leaves_behind}"
         )?;
+        for (time, step) in forming {
+            writeln!(
+                f,
+                "  {:>9.3} ms forming: {step:?}",
+                *time as f64 / MILLI as f64
+            )?;
+        }
         for (time, step) in steps {
             writeln!(f, "  {:>9.3} ms {step:?}", *time as f64 / MILLI as f64)?;
         }
@@ -124,6 +159,21 @@ impl Schedule {
             })
             .collect();
         let many = kernels.iter().max().map_or(1, |most| most + 1);
+        // Few of them: most of what goes wrong needs none.
+        let mut beside = |one_in: u8| -> Vec<_> {
+            let count = match random.u8(0..one_in) {
+                0 => random.usize(1..=2),
+                _ => 0,
+            };
+            (0..count).map(|_| random.usize(0..many)).collect()
+        };
+        let (witnesses, observers) = (beside(6), beside(8));
+        let parent = !observers.is_empty() && random.bool();
+        let watches = !parent || random.bool();
+        // Now and then processes are late, and nothing else is wrong.
+        let calm = random.u8(0..64) == 0;
+        let voters = size + witnesses.len();
+        let everybody = voters + observers.len();
         let mut steps = Vec::new();
         let mut time = 0;
         for _ in 0..random.u8(1..=5) {
@@ -135,10 +185,24 @@ impl Schedule {
             };
             let one = match random.bool() {
                 true => 0,
-                false => random.usize(0..size),
+                false => random.usize(0..voters),
             };
-            let other = random.usize(0..size);
-            match random.u8(0..20) {
+            let other = random.usize(0..voters);
+            if calm {
+                let one = random.usize(1..size);
+                match random.bool() {
+                    true => {
+                        steps.push((time, Step::Late(one)));
+                        let long = random.u64(100..12000) * MILLI;
+                        steps.push((time + long, Step::Thaw(one)));
+                    }
+                    false => steps.push((time, Step::Jump(one, random.u64(5000..20000) * MILLI))),
+                }
+                steps.push((time + random.u64(0..2 * MILLI), Step::Say(other)));
+                steps.push((time + random.u64(0..2 * MILLI), Step::Ask(one)));
+                continue;
+            }
+            match random.u8(0..23) {
                 0..=3 => steps.push((time, Step::Kill(one))),
                 4..=6 => steps.push((time, Step::Fuse(one, random.u32(0..40)))),
                 7 | 8 => {
@@ -172,6 +236,10 @@ impl Schedule {
                             }
                         }
                     }
+                    if random.u8(0..16) == 0 {
+                        let later = random.u64(500..9000) * MILLI;
+                        steps.push((time + later, Step::Operator(side)));
+                    }
                 }
                 9..=12 => steps.push((time, Step::Kill(one))),
                 13 | 14 => steps.push((time, Step::Reset(one, other))),
@@ -181,6 +249,28 @@ impl Schedule {
                     steps.push((time + later, Step::Restart(one)));
                 }
                 16 => steps.push((time, Step::Say(other))),
+                20 => {
+                    let long = random.u64(100..6000) * MILLI;
+                    steps.push((time, Step::Late(one)));
+                    steps.push((time + long, Step::Thaw(one)));
+                }
+                21 => {
+                    steps.push((time, Step::Abstain(random.usize(0..size))));
+                    let later = match random.u8(0..3) {
+                        0 => random.u64(0..5 * MILLI),
+                        _ => random.u64(5..6000) * MILLI,
+                    };
+                    steps.push((time + later, Step::Kill(one)));
+                }
+                22 => {
+                    let asks = random.usize(0..everybody);
+                    steps.push((time, Step::Ask(asks)));
+                    let dies = match random.bool() {
+                        true => one,
+                        false => random.usize(0..everybody),
+                    };
+                    steps.push((time + random.u64(0..MILLI), Step::Kill(dies)));
+                }
                 17 => steps.push((time, Step::GoOn(other))),
                 18 => steps.push((time, Step::Jump(one, random.u64(100..20000) * MILLI))),
                 _ => steps.push((time, Step::Leave(other))),
@@ -194,12 +284,33 @@ impl Schedule {
             }
         }
         steps.sort_by_key(|(time, _)| *time);
+        let mut forming = Vec::new();
+        if !calm && random.u8(0..32) == 0 {
+            for _ in 0..random.u8(1..=3) {
+                let time = random.u64(0..3 * MILLI);
+                let one = random.usize(0..voters);
+                forming.push((
+                    time,
+                    match random.u8(0..8) {
+                        0..=2 => Step::Kill(one),
+                        3 | 4 => Step::Fuse(one, random.u32(0..6)),
+                        5 | 6 => Step::Leave(one),
+                        _ => Step::Reset(0, one),
+                    },
+                ));
+            }
+        }
         Self {
             seed,
             kernels,
+            witnesses,
+            observers,
+            parent,
+            watches,
+            forming,
             launcher: random.u8(0..3) == 0,
             claims: random.u8(0..4) == 0,
-            goes_on: random.u8(0..4) > 0,
+            goes_on: random.u8(0..4) > 0 && !calm,
             leaves_behind: random.bool(),
             steps,
         }

@@ -1,0 +1,285 @@
+//! A generation that forms, and what its coordinator's program hears of that.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::super::*;
+use crate::departure::{Departure, Failure, How, Lost, Sign};
+
+/// Processes whose connections carry everything at once. The slot is the address.
+#[derive(Default)]
+struct Net {
+    members: Vec<(Member, Vec<Event>)>,
+    /// The two ends of each connection.
+    lines: Vec<[usize; 2]>,
+    now: Time,
+}
+
+impl Net {
+    fn start(&mut self, slot: u32, incarnation: u64, seat: Seat) -> usize {
+        let id = MemberId { slot, incarnation };
+        let me = Peer {
+            id,
+            host: String::from("host"),
+            pid: 1000 + slot,
+            started: 0,
+            kernel: 7,
+            at: self.members.len().to_string(),
+            launched: None,
+        };
+        let member = Member::new(me, seat, Timing::default(), Mistakes::default(), self.now);
+        self.members.push((member, Vec::new()));
+        self.run();
+        self.members.len() - 1
+    }
+
+    fn rank(&mut self, slot: u32, incarnation: u64) -> usize {
+        let (number, at) = (3, String::from("0"));
+        self.start(slot, incarnation, Seat::Rank { number, at })
+    }
+
+    fn first(size: u32, witnesses: u32) -> Self {
+        let mut net = Self::default();
+        let number = 3;
+        net.start(
+            0,
+            1,
+            Seat::First {
+                number,
+                size,
+                witnesses,
+            },
+        );
+        net
+    }
+
+    fn give(&mut self, to: usize, input: Input) {
+        self.members[to].0.handle(self.now, input);
+        self.run();
+    }
+
+    fn command(&mut self, to: usize, command: Command) {
+        self.give(to, Input::Command(command));
+    }
+
+    /// Until `nanos` later, each timeout at its time.
+    fn wait(&mut self, nanos: u64) {
+        let until = self.now.after(nanos);
+        loop {
+            let due = self.members.iter().map(|(member, _)| member.next_timeout());
+            self.now = due.min().unwrap_or(Time::NEVER).max(self.now.after(1));
+            if self.now > until {
+                self.now = until;
+                return;
+            }
+            for (member, _) in &mut self.members {
+                if member.next_timeout() <= self.now {
+                    member.handle_timeout(self.now);
+                }
+            }
+            self.run();
+        }
+    }
+
+    fn run(&mut self) {
+        let mut inputs = VecDeque::new();
+        loop {
+            for own in 0..self.members.len() {
+                while let Some(output) = self.members[own].0.poll() {
+                    match output {
+                        Output::Event(event) => self.members[own].1.push(event),
+                        Output::Wire(Wire::Dial { peer, at }) => {
+                            let line = Connection(self.lines.len() as u64);
+                            self.lines.push([own, at.parse().unwrap()]);
+                            inputs.push_back((own, Input::Connected(peer, line)));
+                        }
+                        Output::Wire(Wire::Transmit(line, frame)) => {
+                            let other = self.other(own, line);
+                            inputs.push_back((other, Input::Frame(line, frame)));
+                        }
+                        Output::Wire(Wire::HangUp(line)) => {
+                            let other = self.other(own, line);
+                            inputs.push_back((other, Input::Closed(line)));
+                        }
+                    }
+                }
+            }
+            let Some((to, input)) = inputs.pop_front() else {
+                return;
+            };
+            self.members[to].0.handle(self.now, input);
+        }
+    }
+
+    fn other(&self, own: usize, line: Connection) -> usize {
+        let [one, other] = self.lines[line.0 as usize];
+        if one == own { other } else { one }
+    }
+
+    fn heard(&mut self, of: usize) -> Vec<Event> {
+        std::mem::take(&mut self.members[of].1)
+    }
+}
+
+fn id(slot: u32, incarnation: u64) -> MemberId {
+    MemberId { slot, incarnation }
+}
+
+#[test]
+fn a_generation_is_active_when_all_ranks_and_witnesses_are_there() {
+    let mut net = Net::first(2, 1);
+    let rank = net.rank(1, 5);
+    assert_eq!(net.heard(0), [Event::Joined(id(1, 5))]);
+    assert!(net.members[0].0.joined(1).is_some());
+    let (number, at) = (3, String::from("0"));
+    let witness = net.start(2, 6, Seat::Witness { number, at });
+    for of in [0, rank, witness] {
+        let heard = net.heard(of);
+        let active = heard.iter().find_map(|event| match event {
+            Event::Active(membership) => Some(membership),
+            _ => None,
+        });
+        let active = active.unwrap();
+        assert_eq!((active.members.len(), active.witnesses.len()), (2, 1));
+        assert_eq!(heard.last(), Some(&Event::Coordinator(id(0, 1))));
+    }
+}
+
+#[test]
+fn a_slot_that_is_taken_is_another_processes_only_when_that_is_gone() {
+    let mut net = Net::first(3, 0);
+    let one = net.rank(1, 5);
+    let other = net.rank(1, 6);
+    assert_eq!(net.members[0].0.joined(1).unwrap().id, id(1, 5));
+    assert_eq!(net.heard(0), [Event::Joined(id(1, 5))]);
+    // Its parent or a pidfd says so.
+    net.give(0, Input::Ended(id(1, 5), Proof::Kernel));
+    let fell = Event::Fell(1, Departure::lost(How::Exited { pid: 1001 }));
+    assert_eq!(net.heard(0)[0], fell);
+    net.wait(3000 * MILLI);
+    let is_active = |event: &Event| matches!(event, Event::Active(_));
+    for of in [one, other] {
+        assert!(!net.heard(of).iter().any(is_active));
+    }
+    let taken = net.members[0].0.joined(1).map(|peer| peer.id);
+    assert!(taken.is_some(), "one of them has asked again");
+}
+
+#[test]
+fn a_process_that_gives_up_joining_says_so() {
+    let mut net = Net::first(3, 0);
+    let rank = net.rank(1, 5);
+    net.command(rank, Command::Leave(Departure::Left));
+    assert_eq!(net.heard(rank), [Event::Left]);
+    let heard = [Event::Joined(id(1, 5)), Event::Fell(1, Departure::Left)];
+    assert_eq!(net.heard(0), heard);
+    assert!(net.members[0].0.joined(1).is_none());
+}
+
+#[test]
+fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
+    let mut net = Net::first(4, 0);
+    let rank = net.rank(1, 5);
+    let why: Arc<[u8]> = Arc::from(&b"rank 3 did not come"[..]);
+    net.command(0, Command::Dismiss(Arc::clone(&why)));
+    let late = net.rank(2, 6);
+    // Who is to hear it and has not come is known.
+    assert_eq!(net.members[0].1.pop(), Some(Event::Joined(id(2, 6))));
+    for of in [0, rank, late] {
+        let heard = net.heard(of);
+        assert_eq!(heard.last(), Some(&Event::Dismissed(Arc::clone(&why))));
+        assert!(!net.members[of].0.is_in() && net.members[of].0.is_flushed());
+    }
+}
+
+#[test]
+fn a_process_that_comes_only_to_say_that_it_fails_is_no_member_and_its_reason_is_heard() {
+    let mut net = Net::first(2, 0);
+    let failed = Departure::Failed(Failure::Said(String::from("no weights")));
+    let (number, at, why) = (3, String::from("0"), failed.clone());
+    let absent = net.start(1, 5, Seat::Absent { number, at, why });
+    assert_eq!(net.heard(absent), [Event::Left]);
+    assert_eq!(net.heard(0), [Event::Fell(1, failed)]);
+}
+
+/// What the driver has seen is told of a member that does not come back.
+#[test]
+fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
+    for is_older in [false, true] {
+        let mut net = Net::first(3, 0);
+        for slot in 1..3 {
+            net.rank(slot, 5);
+        }
+        net.wait(1100 * MILLI);
+        let refused = Lost::from(How::NobodyListens);
+        if is_older {
+            net.give(0, Input::Evidence(id(2, 5), refused.clone()));
+            net.wait(1100 * MILLI);
+        }
+        // The process is gone for the network, and nothing proves its end.
+        let lines = (0..net.lines.len() as u64).map(Connection);
+        let lines: Vec<_> = lines
+            .filter(|line| net.lines[line.0 as usize].contains(&2))
+            .collect();
+        let now = net.now;
+        for line in lines {
+            net.members[0].0.handle(now, Input::Closed(line));
+        }
+        net.members[2]
+            .0
+            .handle(now, Input::Command(Command::Leave(Departure::Left)));
+        while net.members[2].0.poll().is_some() {}
+        if !is_older {
+            net.give(0, Input::Evidence(id(2, 5), refused.clone()));
+        }
+        net.heard(0);
+        let until = net.now.after(5000 * MILLI);
+        while net.now < until && !net.heard(0).iter().any(|event| is_gone(event, is_older)) {
+            // The third machine does not go on.
+            net.now = net.now.after(100 * MILLI);
+            for of in 0..2 {
+                let now = net.now;
+                net.members[of].0.handle_timeout(now);
+            }
+            net.run();
+        }
+        assert!(net.now < until);
+    }
+}
+
+fn is_gone(event: &Event, is_older: bool) -> bool {
+    let Event::Entry(entry) = event else {
+        return false;
+    };
+    let Entry::Gone {
+        departure: Departure::Lost(lost),
+        ..
+    } = &**entry
+    else {
+        return false;
+    };
+    let is_silence = matches!(
+        lost.silence().map(|it| &it.sign),
+        Some(Sign::Unheard { .. })
+    );
+    assert_eq!(is_silence, is_older);
+    is_older || lost.how == How::NobodyListens
+}
+
+#[test]
+fn a_member_that_was_late_gives_its_coordinator_another_period() {
+    let mut net = Net::first(3, 0);
+    for slot in 1..3 {
+        net.rank(slot, 5);
+    }
+    net.wait(2000 * MILLI);
+    // It has asked for something, and wakes much later than it was due.
+    let (topic, bytes) = (String::from("topic"), vec![1]);
+    let now = net.now;
+    let say = Input::Command(Command::Say { topic, bytes });
+    net.members[1].0.handle(now, say);
+    let late = now.after(9000 * MILLI);
+    net.members[1].0.handle_timeout(late);
+    assert!(net.members[1].0.coordinator() == id(0, 1) && !net.members[1].0.leads());
+    assert!(net.members[1].0.next_timeout() >= late.after(3000 * MILLI));
+}
