@@ -21,7 +21,39 @@ impl From<String> for Refusal {
 }
 
 impl Refusal {
-    fn later(why: String) -> Self {
+    /// `theirs` is the name of another job than this process's `own`.
+    pub(super) fn of_job(theirs: &str, own: &str) -> Self {
+        Self {
+            why: format!(
+                "it belongs to job {theirs:?}, and rank 0 here to job {own:?}: one of them is left over, or \
+                 two jobs were given one address"
+            ),
+            again: Again::Elsewhere,
+        }
+    }
+
+    /// `theirs` is another epoch than rank 0's `own`.
+    pub(super) fn of_epoch(theirs: u64, own: u64) -> Self {
+        match theirs > own {
+            true => Self::later(format!(
+                "it is already of epoch {theirs} of the job, and rank 0 still of epoch {own}, which is to end"
+            )),
+            false => Self::from(format!(
+                "it is of epoch {theirs} of the job, and rank 0 of epoch {own}: a process of another \
+                 attempt is left over"
+            )),
+        }
+    }
+
+    /// An observer expects another number of ranks than there are.
+    pub(super) fn of_observer(expected: usize, size: usize) -> Self {
+        Self::from(format!(
+            "an observer expects {expected} ranks, rank 0 expects {size}"
+        ))
+    }
+
+    /// Another try may end better when who answers is gone.
+    pub(super) fn later(why: String) -> Self {
         Self {
             why,
             again: Again::Later,
@@ -56,24 +88,14 @@ impl Door {
             ..
         } = hello;
         if *job != self.job.name {
-            return Err(Refusal {
-                why: format!(
-                    "it belongs to job {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
-                     two jobs were given one address",
-                    self.job.name
-                ),
-                again: Again::Elsewhere,
-            });
+            return Err(Refusal::of_job(job, &self.job.name));
         }
         if *role == Role::Newcomer {
             // Of whatever attempt it was started for.
             return self.may_admit();
         }
         if *epoch > self.job.epoch {
-            return Err(Refusal::later(format!(
-                "it is already of epoch {epoch} of the job, and rank 0 still of epoch {}, which is to end",
-                self.job.epoch
-            )));
+            return Err(Refusal::of_epoch(*epoch, self.job.epoch));
         }
         let size = self.hub.size();
         if *role == Role::Onlooker {
@@ -81,11 +103,7 @@ impl Door {
             return self.check_size(*epoch, *world_size, size);
         }
         if *epoch != self.job.epoch {
-            return Err(Refusal::from(format!(
-                "it is of epoch {epoch} of the job, and rank 0 of epoch {}: a process of another \
-                 attempt is left over",
-                self.job.epoch
-            )));
+            return Err(Refusal::of_epoch(*epoch, self.job.epoch));
         }
         if matches!(role, Role::Observer | Role::Follower) && self.coordinates() {
             return self.check_size(*epoch, *world_size, size);
@@ -111,9 +129,7 @@ impl Door {
     fn check_size(&self, epoch: u64, expected: usize, size: usize) -> Result<(), Refusal> {
         match epoch < self.job.epoch || [0, size].contains(&expected) {
             true => Ok(()),
-            false => Err(Refusal::from(format!(
-                "an observer expects {expected} ranks, rank 0 expects {size}"
-            ))),
+            false => Err(Refusal::of_observer(expected, size)),
         }
     }
 

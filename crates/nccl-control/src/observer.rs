@@ -171,6 +171,8 @@ impl Observer {
         state.started.retain(|&(other, _)| other != rank);
         state.started.push(entry);
         state.watch(&[entry]);
+        drop(state);
+        self.shared.notify();
         Ok(())
     }
 

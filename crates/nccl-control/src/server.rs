@@ -184,7 +184,7 @@ pub(super) fn warn_of_open_door(at: &str) {
 }
 
 /// How long a place is waited for that is still taken: by what a rank that is gone has left running, say.
-const INSISTENCE: Duration = Duration::from_secs(30);
+pub(super) const INSISTENCE: Duration = Duration::from_secs(30);
 
 fn insist(door: &Weak<Door>) {
     let until = Instant::now() + INSISTENCE;
@@ -206,7 +206,7 @@ fn insist(door: &Weak<Door>) {
     }
 }
 
-fn untaken(left: &[(Address, Error)], why: &str) {
+pub(super) fn untaken(left: &[(Address, Error)], why: &str) {
     for (place, error) in left {
         tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", %place, %error, why, "new processes cannot come in by this address");
     }

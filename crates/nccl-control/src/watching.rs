@@ -17,16 +17,24 @@ pub(super) const WORD: Duration = Duration::from_millis(500);
 /// The longest text of what is told about the end of a process, in bytes.
 const LONGEST_WORD: usize = 8 << 10;
 
+/// Whether another observer is let in beside so many, of a world of so many ranks.
+///
+/// # Errors
+/// That there are too many already.
+pub(super) fn has_room(observers: usize, ranks: usize) -> Result<(), String> {
+    // One for each host at least, when each has a launcher that observes.
+    let most = 64 + ranks;
+    match observers < most {
+        true => Ok(()),
+        false => Err(format!("there are {most} observers already")),
+    }
+}
+
 impl State {
     /// # Errors
     /// That there are too many already.
     pub(super) fn has_room_to_observe(&self) -> Result<(), String> {
-        // One for each host at least, when each has a launcher that observes.
-        let most = 64 + self.members.len();
-        match self.observers.len() < most {
-            true => Ok(()),
-            false => Err(format!("there are {most} observers already")),
-        }
+        has_room(self.observers.len(), self.members.len())
     }
 
     /// An observer has come: it is told everything, and from now on what changes.

@@ -110,7 +110,10 @@ impl Line {
         }
     }
 
-    /// Whether this rank can take part in something about `topic`: nobody would answer one that the others go on without.
+    /// Checks that this rank still takes part in its world.
+    ///
+    /// # Errors
+    /// The others go on without it, or it has gone on itself; the error is about `topic`.
     pub(crate) fn takes_part(&self, topic: &str) -> Result<()> {
         if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
             let rank = self.rank;

@@ -13,7 +13,7 @@ impl Mailbox {
         self.state.lock().coordinator()
     }
 
-    /// Another rank coordinates; `tell` those who read what happens.
+    /// Records which rank coordinates. With `tell`, that is an event of the world.
     pub(crate) fn set_coordinator(&self, rank: usize, tell: bool) {
         let mut state = self.state.lock();
         state.coordinator = rank;

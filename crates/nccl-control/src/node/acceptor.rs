@@ -1,7 +1,7 @@
-//! Where a process of a job listens: lets in who proves that it belongs to the job, and turns others away.
+//! The listening sockets of a process of a job. Connections whose other end proves that it belongs to the job go to the [`Node`].
 //!
-//! A guest is somebody who has not proved who it is. It has [`PATIENCE`] to do so, the memory of a greeting, and one of a bounded
-//! number of places; when there are too many, the oldest goes. What a guest sends reaches no rank but as a remark.
+//! A guest is a connection whose other end has not proved that yet. It has [`PATIENCE`] to do so and the memory of a greeting. The
+//! number of guests is bounded: beyond it, the oldest is closed. What a guest sends reaches a rank only as a remark in an error.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::greeting::Plain;
 use crate::place::{self, Address, Listener};
 use crate::reactor::{EventFlags, Reactor, Source};
+use crate::server::{INSISTENCE, untaken};
 use crate::sync::Mutex;
 
 /// How long a guest may take to prove who it is.
@@ -29,9 +30,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long no connection is accepted when the system has no room for one.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// How long a place is waited for that another process still has.
-const INSISTENCE: Duration = Duration::from_secs(30);
 
 pub(super) struct Acceptor {
     this: Weak<Self>,
@@ -179,7 +177,7 @@ impl Acceptor {
         self.guests.lock().all.remove(&number);
     }
 
-    /// Notes that somebody was turned away.
+    /// Records a refused connection, in the log and for errors of ranks that wait.
     pub(super) fn note(&self, from: &str, why: &str) {
         let count = {
             let mut guests = self.guests.lock();
@@ -194,8 +192,8 @@ impl Acceptor {
         }
     }
 
-    /// This process coordinates: it is found from now on where those look for the coordinator who are new, at each of the places
-    /// of this host that nobody has any more. A place that is still taken is tried again for a while, on a thread of its own.
+    /// Listens also at the free addresses of this host where new processes look for the coordinator, because this process is the
+    /// coordinator now. An address that is still in use is tried again for [`INSISTENCE`], on a thread of its own.
     pub(super) fn take_places(&self) {
         let left = self.take_free_places();
         if left.is_empty() {
@@ -285,11 +283,5 @@ fn insist(acceptor: &Weak<Acceptor>) {
         if Instant::now() >= until {
             return untaken(&left, "it is still taken");
         }
-    }
-}
-
-fn untaken(left: &[(Address, Error)], why: &str) {
-    for (place, error) in left {
-        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", %place, %error, why, "new processes cannot come in by this address");
     }
 }

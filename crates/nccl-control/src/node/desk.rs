@@ -45,7 +45,7 @@ pub(super) enum Output {
         to: Vec<MemberId>,
         push: Push,
     },
-    /// To those who watch.
+    /// To all observers.
     Observe(Push),
 }
 
@@ -282,27 +282,28 @@ impl Desk {
 
     /// What is known of each rank of a generation.
     pub(super) fn known(&self, generation: u64) -> Vec<Known> {
-        let Some(served) = self.served.get(&generation) else {
-            return Vec::new();
-        };
-        let now = Instant::now();
-        let peers = served.membership.members.iter().enumerate();
-        peers
-            .map(|(rank, peer)| {
-                let known = served.service.rank(rank);
-                let phase = known.phase.as_ref();
-                Known {
-                    phase: phase
-                        .map(|(name, at)| (name.clone(), now.saturating_duration_since(*at))),
-                    // One whose communicators outlive its world says goodbye later.
-                    departure: known
-                        .departure
-                        .clone()
-                        .filter(|departure| *departure != Departure::Left || known.is_closed()),
-                    ..Known::of(rank, peer)
-                }
-            })
+        let served = self.served.get(&generation);
+        let size = served.map_or(0, |served| served.membership.members.len());
+        let all = 0..size;
+        all.filter_map(|rank| self.known_of(generation, rank))
             .collect()
+    }
+
+    /// What is known of one.
+    pub(super) fn known_of(&self, generation: u64, rank: usize) -> Option<Known> {
+        let served = self.served.get(&generation)?;
+        let peer = served.membership.members.get(rank)?;
+        let known = served.service.rank(rank);
+        let (now, phase) = (Instant::now(), known.phase.as_ref());
+        Some(Known {
+            phase: phase.map(|(name, at)| (name.clone(), now.saturating_duration_since(*at))),
+            // One whose communicators outlive its world says goodbye later.
+            departure: known
+                .departure
+                .clone()
+                .filter(|departure| *departure != Departure::Left || known.is_closed()),
+            ..Known::of(rank, peer)
+        })
     }
 
     /// What to say now of those who wait.

@@ -29,22 +29,28 @@ struct State {
 }
 
 impl Dialer {
-    /// Connects to `peer`, which listens `at`, and tells `driver`, whose dialer this is.
+    /// Connects to `peer`, which listens `at`, and tells `driver`, whose dialer this is; at once where there is no thread for it.
     pub(super) fn dial(&self, driver: &Weak<dyn Driver>, peer: MemberId, at: String) {
         let mut state = self.state.lock();
         state.queue.push_back((peer, at));
         if state.threads == THREADS {
             return;
         }
-        let driver = Weak::clone(driver);
+        let own = Weak::clone(driver);
         let spawned = std::thread::Builder::new()
             .name(String::from("nccl-dial"))
-            .spawn(move || run(&driver));
+            .spawn(move || run(&own));
         match spawned {
             Ok(_) => state.threads += 1,
-            // Another thread does it, or the machine asks again.
+            // Another thread does it.
+            Err(_) if state.threads > 0 => {}
             Err(error) => {
+                let next = state.queue.pop_back();
+                drop(state);
                 tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "dial", why = %error, "no thread to connect with");
+                if let (Some((peer, _)), Some(driver)) = (next, driver.upgrade()) {
+                    driver.dial_failed(peer, Lost::said(error.to_string()));
+                }
             }
         }
     }

@@ -191,10 +191,10 @@ impl Source for Guest {
             self.connection.flush_quietly();
         }
         let received = self.connection.receive(&mut talk.decoder);
-        loop {
+        // It was answered once, whatever it sends now.
+        while !matches!(talk.stage, Stage::Dismissed) {
             let taken = match talk.decoder.next() {
                 Ok(None) => break,
-                Ok(Some(_)) if matches!(talk.stage, Stage::Dismissed) => continue,
                 Ok(Some(frame)) if matches!(talk.stage, Stage::Asks) => {
                     let node = acceptor.node.upgrade();
                     let stays = node.map(|node| node.answer_asker(&self.connection, &frame));

@@ -12,10 +12,12 @@
 //!
 //! - `acceptor`, `guest`: who is let in; `port`: a connection; `dialer`: connecting;
 //! - `envelope`: what programs tell each other through the machines; `kept`: what each new coordinator has to hear again;
+//! - `ports`: all connections; `clock`: the time of machines; `observing`: the driver of an observer;
 //! - `desk`: what the coordinator serves; `vigil`: the ends of processes of this kernel; `recording`: what this one has recorded;
 //! - `join`: how a process comes into a world, and goes on with it.
 
 mod acceptor;
+mod clock;
 mod desk;
 mod dialer;
 mod envelope;
@@ -36,6 +38,7 @@ use std::time::{Duration, Instant};
 use nccl_base::wire;
 
 use self::acceptor::Acceptor;
+use self::clock::Clock;
 use self::desk::Desk;
 use self::dialer::Dialer;
 use self::envelope::{Asking, Saying, Telling, replied};
@@ -58,14 +61,14 @@ use crate::message::Incomplete;
 use crate::process;
 use crate::proto::{
     self, Command, Entry, Event, Exclusion, Input, Member, MemberId, Membership, Output, Peer,
-    Proof, SharedMembership, Time, Wire,
+    Proof, SharedMembership, Wire,
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
 use crate::server::Job;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::watching::WORD;
+use crate::watching::{WORD, has_room};
 
 pub(crate) use self::join::{Entered, Vain, line};
 pub(crate) use self::observing::run as observe;
@@ -99,7 +102,7 @@ pub(crate) struct Node {
 
 struct State {
     member: Member,
-    origin: Instant,
+    clock: Clock,
     ports: Ports,
     /// The mailbox of the line of the first generation, which is there before.
     mailbox: Option<Arc<Mailbox>>,
@@ -107,8 +110,6 @@ struct State {
     lines: Vec<LineOf>,
     /// Who coordinated last, as far as this process has heard.
     coordinator: Option<MemberId>,
-    /// Whether it coordinates or follows.
-    is_led: bool,
     desk: Desk,
     /// Who has gone in this generation, in the order in which all have heard.
     gone: Vec<(MemberId, Departure)>,
@@ -154,29 +155,24 @@ struct Work {
     dies: bool,
 }
 
-/// How long before its first input the time of a machine begins: what is as old as that is over.
-const BEFORE: u64 = 3_600_000_000_000;
-
 impl Node {
     /// A node whose machine is made by `member`, from its identity and the time.
     fn new(job: Job, me: Peer, seat: proto::Seat, first: Option<client::Met>) -> Arc<Self> {
-        let origin = Instant::now();
         let id = me.id;
         let member = Member::new(
             me,
             seat,
             proto::Timing::default(),
             proto::Mistakes::default(),
-            Time(BEFORE),
+            Clock::ORIGIN,
         );
         let state = State {
             member,
-            origin,
+            clock: Clock::start(),
             ports: Ports::starting_with(first),
             mailbox: None,
             lines: Vec::new(),
             coordinator: None,
-            is_led: false,
             desk: Desk::default(),
             gone: Vec::new(),
             vigils: HashMap::new(),
@@ -225,7 +221,7 @@ impl Node {
         let Some(line) = lines.find(|line| line.generation == generation) else {
             return Vec::new();
         };
-        let now = state.time(Instant::now());
+        let now = state.clock.time(Instant::now());
         let ages = state.member.ages(now).into_iter();
         ages.filter_map(|(id, age)| Some((line.membership.rank_of(id)?, Duration::from_nanos(age))))
             .collect()
@@ -272,40 +268,22 @@ impl Node {
         let mut state = self.state.lock();
         let state = &mut *state;
         let own = state.generation();
+        let size = match state.lines.last() {
+            Some(line) => line.membership.members.len(),
+            None => state.desk.size,
+        };
         if *job != self.job.name {
-            return Err(Refusal {
-                why: format!(
-                    "it belongs to job {job:?}, and rank 0 here to job {:?}: one of them is left over, or \
-                     two jobs were given one address",
-                    self.job.name
-                ),
-                again: Again::Elsewhere,
-            });
+            return Err(Refusal::of_job(job, &self.job.name));
         }
         match role {
             Role::Newcomer => self.may_admit(state)?,
             Role::Rank => {
-                if *epoch > own {
-                    return Err(Refusal {
-                        why: format!(
-                            "it is already of epoch {epoch} of the job, and rank 0 still of epoch {own}, which is to end"
-                        ),
-                        again: Again::Later,
-                    });
-                }
                 if *epoch != own {
-                    return Err(Refusal::from(format!(
-                        "it is of epoch {epoch} of the job, and rank 0 of epoch {own}: a process of another \
-                         attempt is left over"
-                    )));
+                    return Err(Refusal::of_epoch(*epoch, own));
                 }
                 if self.slot() != 0 {
                     return Err(self.refer(state));
                 }
-                let size = match state.lines.last() {
-                    Some(line) => line.membership.members.len(),
-                    None => state.desk.size,
-                };
                 if *world_size != size {
                     return Err(Refusal::from(format!(
                         "rank {rank} expects {world_size} ranks, rank 0 expects {size}"
@@ -330,7 +308,14 @@ impl Node {
                     )));
                 }
             }
-            Role::Member | Role::Asker | Role::Observer | Role::Follower | Role::Onlooker => {}
+            Role::Observer | Role::Follower | Role::Onlooker => {
+                // Of an epoch that was not the first, an observer need not know the number of ranks.
+                if *epoch == own && ![0, size].contains(world_size) {
+                    return Err(Refusal::of_observer(*world_size, size));
+                }
+                has_room(state.member.observers().len(), size)?;
+            }
+            Role::Member | Role::Asker => {}
         }
         let by = match state.lines.last() {
             Some(line) => line.rank,
@@ -341,24 +326,20 @@ impl Node {
 
     /// Whether a process that asks to come in may do so here.
     fn may_admit(&self, state: &State) -> Result<(), Refusal> {
-        let later = |why: String| Refusal {
-            why,
-            again: Again::Later,
-        };
         let Some(line) = state.lines.last() else {
-            return Err(later(String::from("the world has not met yet")));
+            return Err(Refusal::later(String::from("the world has not met yet")));
         };
         let rank = line.rank;
         if state.excluded.is_some() {
-            return Err(later(format!(
+            return Err(Refusal::later(format!(
                 "rank {rank} does not hear the others any more, which go on without it if they live"
             )));
         }
         if state.member.leads() {
             return Ok(());
         }
-        if !state.is_led {
-            return Err(later(format!(
+        if !state.member.is_led() {
+            return Err(Refusal::later(format!(
                 "rank {rank} is just looking for another coordinator"
             )));
         }
@@ -462,7 +443,7 @@ impl Node {
             request,
         };
         let bytes = line.kept.keep(&asking, &line.mailbox);
-        if state.is_led {
+        if state.member.is_led() {
             state.handle(Input::Command(Command::Ask(bytes)));
         } else {
             line.kept.later(&asking, bytes);
@@ -571,7 +552,7 @@ impl Node {
             return;
         };
         state.gone.clear();
-        (state.refused, state.coordinator, state.is_led) = (None, None, false);
+        (state.refused, state.coordinator) = (None, None);
         state.joiners = 0;
         state.lines.push(LineOf {
             generation,
@@ -596,7 +577,6 @@ impl Node {
     /// Somebody coordinates from now on.
     fn coordinator(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
-        state.is_led = true;
         let is_other = before.is_some_and(|before| before != id);
         if is_other {
             // What was asked of the one before is not answered any more.
@@ -710,18 +690,19 @@ impl Node {
 impl Driver for Node {
     fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
         let mut state = self.state.lock();
-        if state.ports.get(number).is_none() {
-            return;
+        if frames
+            .iter()
+            .any(|frame| matches!(frame, proto::Frame::Beat(_)))
+        {
+            state.feel();
         }
-        for frame in frames {
-            if let proto::Frame::Beat(_) = &frame {
-                state.feel();
-            }
-            state.handle(Input::Frame(number, frame));
+        // Of a process that may live, why it is out of reach; that a connection has ended says nothing of a process.
+        let silent = lost.clone().filter(Lost::may_live);
+        if let (Some(peer), Some(lost)) = (state.member.peer_of(number), silent) {
+            state.handle(Input::Evidence(peer, lost));
         }
-        if lost.is_some() {
-            state.ports.ended(number);
-            state.handle(Input::Closed(number));
+        for input in state.ports.inputs(number, frames, lost.is_some()) {
+            state.handle(input);
         }
         self.pump(&mut state);
     }
@@ -802,7 +783,7 @@ impl Source for Node {
         for (_, member) in late {
             state.handle(Input::Ended(member, Proof::Kernel));
         }
-        let time = state.time(now);
+        let time = state.clock.time(now);
         if state.member.next_timeout() <= time {
             state.member.handle_timeout(time);
         }
@@ -828,14 +809,8 @@ impl Work {
 }
 
 impl State {
-    fn time(&self, at: Instant) -> Time {
-        let since = at.saturating_duration_since(self.origin).as_nanos();
-        Time(BEFORE + u64::try_from(since).unwrap_or(u64::MAX - BEFORE))
-    }
-
     fn handle(&mut self, input: Input) {
-        let now = self.time(Instant::now());
-        self.member.handle(now, input);
+        self.member.handle(self.clock.time(Instant::now()), input);
     }
 
     /// Whether this process is as if it were dead, and this is not sent.
@@ -867,9 +842,7 @@ impl State {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        let time = self.member.next_timeout();
-        let machine = (time != Time::NEVER)
-            .then(|| self.origin + Duration::from_nanos(time.0.saturating_sub(BEFORE)));
+        let machine = self.clock.instant(self.member.next_timeout());
         let ends = self.ends.iter().map(|(until, _)| *until).min();
         machine
             .into_iter()
@@ -1043,7 +1016,7 @@ impl State {
         else {
             return;
         };
-        if let Some(known) = self.desk.known(generation).into_iter().nth(rank) {
+        if let Some(known) = self.desk.known_of(generation, rank) {
             let push = Push::Member(known);
             let bytes = envelope::reply(generation, 0, &push.encode().payload);
             for observer in observers {
@@ -1209,9 +1182,8 @@ impl State {
             }
             Exclusion::LeftBehind(_) => {
                 let rank = line.rank;
-                let lost = Lost::from(How::LeftBehind {
-                    after: self.origin.elapsed(),
-                });
+                let lost =
+                    Lost::said("it was left behind: the others have gone on to another epoch");
                 let departure = Departure::Lost(lost.clone());
                 line.mailbox.push(Push::Gone { rank, departure });
                 line.mailbox.end(&lost);

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use nccl_base::wire;
 
+use super::Node;
+use super::clock::Clock;
 use super::dialer::Dialer;
 use super::envelope::{Asking, Saying, replied};
 use super::port::Driver;
 use super::ports::Ports;
-use super::{BEFORE, Node};
 use crate::client::{Claim, Met};
 use crate::departure::{Departure, Lost, ProcessEnd};
 use crate::incoming::{Incoming, Known, Push};
@@ -19,7 +20,7 @@ use crate::observer::Shared;
 use crate::process;
 use crate::proto::{
     self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, Output, Peer, Proof,
-    SharedMembership, Time, Timing,
+    SharedMembership, Timing,
 };
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::request::Request;
@@ -31,8 +32,8 @@ use crate::time::deadline_after;
 /// How long the last words of an observer that goes may take to arrive.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How often the thread looks whether something is to be told.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often the thread looks for itself: what happens wakes it.
+const LOOK: Duration = Duration::from_secs(1);
 
 struct Watching {
     this: Weak<Self>,
@@ -44,7 +45,7 @@ struct Watching {
 
 struct State {
     observer: Observer,
-    origin: Instant,
+    clock: Clock,
     ports: Ports,
     alarm: Option<Instant>,
     membership: Option<SharedMembership>,
@@ -79,7 +80,13 @@ impl Watching {
             launched: None,
         };
         let at = vec![found.to_owned()];
-        let observer = Observer::new(me, at, Timing::default(), Mistakes::default(), Time(BEFORE));
+        let observer = Observer::new(
+            me,
+            at,
+            Timing::default(),
+            Mistakes::default(),
+            Clock::ORIGIN,
+        );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             job: shared.rendezvous.job.clone(),
@@ -87,7 +94,7 @@ impl Watching {
             shared: Arc::clone(shared),
             state: Mutex::new(State {
                 observer,
-                origin: Instant::now(),
+                clock: Clock::start(),
                 ports: Ports::starting_with(Some(met)),
                 alarm: None,
                 membership: None,
@@ -235,15 +242,8 @@ impl Watching {
 impl Driver for Watching {
     fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
         let mut state = self.state.lock();
-        if state.ports.get(number).is_none() {
-            return;
-        }
-        for frame in frames {
-            state.handle(Input::Frame(number, frame));
-        }
-        if lost.is_some() {
-            state.ports.ended(number);
-            state.handle(Input::Closed(number));
+        for input in state.ports.inputs(number, frames, lost.is_some()) {
+            state.handle(input);
         }
         self.pump(&mut state);
     }
@@ -253,10 +253,9 @@ impl Driver for Watching {
             let mut state = self.state.lock();
             let work = std::mem::take(&mut state.ports.work);
             if work.is_empty() {
-                let time = state.observer.next_timeout();
-                let next = state.origin + Duration::from_nanos(time.0.saturating_sub(BEFORE));
-                let is_due = time != Time::NEVER && state.alarm.is_none_or(|alarm| alarm > next);
-                if let (true, Ok(reactor)) = (is_due, Reactor::get()) {
+                let next = state.clock.instant(state.observer.next_timeout());
+                let next = next.filter(|next| state.alarm.is_none_or(|alarm| alarm > *next));
+                if let (Some(next), Ok(reactor)) = (next, Reactor::get()) {
                     state.alarm = Some(next);
                     reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
                 }
@@ -304,7 +303,7 @@ impl Source for Watching {
     fn due(self: Arc<Self>, now: Instant) {
         let mut state = self.state.lock();
         state.alarm.take_if(|alarm| *alarm <= now);
-        let time = state.time(now);
+        let time = state.clock.time(now);
         if state.observer.next_timeout() <= time {
             state.observer.handle_timeout(time);
         }
@@ -315,14 +314,8 @@ impl Source for Watching {
 }
 
 impl State {
-    fn time(&self, at: Instant) -> Time {
-        let since = at.saturating_duration_since(self.origin).as_nanos();
-        Time(BEFORE + u64::try_from(since).unwrap_or(u64::MAX - BEFORE))
-    }
-
     fn handle(&mut self, input: Input) {
-        let now = self.time(Instant::now());
-        self.observer.handle(now, input);
+        self.observer.handle(self.clock.time(Instant::now()), input);
     }
 
     fn rank_of(&self, id: MemberId) -> Option<usize> {

@@ -66,6 +66,16 @@ impl Port {
         Ok(())
     }
 
+    /// It cannot be read: as good as ended.
+    pub(super) fn fail(&self, error: &io::Error) {
+        self.close();
+        if let Some(driver) = self.driver.upgrade() {
+            let lost = Lost::said(error.to_string());
+            driver.came(self.number, Vec::new(), Some(lost));
+            driver.settle();
+        }
+    }
+
     pub(super) fn send(&self, frame: &proto::Frame) {
         self.connection
             .enqueue(Outgoing::new(0, wire::encode(frame).into()));

@@ -40,9 +40,23 @@ impl Ports {
         self.all.get(&number)
     }
 
-    /// A connection has ended. Whether it was one of these.
-    pub(super) fn ended(&mut self, number: proto::Connection) -> bool {
-        self.all.remove(&number).is_some()
+    /// What a machine is told of what has come over a connection, unless that was closed meanwhile.
+    pub(super) fn inputs(
+        &mut self,
+        number: proto::Connection,
+        frames: Vec<proto::Frame>,
+        has_ended: bool,
+    ) -> Vec<Input> {
+        let is_there = match has_ended {
+            true => self.all.remove(&number).is_some(),
+            false => self.all.contains_key(&number),
+        };
+        if !is_there {
+            return Vec::new();
+        }
+        let frames = frames.into_iter().map(|frame| Input::Frame(number, frame));
+        let end = has_ended.then_some(Input::Closed(number));
+        frames.chain(end).collect()
     }
 
     /// What a machine wants; what it is told of that at once.
@@ -131,8 +145,8 @@ impl Work {
             connection.flush_quietly();
         }
         for port in self.start {
-            if port.start().is_err() {
-                port.close();
+            if let Err(error) = port.start() {
+                port.fail(&error);
             }
         }
         for port in self.close {

@@ -102,7 +102,6 @@ struct Proposal {
 #[derive(Debug)]
 pub(super) struct Coordinator {
     term: Term,
-    led: Time,
     followers: BTreeMap<MemberId, Follower>,
     /// Who is gone without proof, and how many turns had passed when each was heard last.
     unproven: BTreeMap<MemberId, u64>,
@@ -227,7 +226,6 @@ impl Coordinator {
         };
         Self {
             term: core.term,
-            led: core.now,
             followers: BTreeMap::new(),
             unproven: BTreeMap::new(),
             beat: 0,
@@ -523,7 +521,7 @@ impl Coordinator {
             }
             Message::Leave(departure) => self.goodbye(core, from, departure),
             Message::Released => {
-                let after = Duration::from_nanos(core.now.since(self.led));
+                let after = self.waited(core);
                 self.goodbye(core, from, Departure::lost(How::LeftBehind { after }));
             }
             Message::Join {
@@ -599,6 +597,15 @@ impl Coordinator {
         if let Some(follower) = self.followers.get_mut(&id) {
             self.wishes -= usize::from(follower.wish.take().is_some());
         }
+    }
+
+    /// For how long those that go on have waited for the others.
+    fn waited(&self, core: &Core) -> Duration {
+        let shortest = core.timing.suspect;
+        let wishes = self.followers.values().filter_map(|follower| follower.wish);
+        let wishes = wishes.map(|(wish, until)| Time(until.0 - wish.patience.max(shortest)));
+        let first = wishes.chain(core.wish.map(|(_, since)| since)).min();
+        Duration::from_nanos(core.now.since(first.unwrap_or(core.now)))
     }
 
     fn goodbye(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
@@ -1057,7 +1064,7 @@ impl Coordinator {
 
     /// The others go on without this member: it is none that could lead them.
     fn step_aside(&mut self, core: &mut Core) -> Option<Next> {
-        let (me, after) = (core.id(), Duration::from_nanos(core.now.since(self.led)));
+        let (me, after) = (core.id(), self.waited(core));
         self.goodbye(core, me, Departure::lost(How::LeftBehind { after }));
         self.tell(core);
         None

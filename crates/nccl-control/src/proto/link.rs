@@ -200,6 +200,11 @@ impl Links {
         self.links.get(&peer)?.connection
     }
 
+    /// With whom a connection carries the session.
+    pub(super) fn peer_of(&self, connection: Connection) -> Option<MemberId> {
+        self.connections.get(&connection).copied()
+    }
+
     /// Whether there is a session, ready or not.
     #[must_use]
     pub(super) fn is_there(&self, peer: MemberId) -> bool {

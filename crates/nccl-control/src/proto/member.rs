@@ -280,6 +280,18 @@ impl Member {
         self.core.observers.keys().copied().collect()
     }
 
+    /// With which process a connection carries the session, if it does.
+    #[must_use]
+    pub fn peer_of(&self, connection: Connection) -> Option<MemberId> {
+        self.core.links.peer_of(connection)
+    }
+
+    /// Whether it coordinates or follows a coordinator: what its program asks is not dropped.
+    #[must_use]
+    pub fn is_led(&self) -> bool {
+        matches!(self.role, Role::Following { .. } | Role::Leading(_))
+    }
+
     /// For how many nanoseconds each of the other members has not been heard, where this one coordinates.
     #[must_use]
     pub fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {

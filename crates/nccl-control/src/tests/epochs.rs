@@ -189,7 +189,7 @@ fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
 #[test]
 fn a_rank_that_dies_between_agreeing_and_meeting_is_not_waited_for() {
     if crate::node::is_chosen() {
-        return println!("of the control plane before: agreeing is one step");
+        return println!("left out: between the machines, agreeing and meeting are one step");
     }
     let begun = Instant::now();
     ranks("between", 4, |world| {
@@ -261,7 +261,7 @@ fn who_asks_to_come_in_is_a_rank_of_the_next_epoch() {
 #[test]
 fn a_coordinator_that_dies_between_agreeing_and_meeting_is_waited_for_by_nobody() {
     if crate::node::is_chosen() {
-        return println!("of the control plane before: agreeing is one step");
+        return println!("left out: between the machines, agreeing and meeting are one step");
     }
     let begun = Instant::now();
     std::thread::scope(|scope| {
