@@ -198,9 +198,13 @@ impl Connection {
         }
     }
 
-    pub(super) fn has_backlog(&self) -> bool {
+    /// Bytes that wait to be written.
+    pub(super) fn backlog(&self) -> usize {
         let out = self.out.lock();
-        out.failed.is_none() && !out.is_empty()
+        match out.failed {
+            None => out.ready.len() - out.written + out.bytes - out.begun,
+            Some(_) => 0,
+        }
     }
 
     /// Reads what is there, a turn's worth at most.

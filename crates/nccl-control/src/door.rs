@@ -154,13 +154,11 @@ impl Door {
     }
 
     /// Whether somebody waits for an answer, or has not taken one.
-    pub(super) fn is_busy(&self) -> bool {
+    /// Bytes that wait to be written to those who have come in.
+    pub(super) fn backlog(&self) -> usize {
         let state = self.state.lock();
-        self.hub.is_waited_for()
-            || state
-                .peers
-                .values()
-                .any(|peer| peer.connection.has_backlog())
+        let peers = state.peers.values();
+        peers.map(|peer| peer.connection.backlog()).sum()
     }
 
     /// Lets in who comes.

@@ -149,8 +149,17 @@ impl Server {
 
     /// Lets what is answerable be answered, and closes.
     pub(super) fn finish(&self) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.door.is_busy() && Instant::now() < deadline {
+        let mut deadline = Instant::now() + PATIENCE;
+        let mut backlog = usize::MAX;
+        loop {
+            let now = self.door.backlog();
+            if now == 0 && !self.door.hub.is_waited_for() || Instant::now() >= deadline {
+                break;
+            }
+            // A slow network may take longer, as long as it takes something.
+            if now < backlog {
+                (backlog, deadline) = (now, Instant::now() + PATIENCE);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
         self.door.close();

@@ -374,14 +374,20 @@ impl Node {
         self.pump(&mut state);
         drop(state);
         self.settle();
-        let deadline = Instant::now() + FAREWELL;
+        let mut deadline = Instant::now() + FAREWELL;
+        let mut backlog = usize::MAX;
         let mut state = self.state.lock();
         while !state.left
             && state.excluded.is_none()
             && state.dismissed.is_none()
             && Instant::now() < deadline
         {
-            self.wait(&mut state, deadline);
+            // The goodbye is behind all that; a slow network may take longer, as long as it takes something.
+            let now = state.ports.backlog();
+            if now < backlog {
+                (backlog, deadline) = (now, Instant::now() + FAREWELL);
+            }
+            self.wait(&mut state, deadline.min(Instant::now() + LINGERS));
         }
         self.close(state);
     }

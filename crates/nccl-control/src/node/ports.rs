@@ -40,6 +40,12 @@ impl Ports {
         self.all.get(&number)
     }
 
+    /// Bytes that wait to be written.
+    pub(super) fn backlog(&self) -> usize {
+        let ports = self.all.values();
+        ports.map(|port| port.connection.backlog()).sum()
+    }
+
     /// What a machine is told of what has come over a connection, unless that was closed meanwhile.
     pub(super) fn inputs(
         &mut self,
