@@ -127,6 +127,18 @@ impl World {
             self.went_on(&next, kept, begun);
             return Ok(next);
         }
+        if let Link::Threads(threads) = self.line.link() {
+            self.line.takes_part(TOPIC)?;
+            let next = threads
+                .go_on(self.rank(), limit, leaves_behind)
+                .map_err(|why| self.explain(TOPIC, &why))?;
+            let place = next.from.iter().position(|&before| before == self.rank());
+            let rank = place.expect("who agrees to go on has a rank");
+            let mut world = Self::local(&next.threads, rank, self.local_rank, self.timeout());
+            world.from = next.from.iter().copied().map(Some).collect();
+            self.went_on(&world, kept, begun);
+            return Ok(world);
+        }
         // What came to nothing, and has to say so to those who come late.
         let mut failed = Vec::new();
         for attempt in 0.. {
@@ -233,11 +245,7 @@ impl World {
             return Err((Error::rendezvous(text), Step::Agreeing));
         };
         let mut world = match (&self.origin, self.line.link()) {
-            (None, Link::Here { hub, .. }) => {
-                let hub = hub.next().ok_or_else(|| meeting(given_up(epoch)))?;
-                World::local(&hub, rank, self.local_rank, self.timeout())
-            }
-            (None, _) => unreachable!("threads have their hub here"),
+            (None, _) => unreachable!("who meets elsewhere knows where"),
             (
                 Some(Origin {
                     places,
@@ -261,7 +269,7 @@ impl World {
                     Link::Here { hub, server } => {
                         let hub = hub.next().ok_or_else(|| meeting(given_up(epoch)))?;
                         let doors = failed.iter().rev().filter_map(|line| line.server());
-                        let doors = doors.chain(server.iter().cloned());
+                        let doors = doors.chain([Arc::clone(&server)]);
                         let listeners = doors
                             .map(|door| door.hand_over())
                             .find(|listeners| !listeners.is_empty());
@@ -276,7 +284,7 @@ impl World {
                         Some((hub, open))
                     }
                     Link::Elsewhere { .. } => None,
-                    Link::Node { .. } | Link::Between { .. } => {
+                    Link::Node { .. } | Link::Threads(_) | Link::Between { .. } => {
                         return Err(meeting(Error::rendezvous("the coordinator is gone")));
                     }
                 };
@@ -326,11 +334,7 @@ impl World {
 
     /// Whoever comes is let in here again.
     fn reopen(&self, failed: &[Arc<Line>]) {
-        let Link::Here {
-            hub,
-            server: Some(server),
-        } = self.line.link()
-        else {
+        let Link::Here { hub, server } = self.line.link() else {
             return;
         };
         hub.give_up_next();

@@ -175,7 +175,7 @@ fn go_on(heir: &Heir, loss: Loss) {
         let mut way = heir.way.lock();
         let server = match &way.link {
             Link::Elsewhere { server, .. } | Link::Between { server } => Arc::clone(server),
-            Link::Here { .. } | Link::Node { .. } => return,
+            _ => return,
         };
         way.link = Link::Between { server };
         mailbox.interrupt(&why);
@@ -238,9 +238,10 @@ impl Heir {
             return None;
         }
         match &way.link {
-            Link::Here { server, .. } => server.clone(),
-            Link::Elsewhere { server, .. } | Link::Between { server } => Some(Arc::clone(server)),
-            Link::Node { .. } => None,
+            Link::Here { server, .. }
+            | Link::Elsewhere { server, .. }
+            | Link::Between { server } => Some(Arc::clone(server)),
+            Link::Node { .. } | Link::Threads(_) => None,
         }
     }
 
@@ -488,7 +489,7 @@ impl Heir {
             hub.take_over(self.members.get()?);
             way.link = Link::Here {
                 hub: Arc::clone(&hub),
-                server: Some(server),
+                server,
             };
             (hub, way.all_kept(&self.mailbox))
         };

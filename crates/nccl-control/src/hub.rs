@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -37,8 +36,6 @@ pub(super) enum Outlet {
 
 pub(super) struct Hub {
     size: usize,
-    /// Tells apart those of one process.
-    number: u64,
     pub(super) state: Mutex<State>,
     /// Where the ranks listen, as far as they do; known when all have met.
     addresses: OnceLock<Vec<Option<String>>>,
@@ -75,19 +72,13 @@ impl Hub {
             beats: Beats::default(),
             said: Vec::new(),
         };
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             size,
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
             addresses: OnceLock::new(),
             #[cfg(test)]
             fuse: Mutex::default(),
         }
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.number
     }
 
     pub(super) fn size(&self) -> usize {
@@ -179,10 +170,6 @@ impl Hub {
         connection.enqueue(welcome);
         state.observe(number, Outlet::Remote(connection));
         Ok(())
-    }
-
-    pub(super) fn epoch(&self) -> u64 {
-        self.state.lock().going.number
     }
 
     /// Somebody asks to be taken into the next epoch.

@@ -27,6 +27,7 @@
 //! - `channel`: ordered messages, a rank's side;
 //! - `going`, `epoch`: how the ranks that are left go on, the coordinator's side and a rank's;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads;
+//! - `threads`: worlds whose ranks are threads of one process;
 //! - `attached`: what it asks of the program that it runs in.
 //!
 //! It knows neither NCCL nor CUDA: what these have to do with a job is `nccl`'s.
@@ -97,6 +98,7 @@ mod state;
 mod substitute;
 mod succession;
 mod tcp;
+mod threads;
 mod watching;
 mod world;
 

@@ -23,6 +23,7 @@ use super::process;
 use super::reader::Sink;
 use super::request::Request;
 use super::server::{Job, Server};
+use super::threads::Threads;
 use crate::departure::{Departure, Failure, ProcessEnd};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -216,7 +217,7 @@ impl World {
             at = server.at().to_owned();
             Link::Here {
                 hub,
-                server: Some(Arc::new(server)),
+                server: Arc::new(server),
             }
         } else {
             let sink = Arc::clone(&mailbox) as Arc<dyn Sink>;
@@ -266,29 +267,29 @@ impl World {
     /// The worlds of `size` ranks that are threads of this process.
     pub fn threads(size: usize) -> Vec<Self> {
         assert!(size > 0, "a world has at least one rank");
-        let hub = Arc::new(Hub::new(size));
+        let threads = Threads::new(size);
         (0..size)
-            .map(|rank| Self::local(&hub, rank, rank, Duration::from_secs(60)))
+            .map(|rank| Self::local(&threads, rank, rank, Duration::from_secs(60)))
             .collect()
     }
 
     /// A world of one rank, for a program that can do without others.
     pub fn single() -> Self {
-        Self::local(&Arc::new(Hub::new(1)), 0, 0, Duration::from_secs(60))
+        Self::local(&Threads::new(1), 0, 0, Duration::from_secs(60))
     }
 
-    /// A rank that is a thread of the hub's own process.
-    pub(super) fn local(hub: &Arc<Hub>, rank: usize, local_rank: usize, timeout: Duration) -> Self {
-        let mailbox = Arc::new(Mailbox::default());
-        attach(hub, rank, &mailbox);
-        let link = Link::Here {
-            hub: Arc::clone(hub),
-            server: None,
-        };
-        // Tells apart what the ranks of several such worlds record.
-        let job = format!("threads {}", hub.number());
-        let line = Line::open(rank, hub.size(), (job, hub.epoch()), link, mailbox);
-        line.meet(vec![Member::here(); hub.size()]);
+    /// A rank that is a thread of this process.
+    pub(super) fn local(
+        threads: &Arc<Threads>,
+        rank: usize,
+        local_rank: usize,
+        timeout: Duration,
+    ) -> Self {
+        let mailbox = Arc::clone(threads.mailbox(rank));
+        let link = Link::Threads(Arc::clone(threads));
+        let job = (threads.job(), threads.generation());
+        let line = Line::open(rank, threads.size(), job, link, mailbox);
+        line.meet(vec![Member::here(); threads.size()]);
         Self::new(line, local_rank, timeout)
     }
 

@@ -270,7 +270,7 @@ impl Line {
             {
                 return;
             }
-            if !matches!(way.link, Link::Node { .. }) {
+            if !matches!(way.link, Link::Node { .. } | Link::Threads(_)) {
                 way.keep(id, &request, &self.mailbox);
             }
             if let Link::Elsewhere { connection, .. } = &way.link {
@@ -282,13 +282,12 @@ impl Line {
             Link::Here { hub, server } => {
                 hub.handle(self.rank, id, request);
                 hub.flush();
-                if let Some(server) = server {
-                    server.schedule();
-                }
+                server.schedule();
             }
             Link::Elsewhere { connection, .. } => connection.flush_quietly(),
             Link::Between { .. } => {}
             Link::Node { node, generation } => node.send(generation, id, request),
+            Link::Threads(threads) => threads.send(self.rank, id, request),
         }
     }
 }

@@ -112,6 +112,7 @@ impl Line {
             Link::Node { node, generation } if self.coordinator() == self.rank => {
                 node.heartbeat_ages(generation)
             }
+            Link::Threads(_) => Vec::new(),
             Link::Elsewhere { .. } | Link::Between { .. } | Link::Node { .. } => {
                 let age = self.mailbox.coordinator_age();
                 let age = age.map(|age| (self.coordinator(), age));

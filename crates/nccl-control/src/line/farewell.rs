@@ -24,7 +24,7 @@ static SAID: Condvar = Condvar::new();
 pub fn say_goodbye(status: i32) {
     let open: Vec<_> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
     for line in &open {
-        if matches!(line.link(), Link::Here { server: None, .. }) {
+        if matches!(line.link(), Link::Threads(_)) {
             // The other ranks are threads that end as well.
             line.has_left();
             continue;
@@ -57,6 +57,7 @@ impl Line {
             }
             Link::Between { .. } => self.send(u64::MAX, Request::Fail { why }),
             Link::Node { node, .. } => node.fail(why),
+            Link::Threads(threads) => threads.leave(self.rank, Departure::Failed(why)),
         }
     }
 
@@ -81,6 +82,7 @@ impl Line {
             Link::Here { hub, .. } => hub.leave(self.rank, farewell),
             Link::Between { .. } => {}
             Link::Node { node, generation } => node.leave(*generation, farewell),
+            Link::Threads(threads) => threads.leave(self.rank, farewell),
             Link::Elsewhere { connection, .. } => {
                 let last = match farewell {
                     Departure::Failed(why) => Request::Fail { why },

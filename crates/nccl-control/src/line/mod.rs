@@ -36,6 +36,7 @@ use super::mailbox::{Mailbox, Notice};
 use super::node::Node;
 use super::panics;
 use super::server::Server;
+use super::threads::Threads;
 use crate::departure::Departure;
 use crate::forked;
 use crate::sync::Mutex;
@@ -73,7 +74,7 @@ pub struct Line {
 pub(crate) enum Link {
     Here {
         hub: Arc<Hub>,
-        server: Option<Arc<Server>>,
+        server: Arc<Server>,
     },
     Elsewhere {
         connection: Arc<Connection>,
@@ -81,9 +82,16 @@ pub(crate) enum Link {
         server: Arc<Server>,
     },
     /// The coordinator is gone, and there is no other yet.
-    Between { server: Arc<Server> },
+    Between {
+        server: Arc<Server>,
+    },
     /// The driver of this process's machine knows.
-    Node { node: Arc<Node>, generation: u64 },
+    Node {
+        node: Arc<Node>,
+        generation: u64,
+    },
+    /// The ranks are threads of this process.
+    Threads(Arc<Threads>),
 }
 
 impl Line {
@@ -170,11 +178,8 @@ impl Line {
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {
         match self.link() {
-            Link::Here {
-                server: Some(server),
-                ..
-            } => server.cut_for_a_test(),
-            Link::Here { .. } => {}
+            Link::Here { server, .. } => server.cut_for_a_test(),
+            Link::Threads(_) => {}
             Link::Elsewhere { connection, server } => {
                 server.cut_for_a_test();
                 connection.shut();
@@ -206,17 +211,18 @@ impl Line {
     /// The coordinator's door, where that is this rank's.
     pub(crate) fn server(&self) -> Option<Arc<Server>> {
         match self.link() {
-            Link::Here { server, .. } => server,
-            Link::Elsewhere { .. } | Link::Between { .. } | Link::Node { .. } => None,
+            Link::Here { server, .. } => Some(server),
+            _ => None,
         }
     }
 
     /// This rank's own door; none where all ranks are threads.
     pub(crate) fn own_door(&self) -> Option<Arc<Server>> {
         match self.link() {
-            Link::Here { server, .. } => server,
-            Link::Elsewhere { server, .. } | Link::Between { server } => Some(server),
-            Link::Node { .. } => None,
+            Link::Here { server, .. }
+            | Link::Elsewhere { server, .. }
+            | Link::Between { server } => Some(server),
+            Link::Node { .. } | Link::Threads(_) => None,
         }
     }
 

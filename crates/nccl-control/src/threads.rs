@@ -1,0 +1,356 @@
+//! Ranks that are threads of one process: a [`Service`] and the mailboxes of all. Nothing is lost between them and none ends
+//! without a word, so membership needs no protocol here.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use nccl_base::clock;
+
+use super::incoming::{Answer, Push};
+use super::mailbox::Mailbox;
+use super::message::Incomplete;
+use super::reactor::{EventFlags, Reactor, Source};
+use super::request::Request;
+use super::service::{Output, Service, To};
+use crate::departure::{Departure, How};
+use crate::sync::{Condvar, Mutex};
+use crate::time::later;
+
+pub(crate) struct Threads {
+    this: Weak<Self>,
+    /// Tells apart the worlds of one process.
+    number: u64,
+    generation: u64,
+    mailboxes: Vec<Arc<Mailbox>>,
+    state: Mutex<State>,
+    /// Rings when wishes to go on have an outcome.
+    bell: Condvar,
+}
+
+struct State {
+    service: Service,
+    /// Which ranks can be told something.
+    present: Vec<bool>,
+    /// Who was told something since the handlers ran.
+    told: Vec<usize>,
+    wishes: BTreeMap<usize, Wish>,
+    /// How many generations were agreed upon.
+    agreed: u64,
+    alarm: Option<Instant>,
+}
+
+/// A rank that wants to go on.
+struct Wish {
+    begun: Instant,
+    leaves_behind: bool,
+    outcome: Option<Result<Arc<Next>, Incomplete>>,
+}
+
+/// The next generation.
+pub(crate) struct Next {
+    pub(crate) threads: Arc<Threads>,
+    /// Which rank each of its ranks was before.
+    pub(crate) from: Vec<usize>,
+}
+
+impl Threads {
+    pub(crate) fn new(size: usize) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self::of_generation(NEXT.fetch_add(1, Ordering::Relaxed), 0, size)
+    }
+
+    fn of_generation(number: u64, generation: u64, size: usize) -> Arc<Self> {
+        let mut service = Service::new(size);
+        let host = crate::host::name();
+        for rank in 0..size {
+            service.arrive(Instant::now(), rank, &host, std::process::id().into());
+        }
+        let state = State {
+            service,
+            present: vec![true; size],
+            told: Vec::new(),
+            wishes: BTreeMap::new(),
+            agreed: 0,
+            alarm: None,
+        };
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            number,
+            generation,
+            mailboxes: (0..size).map(|_| Arc::default()).collect(),
+            state: Mutex::new(state),
+            bell: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The name of its job.
+    pub(crate) fn job(&self) -> String {
+        format!("threads {}", self.number)
+    }
+
+    pub(crate) fn mailbox(&self, rank: usize) -> &Arc<Mailbox> {
+        &self.mailboxes[rank]
+    }
+
+    /// One request of `rank`; its answer, if any, comes under `id`.
+    pub(crate) fn send(&self, rank: usize, id: u64, request: Request) {
+        let mut state = self.state.lock();
+        if !state.present[rank] {
+            return;
+        }
+        let from = rank;
+        match request {
+            Request::Announce { topic, bytes } => {
+                let bytes = bytes.into();
+                self.push(&mut state, To::All, &Push::Notice { from, topic, bytes });
+            }
+            Request::Tell { to, topic, bytes } => {
+                let bytes = bytes.into();
+                self.push(&mut state, To::Rank(to), &Push::Told { from, topic, bytes });
+            }
+            Request::Fail { why } => self.leaves(&mut state, rank, Departure::Failed(why), false),
+            Request::Stay { why } => {
+                let departure = why.map_or(Departure::Left, Departure::Failed);
+                self.leaves(&mut state, rank, departure, true);
+            }
+            Request::Goodbye => self.leaves(&mut state, rank, Departure::Left, false),
+            Request::Clock => {
+                let now = clock::clock().to_le_bytes();
+                self.mailboxes[rank].answer(id, Answer::Value(now.as_slice().into()));
+            }
+            request => state.service.handle(Instant::now(), rank, id, request),
+        }
+        self.serve(&mut state);
+        drop(state);
+        self.settle();
+    }
+
+    /// A rank takes part in nothing any more; the first reason stays.
+    pub(crate) fn leave(&self, rank: usize, departure: Departure) {
+        let mut state = self.state.lock();
+        self.leaves(&mut state, rank, departure, false);
+        drop(state);
+        self.settle();
+    }
+
+    /// A rank that `stays` comes to no round any more, but to those of ends, and leaves a second time.
+    fn leaves(&self, state: &mut State, rank: usize, departure: Departure, stays: bool) {
+        // One that failed has said so. One that left without a word is heard of when it is gone.
+        let told = matches!(state.service.departure(rank), Some(Departure::Failed(_)));
+        let silent = stays && departure == Departure::Left;
+        if !state.service.leave(rank, departure.clone(), stays) {
+            return;
+        }
+        state.present[rank] = stays;
+        self.serve(state);
+        if !told && !silent {
+            self.push(state, To::All, &Push::Gone { rank, departure });
+        }
+        if state.wishes.remove(&rank).is_some() {
+            self.bell.notify_all();
+        }
+        self.agree_if_all_are_there(state);
+    }
+
+    /// Goes on to the next generation with the ranks that are left; `leaves_behind`: without those that do not come in time, if all want
+    /// it so.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn go_on(
+        &self,
+        rank: usize,
+        limit: Duration,
+        leaves_behind: bool,
+    ) -> Result<Arc<Next>, Incomplete> {
+        let gone = Incomplete::Gone {
+            rank,
+            departure: Departure::Left,
+        };
+        let begun = Instant::now();
+        let deadline = later(begun, limit);
+        let mut state = self.state.lock();
+        if state.service.departure(rank).is_some() {
+            return Err(gone);
+        }
+        if state.wishes.contains_key(&rank) {
+            return Err(Incomplete::Twice);
+        }
+        let wish = Wish {
+            begun,
+            leaves_behind,
+            outcome: None,
+        };
+        state.wishes.insert(rank, wish);
+        self.agree_if_all_are_there(&mut state);
+        loop {
+            let Some(wish) = state.wishes.get_mut(&rank) else {
+                return Err(gone);
+            };
+            if let Some(outcome) = wish.outcome.take() {
+                state.wishes.remove(&rank);
+                drop(state);
+                self.settle();
+                return outcome;
+            }
+            if Instant::now() >= deadline {
+                self.give_up_waiting(&mut state);
+            } else {
+                self.bell.wait_until(&mut state, deadline);
+            }
+        }
+    }
+
+    fn agree_if_all_are_there(&self, state: &mut State) {
+        if state.open_wishes().next().is_none() || !state.missing().is_empty() {
+            return;
+        }
+        state.agreed += 1;
+        let number = self.generation + state.agreed;
+        let from: Vec<_> = state.open_wishes().map(|(rank, _)| rank).collect();
+        let threads = Self::of_generation(self.number, number, from.len());
+        state.decide(&Ok(Arc::new(Next { threads, from })));
+        self.bell.notify_all();
+    }
+
+    /// The limit of one that wants to go on has passed.
+    fn give_up_waiting(&self, state: &mut State) {
+        let now = Instant::now();
+        let begun = state.open_wishes().map(|(_, wish)| wish.begun).min();
+        let waited = begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
+        let missing = state.missing();
+        if state.open_wishes().all(|(_, wish)| wish.leaves_behind) {
+            for rank in missing {
+                let departure = Departure::lost(How::LeftBehind { after: waited });
+                // So that it knows, should it ever look.
+                let gone = Push::Gone {
+                    rank,
+                    departure: departure.clone(),
+                };
+                self.push(state, To::Rank(rank), &gone);
+                // The last of them makes the generation.
+                self.leaves(state, rank, departure, false);
+            }
+            return;
+        }
+        let missing = missing.into_iter();
+        let missing = missing.map(|rank| state.service.missing(rank, now));
+        let why = Incomplete::TimedOut {
+            missing: missing.collect(),
+            waited,
+            remarks: Vec::new(),
+        };
+        state.decide(&Err(why));
+        self.bell.notify_all();
+    }
+
+    /// Hands out what the service wants said.
+    fn serve(&self, state: &mut State) {
+        while let Some(output) = state.service.poll() {
+            match output {
+                Output::Answer { to, answer } => {
+                    for (rank, id) in to {
+                        if state.present[rank] {
+                            self.mailboxes[rank].answer(id, answer.clone());
+                        }
+                    }
+                }
+                Output::Push { to, push } => self.push(state, to, &push),
+            }
+        }
+    }
+
+    fn push(&self, state: &mut State, to: To, push: &Push) {
+        let to = match to {
+            To::All => (0..self.size()).collect(),
+            To::Rank(rank) => vec![rank],
+            To::Ranks(ranks) => ranks,
+            To::Observers => Vec::new(),
+        };
+        for rank in to {
+            if state.present.get(rank) == Some(&true) {
+                self.mailboxes[rank].push(push.clone());
+                state.told.push(rank);
+            }
+        }
+    }
+
+    /// Runs the handlers of what was said, without the lock, and has the reactor wake it in time.
+    fn settle(&self) {
+        let mut state = self.state.lock();
+        let told = std::mem::take(&mut state.told);
+        if let Some(next) = state.service.next_timeout()
+            && state.alarm.is_none_or(|alarm| alarm > next)
+            && let Ok(reactor) = Reactor::get()
+        {
+            state.alarm = Some(next);
+            reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
+        }
+        drop(state);
+        for rank in told {
+            self.mailboxes[rank].run_handlers();
+        }
+    }
+}
+
+impl State {
+    fn open_wishes(&self) -> impl Iterator<Item = (usize, &Wish)> {
+        let wishes = self.wishes.iter().map(|(rank, wish)| (*rank, wish));
+        wishes.filter(|(_, wish)| wish.outcome.is_none())
+    }
+
+    /// Who could come and has not.
+    fn missing(&self) -> Vec<usize> {
+        let is_missing = |rank: &usize| {
+            let wish = self.wishes.get(rank);
+            self.service.departure(*rank).is_none()
+                && wish.is_none_or(|wish| wish.outcome.is_some())
+        };
+        (0..self.present.len()).filter(is_missing).collect()
+    }
+
+    fn decide(&mut self, outcome: &Result<Arc<Next>, Incomplete>) {
+        for wish in self.wishes.values_mut() {
+            wish.outcome.get_or_insert_with(|| outcome.clone());
+        }
+    }
+}
+
+impl Source for Threads {
+    fn ready(self: Arc<Self>, _: EventFlags) {}
+
+    fn due(self: Arc<Self>, now: Instant) {
+        let mut state = self.state.lock();
+        if state.alarm.is_some_and(|alarm| alarm <= now) {
+            state.alarm = None;
+        }
+        state.service.handle_timeout(now);
+        let reports = state.service.reports(now);
+        self.serve(&mut state);
+        drop(state);
+        self.settle();
+        for text in reports {
+            tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {text}");
+        }
+    }
+}
+
+impl fmt::Debug for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Threads")
+            .field("number", &self.number)
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
