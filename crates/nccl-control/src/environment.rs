@@ -1,8 +1,10 @@
 //! Who this process is among the ranks, and where they meet, as somebody says explicitly.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::discovery::{Discovery, FileDiscovery, Found};
 use super::interface::Interface;
 use super::launcher;
 use super::limits;
@@ -87,16 +89,29 @@ impl Rendezvous {
     }
 
     /// Over TCP: rank 0 writes its address into the file at `path`, which all ranks can read, and the
-    /// others take it from there. Port 0 is any that is free.
+    /// others take it from there, as by a [`FileDiscovery`]. Port 0 is any that is free.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address");
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn publish(mut self, path: impl Into<PathBuf>) -> Self {
+    pub fn publish(self, path: impl Into<PathBuf>) -> Self {
+        self.discovery(Arc::new(FileDiscovery::new(path)))
+    }
+
+    /// Over TCP: rank 0 says its address to `discovery`, and the others find it there. Port 0 is any that is free.
+    ///
+    /// ```
+    /// # use nccl::FileDiscovery;
+    /// let discovery = std::sync::Arc::new(FileDiscovery::new("/shared/job-7.address"));
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.discovery(discovery);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn discovery(mut self, discovery: Arc<dyn Discovery>) -> Self {
         if let Address::Tcp(place) = &mut self.address {
-            place.publish = Some(path.into());
+            place.discovery = Some(Found(discovery));
         }
         self
     }

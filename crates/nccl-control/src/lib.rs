@@ -2,7 +2,7 @@
 //! beside NCCL.
 //!
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
-//! - `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
+//! - `discovery`: where the coordinator is found, and which half of a job goes on; `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `noise`: its proof and seal; `endpoint`:
 //!   to which address that is bound;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
@@ -51,6 +51,7 @@ mod board;
 mod channel;
 mod client;
 mod connection;
+mod discovery;
 mod door;
 mod endpoint;
 mod environment;
@@ -107,6 +108,7 @@ mod tests;
 
 // What the checks before a start, and those of logs, share with it.
 pub use attached::{Attached, ClockReading, Host, Watcher, set_host};
+pub use discovery::{Discovery, FileDiscovery};
 pub use door::strangers;
 pub use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub use interface::{Interface, Own, is_within, own as own_addresses};

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::discovery::Found;
 use super::endpoint::Endpoint;
 use super::tcp;
 use crate::error::{Error, Result};
@@ -42,6 +43,16 @@ impl Address {
     }
 }
 
+impl Address {
+    /// Where its coordinator is found, where that is not the address itself.
+    pub(super) fn discovery(&self) -> Option<&Found> {
+        match self {
+            Self::Tcp(place) => place.discovery.as_ref(),
+            Self::Path(_) | Self::Abstract(_) => None,
+        }
+    }
+}
+
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -57,8 +68,8 @@ impl std::fmt::Display for Address {
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: Option<(PathBuf, Option<(u64, u64)>)>,
-    /// The file in which its address is published.
-    published: Option<PathBuf>,
+    /// Where its address is published.
+    published: Option<Found>,
     /// Where it is, as somebody says.
     of: Option<Address>,
     /// Where it really is.
@@ -83,16 +94,16 @@ impl Listener {
         self.of.as_ref() == Some(address)
     }
 
-    /// Writes where it is into the file from which others take `address`, if there is one.
+    /// Says where it is to those who look for `address`, if there is a discovery for that.
     pub(super) fn publish(&mut self, address: &Address) -> Result<bool> {
         let (Address::Tcp(place), Some(at)) = (address, self.address) else {
             return Ok(false);
         };
-        let Some(path) = &place.publish else {
+        let Some(discovery) = &place.discovery else {
             return Ok(false);
         };
-        tcp::publish(path, at)?;
-        self.published = Some(path.clone());
+        tcp::publish(discovery, at)?;
+        self.published = Some(discovery.clone());
         Ok(true)
     }
 }
@@ -117,8 +128,8 @@ impl Drop for Listener {
         {
             let _ = std::fs::remove_file(path);
         }
-        if let (Some(path), Some(at)) = (&self.published, self.address) {
-            tcp::unpublish(path, at);
+        if let (Some(Found(discovery)), Some(at)) = (&self.published, self.address) {
+            discovery.withdraw(at);
         }
     }
 }
@@ -138,7 +149,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
         return Ok(Listener {
             socket,
             path: None,
-            published: place.publish.clone(),
+            published: place.discovery.clone(),
             of: Some(address.clone()),
             at: format!("tcp:{at}"),
             address: Some(at),

@@ -4,18 +4,17 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
+use super::discovery::Found;
 use super::holder::holders;
 use super::interface::{self, Interface, Own};
 use super::reactor::poll;
 use crate::error::{Error, Result};
-use crate::whole_file;
 
 /// Where rank 0 listens, and how the others find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +25,8 @@ pub(super) struct Place {
     pub(super) interface: Option<Interface>,
     /// Whether some ranks are known to be on other hosts.
     pub(super) across: bool,
-    /// A file into which rank 0 writes its address, and from which the others read it.
-    pub(super) publish: Option<PathBuf>,
+    /// Where rank 0 says its address, and the others find it.
+    pub(super) discovery: Option<Found>,
 }
 
 /// How long one try to connect may take: an answer comes in milliseconds, or not at all.
@@ -47,7 +46,7 @@ impl Place {
             ports,
             interface: None,
             across: false,
-            publish: None,
+            discovery: None,
         }
     }
 
@@ -97,8 +96,8 @@ impl fmt::Display for Place {
         if let Some(interface) = &self.interface {
             write!(f, " on interface {interface}")?;
         }
-        match &self.publish {
-            Some(path) => write!(f, " (published in {})", path.display()),
+        match &self.discovery {
+            Some(Found(discovery)) => write!(f, " (published in {})", discovery.name()),
             None => Ok(()),
         }
     }
@@ -108,7 +107,7 @@ impl fmt::Display for Place {
 pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
     let own = interface::own().map_err(Error::io("looking at this host's interfaces"))?;
     let (at, name) = own_address(place, &own)?;
-    if place.ports.0 == 0 && place.publish.is_none() {
+    if place.ports.0 == 0 && place.discovery.is_none() {
         return Err(Error::rendezvous(format!(
             "{place} has no port: the others would not find it; give one, or a file to publish it in"
         )));
@@ -130,8 +129,8 @@ pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
         match bind(wanted) {
             Ok(socket) => {
                 let found = local_address(&socket).map_err(Error::io("asking for a port"))?;
-                if let Some(path) = &place.publish {
-                    publish(path, found)?;
+                if let Some(discovery) = &place.discovery {
+                    publish(discovery, found)?;
                 }
                 return Ok((socket, found));
             }
@@ -263,33 +262,16 @@ fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
     SocketAddr::try_from(address).map_err(io::Error::from)
 }
 
-/// Takes an address back that is still this one.
-pub(super) fn unpublish(path: &Path, at: SocketAddr) {
-    if std::fs::read_to_string(path).is_ok_and(|text| text.trim() == at.to_string()) {
-        let _ = std::fs::remove_file(path);
-    }
-}
-
-/// Whole or not at all, so that nobody reads half an address.
-pub(super) fn publish(path: &Path, at: SocketAddr) -> Result<()> {
-    let written = whole_file::write(path, format!("{at}\n").as_bytes());
-    written.map_err(Error::io(format!(
-        "publishing the address in {}",
-        path.display()
-    )))
+pub(super) fn publish(Found(discovery): &Found, at: SocketAddr) -> Result<()> {
+    let name = discovery.name();
+    let published = discovery.publish(at);
+    published.map_err(Error::io(format!("publishing the address in {name}")))
 }
 
 /// One try; `turn` says which of several ports.
 pub(super) fn dial(place: &Place, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
-    let targets = match &place.publish {
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|error| {
-                let text = format!("{}: {error}", path.display());
-                io::Error::new(error.kind(), text)
-            })?;
-            let broken = || io::Error::other(format!("{} holds no address", path.display()));
-            vec![text.trim().parse().map_err(|_| broken())?]
-        }
+    let targets = match &place.discovery {
+        Some(Found(discovery)) => vec![discovery.find()?],
         None => {
             let count = usize::from(place.ports.1 - place.ports.0) + 1;
             let port = place.ports.0 + (turn % count) as u16;

@@ -1,10 +1,12 @@
 //! Where the ranks of a launch meet: as somebody says, or as all of them derive alike.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::nodelist::expand;
 use super::of_process::Descent;
 use super::variables::{Launch, Scheme};
+use crate::discovery::{FileDiscovery, Found};
 use crate::error::{Error, Result};
 use crate::interface::Interface;
 use crate::place::Address;
@@ -83,7 +85,8 @@ fn settled(mut place: tcp::Place, get: impl Fn(&str) -> Option<String>) -> Resul
     if let Some(text) = get("NCCL_RUN_INTERFACE") {
         place.interface = Some(Interface::parse(&text)?);
     }
-    place.publish = get("NCCL_RUN_PUBLISH").map(PathBuf::from);
+    let file = get("NCCL_RUN_PUBLISH").map(FileDiscovery::new);
+    place.discovery = file.map(|file| Found(Arc::new(file)));
     Ok(place)
 }
 

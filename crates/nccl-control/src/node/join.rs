@@ -153,7 +153,7 @@ impl Node {
         }
         let unreachable = place::unreachable(address, &listener);
         let me = peer(*rank, &listener.at)?;
-        let node = Self::new(job.clone(), me, seat, first);
+        let node = Self::new(rendezvous, me, seat, first);
         {
             let mut state = node.state.lock();
             state.desk.size = size;
@@ -269,7 +269,7 @@ impl Node {
             let listener = place::listen_beside(&found, &name, met.connection.fd())?;
             let me = peer(slot, &listener.at)?;
             let at = vec![found.to_string()];
-            let node = Self::new(rendezvous.job.clone(), me, Seat::Joiner { at }, Some(met));
+            let node = Self::new(rendezvous, me, Seat::Joiner { at }, Some(met));
             node.open(listener, rendezvous, rendezvous.world_size)?;
             let mut state = node.state.lock();
             let failed = loop {

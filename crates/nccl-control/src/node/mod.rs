@@ -51,6 +51,8 @@ use crate::attached::{Attached, host};
 use crate::client;
 use crate::connection::Connection;
 use crate::departure::{Departure, How, Lost, cut};
+use crate::discovery::Found;
+use crate::environment::Rendezvous;
 use crate::frame::Decoder;
 use crate::greeting::{Again, Greeting, Hello, Role};
 use crate::handover::apart;
@@ -60,8 +62,8 @@ use crate::mailbox::Mailbox;
 use crate::message::Incomplete;
 use crate::process;
 use crate::proto::{
-    self, Command, Entry, Event, Exclusion, Input, Member, MemberId, Membership, Output, Peer,
-    Proof, SharedMembership, Wire,
+    self, Command, Entry, Event, Exclusion, Generation, Input, Member, MemberId, Membership,
+    Output, Peer, Proof, SharedMembership, Wire,
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
@@ -94,6 +96,8 @@ pub(crate) struct Node {
     dialer: Dialer,
     acceptor: OnceLock<Arc<Acceptor>>,
     state: Mutex<State>,
+    /// What decides between two halves of the job, where there is something.
+    discovery: Option<Found>,
     /// Whose recordings it gives out.
     attached: Mutex<Option<Arc<dyn Attached>>>,
     /// Rings when a generation is active, a wish came to nothing, or this process is out.
@@ -150,6 +154,7 @@ struct Work {
     mailboxes: Vec<Arc<Mailbox>>,
     said: Vec<Spoken>,
     takes_places: bool,
+    claims: Vec<Generation>,
     ends: bool,
     #[cfg(test)]
     dies: bool,
@@ -157,7 +162,12 @@ struct Work {
 
 impl Node {
     /// A node whose machine is made by `member`, from its identity and the time.
-    fn new(job: Job, me: Peer, seat: proto::Seat, first: Option<client::Met>) -> Arc<Self> {
+    fn new(
+        rendezvous: &Rendezvous,
+        me: Peer,
+        seat: proto::Seat,
+        first: Option<client::Met>,
+    ) -> Arc<Self> {
         let id = me.id;
         let member = Member::new(
             me,
@@ -191,17 +201,50 @@ impl Node {
         };
         let node = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            job,
+            job: rendezvous.job.clone(),
             me: id,
             dialer: Dialer::default(),
             acceptor: OnceLock::new(),
             state: Mutex::new(state),
+            discovery: rendezvous.address.discovery().cloned(),
             attached: Mutex::default(),
             bell: Condvar::new(),
         });
         #[cfg(test)]
         ALL.lock().push(Arc::downgrade(&node));
         node
+    }
+
+    /// Asks whether this side of a cut network may go on, on a thread: the answer may take its time.
+    fn claim(&self, generation: Generation) {
+        let Some(Found(discovery)) = self.discovery.clone() else {
+            return;
+        };
+        let (me, this) = (self.me, Weak::clone(&self.this));
+        let ask = move || {
+            let proposer = generation.proposer;
+            let (slot, incarnation) = (proposer.slot, proposer.incarnation);
+            let name = format!("{}-{slot}-{incarnation:x}", generation.number);
+            let claimant = format!("{}-{:x}", me.slot, me.incarnation);
+            let (by, generation_number) = (discovery.name(), generation.number);
+            match discovery.claim(&name, &claimant) {
+                Ok(won) => {
+                    tracing::warn!(name: "nccl.rendezvous.claim", target: "nccl", generation = generation_number, by, won, "half of the voters are out of reach: the side that claims first goes on");
+                    if won && let Some(node) = this.upgrade() {
+                        node.command(Command::Claimed(generation));
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "claim", by, %error, "half of the voters are out of reach, and which side goes on cannot be claimed");
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new()
+            .name(String::from("nccl-claim"))
+            .spawn(ask);
+        if let Err(error) = spawned {
+            tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "claim", %error, "no thread for a claim can be had");
+        }
     }
 
     /// The job's name.
@@ -516,8 +559,7 @@ impl Node {
                 state.work.ends = true;
                 self.bell.notify_all();
             }
-            // No discovery of this job can decide.
-            Event::Claim(_) => {}
+            Event::Claim(generation) => state.work.claims.push(generation),
             Event::Joiners(count) => {
                 state.joiners = count;
                 state.push_all(&Push::Newcomers(count));
@@ -740,6 +782,9 @@ impl Driver for Node {
                 mailbox.run_handlers();
             }
             work.said.into_iter().for_each(Spoken::say);
+            for generation in work.claims {
+                self.claim(generation);
+            }
             #[cfg(test)]
             if work.dies {
                 self.cut_for_a_test();
@@ -804,7 +849,11 @@ impl Work {
         if self.dies {
             return false;
         }
-        self.mailboxes.is_empty() && self.said.is_empty() && !self.takes_places && !self.ends
+        self.mailboxes.is_empty()
+            && self.said.is_empty()
+            && self.claims.is_empty()
+            && !self.takes_places
+            && !self.ends
     }
 }
 

@@ -1,0 +1,235 @@
+//! Where the processes of a job find each other, and what decides between two halves of it.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::whole_file;
+
+/// Where the processes of a job find their coordinator over TCP, and what decides which half goes on when a network is cut in two.
+///
+/// All processes of a job use the same one: a file on a shared file system ([`FileDiscovery`]), or a service of the cluster such as
+/// etcd or the API server of Kubernetes, for which a program implements this. Its functions may wait, for a second at most; each is
+/// called on a thread of its own or while a process looks for the others.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::io;
+/// use std::net::SocketAddr;
+/// use std::sync::{Arc, Mutex};
+///
+/// use nccl::{Discovery, Rendezvous};
+///
+/// /// A service that all ranks reach; here, ranks that are threads.
+/// #[derive(Default)]
+/// struct Service {
+///     at: Mutex<Option<SocketAddr>>,
+///     claims: Mutex<HashMap<String, String>>,
+/// }
+///
+/// impl Discovery for Service {
+///     fn name(&self) -> String {
+///         String::from("the service")
+///     }
+///
+///     fn publish(&self, at: SocketAddr) -> io::Result<()> {
+///         *self.at.lock().unwrap() = Some(at);
+///         Ok(())
+///     }
+///
+///     fn withdraw(&self, at: SocketAddr) {
+///         self.at.lock().unwrap().take_if(|known| *known == at);
+///     }
+///
+///     fn find(&self) -> io::Result<SocketAddr> {
+///         self.at.lock().unwrap().ok_or_else(|| io::ErrorKind::NotFound.into())
+///     }
+///
+///     fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
+///         let mut claims = self.claims.lock().unwrap();
+///         Ok(claims.entry(generation.to_owned()).or_insert(claimant.to_owned()) == claimant)
+///     }
+/// }
+///
+/// let service = Arc::new(Service::default());
+/// let rendezvous = Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.discovery(service);
+/// # Ok::<(), nccl::Error>(())
+/// ```
+pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
+    /// What errors call it: the path of a file, say. Two of one name are the same.
+    fn name(&self) -> String;
+
+    /// Makes known where the coordinator listens, in place of what was known before.
+    ///
+    /// # Errors
+    /// It cannot be done. At the start, rank 0's join ends with that.
+    fn publish(&self, at: SocketAddr) -> io::Result<()>;
+
+    /// Takes that back, unless another address has taken its place.
+    fn withdraw(&self, at: SocketAddr);
+
+    /// Where the coordinator listens.
+    ///
+    /// # Errors
+    /// That is not known, or not yet: it is asked again until the limit of the rendezvous.
+    fn find(&self) -> io::Result<SocketAddr>;
+
+    /// Whether `claimant` is the first that claims what comes after `generation`: a compare-and-set that is kept for ever. Who was
+    /// first is told so whenever it asks. Both names are of letters, digits and dashes, and no other job or generation has them.
+    ///
+    /// When exactly half of the voters reach each other, the side that is told `true` goes on and the other does not. Without
+    /// claims (as long as this is not implemented) neither does, until an operator decides.
+    ///
+    /// # Errors
+    /// It is not known: the claimant does not go on.
+    fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
+        let _ = (generation, claimant);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// A [`Discovery`] by a file on a file system that all hosts share, which holds the coordinator's address.
+///
+/// Claims are files beside it, with `.claim-` behind its name; they are small and stay. A file system must have hard links for them.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use nccl::{FileDiscovery, Rendezvous};
+///
+/// let discovery = Arc::new(FileDiscovery::new("/shared/job-7.address"));
+/// let rendezvous = Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.discovery(discovery);
+/// // The same in short.
+/// assert_eq!(rendezvous, Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address"));
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FileDiscovery {
+    path: PathBuf,
+}
+
+impl FileDiscovery {
+    /// By the file at `path`, which need not be there yet.
+    ///
+    /// ```
+    /// let discovery = nccl::FileDiscovery::new("/shared/job-7.address");
+    /// ```
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    fn beside(&self, what: &str) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(what);
+        path.into()
+    }
+}
+
+impl Discovery for FileDiscovery {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn publish(&self, at: SocketAddr) -> io::Result<()> {
+        // Whole or not at all, so that nobody reads half an address.
+        whole_file::write(&self.path, format!("{at}\n").as_bytes())
+    }
+
+    fn withdraw(&self, at: SocketAddr) {
+        if read(&self.path).is_ok_and(|text| text == at.to_string()) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    fn find(&self) -> io::Result<SocketAddr> {
+        let named = |error: io::Error| {
+            let text = format!("{}: {error}", self.path.display());
+            io::Error::new(error.kind(), text)
+        };
+        let text = read(&self.path).map_err(named)?;
+        text.parse()
+            .map_err(|_| io::Error::other(format!("{} holds no address", self.path.display())))
+    }
+
+    fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
+        let claim = self.beside(&format!(".claim-{generation}"));
+        let own = self.beside(&format!(".claim-{generation}.{claimant}"));
+        // A link is made whole or not at all and never in place of another, on network file systems too.
+        whole_file::write(&own, claimant.as_bytes())?;
+        let made = std::fs::hard_link(&own, &claim);
+        let _ = std::fs::remove_file(&own);
+        match made {
+            Ok(()) => Ok(true),
+            // The link may have been made, and only the answer lost.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Ok(read(&claim)? == claimant)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    Ok(std::fs::read_to_string(path)?.trim().to_owned())
+}
+
+/// The one of a rendezvous.
+#[derive(Clone)]
+pub(super) struct Found(pub(super) Arc<dyn Discovery>);
+
+impl fmt::Debug for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Discovery").field(&self.0.name()).finish()
+    }
+}
+
+impl PartialEq for Found {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.name() == other.0.name()
+    }
+}
+
+impl Eq for Found {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_many_that_claim_at_once_is_the_first_whenever_it_asks() {
+        let name = format!("nccl-claims-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let discovery = FileDiscovery::new(folder.join("address"));
+        for generation in ["0-1", "1-1"] {
+            let ask = || {
+                std::thread::scope(|scope| {
+                    let threads: Vec<_> = (0..8)
+                        .map(|own| {
+                            let discovery = &discovery;
+                            let name = own.to_string();
+                            scope.spawn(move || discovery.claim(generation, &name).unwrap())
+                        })
+                        .collect();
+                    let won = threads.into_iter().map(|thread| thread.join().unwrap());
+                    won.collect::<Vec<_>>()
+                })
+            };
+            let first = ask();
+            assert_eq!(first.iter().filter(|won| **won).count(), 1, "{first:?}");
+            assert_eq!(ask(), first);
+        }
+        let left: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn where_no_claim_can_be_made_nobody_is_first() {
+        let nowhere = FileDiscovery::new("/proc/nowhere/address");
+        nowhere.claim("0-1", "a").unwrap_err();
+    }
+}
