@@ -77,7 +77,7 @@ pub use nccl_base::operation::{Operation, OperationKind};
 #[cfg(feature = "world")]
 pub use nccl_control::{
     Channel, ChannelMessage, Discovery, Events, FileDiscovery, RankEnd, RankState, Rendezvous,
-    Subgroup, WorldEvent, WorldState, install_panic_hook,
+    Subgroup, Witness, WorldEvent, WorldState, install_panic_hook,
 };
 pub use nccl_core::{
     AbortReport, AbortSignal, AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, AtRunTime,

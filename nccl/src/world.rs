@@ -528,6 +528,27 @@ impl World {
         self.member.previous_rank(rank)
     }
 
+    /// The operator's word after a network was cut: `ranks`, this one among them, may go on to the next epoch although no more than
+    /// half of this epoch's voters reach each other.
+    ///
+    /// The operator has made sure that the others do not go on: ended them, say. Said on one of the ranks, it counts on all that it
+    /// names, once, and is in the log of each (`nccl.rendezvous.operator`). The ranks then go on as by
+    /// [`next_epoch`](Self::next_epoch), which has to be called before they have waited for the others for 12 s in vain: after that
+    /// they count as cut off for good.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when this rank is not among `ranks`, or takes part no more.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.decide_split(&[0])?;
+    /// assert!(world.decide_split(&[0, 1]).is_err());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
+        self.member.decide_split(ranks)
+    }
+
     /// How many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
     ///
     /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before

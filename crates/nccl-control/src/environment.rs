@@ -38,6 +38,8 @@ pub struct Rendezvous {
     pub(super) counts_local: bool,
     /// It takes the place of a process that has ended, while the others run.
     pub(super) restarted: bool,
+    /// How many processes without a rank vote.
+    pub(super) witnesses: u32,
     /// Of what two launchers say, which counts; for errors.
     pub(super) said: Option<String>,
 }
@@ -258,6 +260,19 @@ impl Rendezvous {
         Ok(self)
     }
 
+    /// How many processes without a rank ([`Witness`](crate::Witness)) vote in the job; rank 0 waits for them as for the ranks. All
+    /// ranks should be told the same; `NCCL_RUN_WITNESSES` after [`from_env`](Self::from_env). None unless set.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.witnesses(1);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn witnesses(mut self, count: u32) -> Self {
+        self.witnesses = count.min(limits::WITNESSES);
+        self
+    }
+
     /// This process's rank.
     ///
     /// ```
@@ -395,6 +410,7 @@ impl Rendezvous {
             },
             counts_local: false,
             restarted: false,
+            witnesses: 0,
             said: None,
         }
     }

@@ -24,10 +24,8 @@ use super::search::Search;
 use super::server::Server;
 use super::succession::Loss;
 use super::world::{Open, Origin, World};
-use crate::departure::{Departure, How};
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::{Error, Result};
+use crate::departure::{Departure, How, Unfinished};
+use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::sync::{Condvar, Mutex};
 use crate::time::{deadline_after, later};
@@ -169,6 +167,36 @@ impl World {
         unreachable!("the last attempt returns")
     }
 
+    /// The operator's word: `ranks` may go on although fewer than a majority are left of this epoch's.
+    pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
+        forked::check()?;
+        self.line.takes_part(TOPIC)?;
+        if let Some(&rank) = ranks.iter().find(|rank| **rank >= self.size()) {
+            return Err(Error::new(ErrorKind::NoSuchRank {
+                role: "rank",
+                rank,
+                world_size: self.size(),
+            }));
+        }
+        if !ranks.contains(&self.rank()) {
+            return Err(Error::rendezvous(format!(
+                "rank {} cannot say that ranks {} go on, of which it is none",
+                self.rank(),
+                crate::explain::ranges(ranks)
+            )));
+        }
+        match self.line.link() {
+            Link::Node { node, generation } => node.decide(generation, ranks),
+            Link::Threads(_) => {}
+            _ => {
+                return Err(Error::rendezvous(
+                    "an operator decides nothing in this control plane",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The error of a wish to go on that came to nothing.
     fn in_vain(&self, vain: Vain) -> Error {
         let now = Instant::now();
@@ -184,9 +212,14 @@ impl World {
                 let asked = self.ask(TOPIC, request, now + ANSWER, None, None);
                 asked.map_or_else(|error| error, |_| self.explain(TOPIC, &late))
             }
-            Vain::Excluded => match self.line.takes_part(TOPIC) {
-                Err(error) => error,
-                Ok(()) => {
+            Vain::Excluded => match (self.line.takes_part(TOPIC), self.line.mailbox.parted()) {
+                (Err(error), _) => error,
+                (Ok(()), Some((from, why))) => {
+                    let rank = self.rank();
+                    let text = format!("rank {rank} cannot take part in {TOPIC:?} any more: {why}");
+                    Error::rendezvous(text).of_exchange(Some(Unfinished::CutOff { from, why }))
+                }
+                (Ok(()), None) => {
                     let lost = (self.line.coordinator(), How::PassedOver.into());
                     self.line.lost_with_coordinator(TOPIC, lost, now, None)
                 }

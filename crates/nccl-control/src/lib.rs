@@ -18,6 +18,7 @@
 //! - `line`: what a rank's world and its communicators share: the way to the others;
 //! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does; `events`: what
 //!   has happened, for those who read it, of an observer or a rank;
+//! - `witness`: one who votes and has no rank;
 //! - `recordings`: what the ranks' recorders have, asked for at their doors;
 //! - `search`: how somebody who is new finds who coordinates by now;
 //! - `substitute`: what answers in the place of a rank 0 that will not come; `panics`: how a panic's message gets to
@@ -101,6 +102,7 @@ mod succession;
 mod tcp;
 mod threads;
 mod watching;
+mod witness;
 mod world;
 
 #[cfg(test)]
@@ -125,4 +127,5 @@ pub use observer::Observer;
 pub use panics::install_panic_hook;
 pub use panics::lines;
 pub use recordings::Asked;
+pub use witness::Witness;
 pub use world::World;

@@ -12,6 +12,9 @@ const JOB: usize = 2048;
 /// 128 bits, if every bit is random: what cannot be guessed.
 const SECRET: usize = 16;
 
+/// The most witnesses of a job: more than one for each network that may be cut serve nothing.
+pub(super) const WITNESSES: u32 = 64;
+
 /// Why there is no world of this size.
 pub fn size(ranks: usize) -> Result<(), String> {
     match ranks {

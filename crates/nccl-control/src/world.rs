@@ -190,6 +190,7 @@ impl World {
             job,
             counts_local,
             restarted: _,
+            witnesses: _,
             said: _,
         } = rendezvous;
         let span = tracing::info_span!(

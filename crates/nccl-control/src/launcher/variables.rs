@@ -306,6 +306,15 @@ impl Rendezvous {
         rendezvous.others = others;
         rendezvous.restarted = get("NCCL_RUN_RESTARTED").is_some_and(|text| text == "1");
         rendezvous.job = job(launch.job_name(get), get)?;
+        if let Some(text) = get("NCCL_RUN_WITNESSES") {
+            let count = text.trim().parse().map_err(|_| {
+                let most = limits::WITNESSES;
+                Error::rendezvous(format!(
+                    "NCCL_RUN_WITNESSES={text:?} is not a number of witnesses: 0 to {most}"
+                ))
+            })?;
+            rendezvous = rendezvous.witnesses(count);
+        }
         rendezvous.said = launch.said(get);
         if let Some(said) = &rendezvous.said {
             tracing::info!(name: "nccl.rendezvous.launchers", target: "nccl", said, "two launchers");

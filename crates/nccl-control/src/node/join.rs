@@ -132,7 +132,7 @@ impl Node {
             if job.secret.is_none() && listener.at.starts_with("tcp:") {
                 warn_of_open_door(&listener.at);
             }
-            let (size, witnesses) = (size as u32, 0);
+            let (size, witnesses) = (size as u32, rendezvous.witnesses);
             seat = Seat::First {
                 number,
                 size,
@@ -164,6 +164,45 @@ impl Node {
         }
         node.open(listener, rendezvous, size)?;
         Ok(node)
+    }
+
+    /// A process that votes and has no rank.
+    pub(crate) fn witness(
+        rendezvous: &Rendezvous,
+        slot: u32,
+        deadline: Instant,
+    ) -> Result<Arc<Self>> {
+        let Rendezvous { address, job, .. } = rendezvous;
+        let met = client::meet(address, job, Claim::member(slot as usize), deadline, None)?;
+        let listener = place::listen_beside(address, &format!("{slot}"), met.connection.fd())?;
+        let at = address.to_string();
+        let me = peer(slot as usize, &listener.at)?;
+        let number = job.epoch;
+        let node = Self::new(rendezvous, me, Seat::Witness { number, at }, Some(met));
+        node.open(listener, rendezvous, rendezvous.world_size)?;
+        let mut state = node.state.lock();
+        while state.coordinator.is_none() {
+            let why = match &state.dismissed {
+                Some(_) => "the ranks have given up meeting",
+                None if Instant::now() >= deadline => {
+                    "the ranks did not all come, or expect no such witness"
+                }
+                None => {
+                    node.wait(&mut state, deadline);
+                    continue;
+                }
+            };
+            drop(state);
+            node.leave(u64::MAX, Departure::Left);
+            return Err(Error::rendezvous(format!("no witness at {address}: {why}")));
+        }
+        drop(state);
+        Ok(node)
+    }
+
+    /// The number of the generation that it is in.
+    pub(crate) fn generation(&self) -> u64 {
+        self.state.lock().generation()
     }
 
     /// Listens, and begins.

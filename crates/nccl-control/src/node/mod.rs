@@ -63,7 +63,7 @@ use crate::message::Incomplete;
 use crate::process;
 use crate::proto::{
     self, Command, Entry, Event, Exclusion, Generation, Input, Member, MemberId, Membership,
-    Output, Peer, Proof, SharedMembership, Wire,
+    OperatorWord, Output, Peer, Proof, SharedMembership, Wire,
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
@@ -255,6 +255,26 @@ impl Node {
     /// Under which its communicators record what they do.
     pub(crate) fn attach(&self, attached: &Arc<dyn Attached>) {
         *self.attached.lock() = Some(Arc::clone(attached));
+    }
+
+    /// The operator's word: these ranks of a generation may go on as half of its voters.
+    pub(crate) fn decide(&self, generation: u64, ranks: &[usize]) {
+        let mut state = self.state.lock();
+        let Some(line) = state.line(generation) else {
+            return;
+        };
+        let peers = ranks
+            .iter()
+            .filter_map(|rank| line.membership.members.get(*rank));
+        let members = peers.map(|peer| peer.id).collect();
+        let word = OperatorWord {
+            generation,
+            members,
+        };
+        state.handle(Input::Command(Command::Operator(word)));
+        self.pump(&mut state);
+        drop(state);
+        self.settle();
     }
 
     /// For how long each rank that is another process has not been heard, where this process coordinates.
@@ -589,20 +609,19 @@ impl Node {
 
     /// This process is in a generation.
     fn active(&self, state: &mut State, membership: SharedMembership) {
-        let generation = membership.generation.number;
-        let Some(rank) = membership.rank_of(self.me) else {
-            return;
-        };
         state.gone.clear();
         (state.refused, state.coordinator) = (None, None);
         state.joiners = 0;
-        state.lines.push(LineOf {
-            generation,
-            rank,
-            membership: Arc::clone(&membership),
-            mailbox: state.mailbox.take().unwrap_or_default(),
-            kept: Kept::default(),
-        });
+        // A witness has none.
+        if let Some(rank) = membership.rank_of(self.me) {
+            state.lines.push(LineOf {
+                generation: membership.generation.number,
+                rank,
+                membership: Arc::clone(&membership),
+                mailbox: state.mailbox.take().unwrap_or_default(),
+                kept: Kept::default(),
+            });
+        }
         state.vigils.retain(|id, _| membership.votes(*id));
         for peer in &membership.members {
             if peer.id != self.me && !state.vigils.contains_key(&peer.id) {
@@ -619,10 +638,11 @@ impl Node {
     /// Somebody coordinates from now on.
     fn coordinator(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
+        self.bell.notify_all();
         let is_other = before.is_some_and(|before| before != id);
         if is_other {
             // What was asked of the one before is not answered any more.
-            let why = Lost::from(How::Unknown);
+            let why = Lost::from(How::PassedOver);
             for line in &state.lines {
                 line.mailbox.interrupt(&why);
             }

@@ -214,8 +214,20 @@ impl Coordinator {
         for said in unheard {
             this.say(core, said);
         }
+        this.order_operator(core);
         this.start(core);
         this
+    }
+
+    /// All are to hear the operator's word, once.
+    fn order_operator(&mut self, core: &Core) {
+        let is_ordered = |order: &Order| matches!(order.entry, Entry::Operator(_));
+        if let Some(word) = core.operator.clone()
+            && !core.operator_heard
+            && !self.orders.iter().any(is_ordered)
+        {
+            self.order(core, Entry::Operator(word), None);
+        }
     }
 
     /// Confirmed by these votes, its own included, which were asked for at `since`.
@@ -547,13 +559,10 @@ impl Coordinator {
                     false => self.stand(core, term),
                 });
             }
-            Message::Operator(word)
-                if word.generation == core.generation() && core.operator.is_none() =>
-            {
+            Message::Operator(word) if word.generation == core.generation() => {
                 // It counts before it is told: without it, nothing can be told.
-                let word = Arc::new(word);
-                core.operator = Some(Arc::clone(&word));
-                self.order(core, Entry::Operator(word), None);
+                core.operator.get_or_insert_with(|| Arc::new(word));
+                self.order_operator(core);
             }
             _ => {}
         }

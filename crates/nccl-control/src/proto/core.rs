@@ -145,7 +145,9 @@ pub(super) struct Core {
     pub(super) lease: Lease,
     /// This side won the claim, in that term.
     pub(super) claimed: Option<Term>,
+    /// The operator's word for this generation, and whether all have heard it.
     pub(super) operator: Option<Arc<OperatorWord>>,
+    pub(super) operator_heard: bool,
     /// This process was to coordinate the first generation, and has told all that there will be none.
     pub(super) dismissed: Option<Arc<[u8]>>,
     said: u64,
@@ -206,6 +208,7 @@ impl Core {
             lease: Lease::default(),
             claimed: None,
             operator: None,
+            operator_heard: false,
             dismissed: None,
             said: 0,
             unheard: VecDeque::new(),
@@ -290,7 +293,7 @@ impl Core {
             ..Lease::default()
         };
         self.claimed = None;
-        self.operator = None;
+        (self.operator, self.operator_heard) = (None, false);
         self.lost = None;
         self.departed = 0;
         (self.renounced, self.said_goodbye) = (false, false);
@@ -547,7 +550,10 @@ impl Core {
             Entry::Said(said) if said.from == self.id() => {
                 self.unheard.retain(|own| own.number > said.number);
             }
-            Entry::Operator(word) => self.operator = Some(Arc::clone(word)),
+            Entry::Operator(word) => {
+                self.operator = Some(Arc::clone(word));
+                self.operator_heard = true;
+            }
             Entry::Gone { .. } | Entry::Said(_) => {}
         }
         self.log.push(Arc::clone(&entry));

@@ -1021,11 +1021,10 @@ impl Member {
             (Role::Following { .. }, Message::Reply(bytes)) if from == self.core.synced.leader => {
                 self.core.events.push_back(Event::Replied(bytes));
             }
-            (Role::Following { .. }, Message::Operator(word)) => {
-                let leader = self.core.synced.leader;
-                self.core.send(leader, Message::Operator(word));
-            }
-            (Role::Waiting(_) | Role::Candidate(_), Message::Operator(word)) => self.operator(word),
+            (
+                Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
+                Message::Operator(word),
+            ) => self.operator(word),
             _ => {}
         }
     }
@@ -1336,12 +1335,18 @@ impl Member {
         true
     }
 
-    /// The operator's word, where nobody coordinates.
+    /// The operator's word, where another coordinates, as far as this one knows, or nobody.
     fn operator(&mut self, word: OperatorWord) {
-        if word.generation == self.core.generation() {
-            self.core.operator = Some(Arc::new(word));
-            self.settle();
+        if word.generation != self.core.generation() {
+            return;
         }
+        if matches!(self.role, Role::Following { .. }) {
+            // Which may be out of reach without this member having noticed.
+            let leader = self.core.synced.leader;
+            self.core.send(leader, Message::Operator(word.clone()));
+        }
+        self.core.operator.get_or_insert_with(|| Arc::new(word));
+        self.settle();
     }
 
     fn command(&mut self, command: Command) {
@@ -1469,11 +1474,13 @@ impl Member {
                     let next = coordinator.message(&mut self.core, me, Message::Operator(word));
                     self.go(next);
                 }
-                Role::Following { .. } => {
-                    let leader = self.core.synced.leader;
-                    self.core.send(leader, Message::Operator(word));
+                _ => {
+                    let me = self.core.id();
+                    for id in word.members.iter().filter(|id| **id != me) {
+                        self.core.reach(*id, Message::Operator(word.clone()));
+                    }
+                    self.operator(word);
                 }
-                _ => self.operator(word),
             },
             Command::Claimed(generation) => {
                 if generation == self.core.membership.generation {

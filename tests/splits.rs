@@ -1,0 +1,386 @@
+//! Networks that are cut in two: which ranks go on, which do not, and what each of them says, before the network is whole again and
+//! after. Hosts have networks, processes and names of their own: no process of one is seen on the other.
+//!
+//! Needs root; without, each test says that it was not run.
+
+#[path = "support/delayed_cable.rs"]
+mod delayed_cable;
+#[path = "support/isolated_hosts.rs"]
+mod isolated_hosts;
+#[path = "support/switch.rs"]
+mod switch;
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use isolated_hosts::{IsolatedHosts, Plan};
+use nccl::{Rendezvous, Witness, World};
+use nccl_tools::testing::{Role, again};
+
+/// The control plane for which these hold.
+const MACHINES: (&str, &str) = ("NCCL_RUN_CONTROL_PLANE", "machines");
+const PORT: u16 = 29_400;
+/// Longer than any limit that a rank has.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A process of the job, which does what it is told on its standard input, a line each: `next MS` goes on, `decide R,R` is the
+/// operator's word, `talk` is an exchange of all ranks. It says how that ended.
+fn process(role: &str) {
+    let mut words = role.split(' ');
+    let mut word = || words.next().expect("a role has six words");
+    let (kind, rank, size) = (word(), word(), word());
+    let (rank, size): (usize, usize) = (rank.parse().unwrap(), size.parse().unwrap());
+    let (host, witnesses, published) = (word(), word(), word());
+    let witnesses = witnesses.parse().unwrap();
+    if kind == "witness" {
+        let at = format!("tcp:{host}:{PORT}");
+        let rendezvous = Rendezvous::observer(&at).unwrap();
+        let witness = Witness::join(rendezvous.secret([7; 32]), 0).expect("the ranks come");
+        println!("\nready");
+        let _ = std::io::stdin().lines().next();
+        drop(witness);
+        return;
+    }
+    let rendezvous = Rendezvous::tcp(host, PORT, rank, size).unwrap();
+    let mut rendezvous = rendezvous.secret([7; 32]).witnesses(witnesses);
+    if published != "-" {
+        rendezvous = rendezvous.publish(published);
+    }
+    let mut world = World::join(rendezvous).expect("the others come");
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let (what, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let said = match what {
+            "next" => {
+                let limit = Duration::from_millis(rest.parse().unwrap());
+                world.next_epoch(limit).map(|next| {
+                    world = next;
+                    format!("on {} {}", world.epoch(), world.size())
+                })
+            }
+            "talk" => {
+                let parts = world.all_gather("talk", &[world.rank() as u8]);
+                parts.map(|parts| format!("on {} {}", world.epoch(), parts.len()))
+            }
+            "decide" => {
+                let ranks: Vec<_> = rest.split(',').map(|rank| rank.parse().unwrap()).collect();
+                world.decide_split(&ranks).map(|()| String::from("decided"))
+            }
+            _ => break,
+        };
+        match said {
+            Ok(said) => println!("{said}"),
+            Err(error) => println!("no: {}", error.to_string().replace('\n', " ")),
+        }
+    }
+}
+
+/// A process, and what it says.
+struct Actor {
+    child: Child,
+    orders: ChildStdin,
+    said: Receiver<String>,
+}
+
+impl Actor {
+    fn tell(&mut self, order: &str) {
+        // One that is gone hears nothing, which its next word shows.
+        let _ = writeln!(self.orders, "{order}");
+    }
+
+    /// Its next word.
+    fn says(&self) -> String {
+        let said = self.said.recv_timeout(LONG);
+        said.unwrap_or_else(|_| String::from("nothing"))
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Ranks on hosts, `counts` on each, and a witness on the last host if there is one.
+struct Split {
+    // Before their hosts.
+    ranks: Vec<Actor>,
+    _witness: Option<Actor>,
+    hosts: IsolatedHosts,
+    first: usize,
+    log: String,
+}
+
+impl Split {
+    /// `None` where there can be no hosts.
+    fn new(test: &str, counts: [usize; 2], has_witness: bool, published: &str) -> Option<Self> {
+        let hosts = IsolatedHosts::new(&Plan {
+            hosts: 2 + usize::from(has_witness),
+            ..Plan::default()
+        })?;
+        let size: usize = counts.iter().sum();
+        let at = hosts.address(0);
+        let witnesses = u32::from(has_witness);
+        let start = |host: usize, kind: &str, rank: usize| {
+            let role = format!("{kind} {rank} {size} {at} {witnesses} {published}");
+            let mut command = again(test, &role);
+            command
+                .env(MACHINES.0, MACHINES.1)
+                .env("RUST_BACKTRACE", "0");
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = hosts.spawn(host, &mut command).expect("a process");
+            let orders = child.stdin.take().expect("it is piped");
+            let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+            let (say, said) = mpsc::channel();
+            std::thread::spawn(move || {
+                let known = ["ready", "on ", "no: ", "decided"];
+                for line in lines.map_while(Result::ok) {
+                    if known.iter().any(|word| line.starts_with(word)) && say.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+            Actor {
+                child,
+                orders,
+                said,
+            }
+        };
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| start(usize::from(rank >= counts[0]), "rank", rank))
+            .collect();
+        let witness = has_witness.then(|| start(2, "witness", 0));
+        for actor in ranks.iter().chain(&witness) {
+            assert_eq!(actor.says(), "ready");
+        }
+        Some(Self {
+            ranks,
+            _witness: witness,
+            hosts,
+            first: counts[0],
+            log: format!("{counts:?}"),
+        })
+    }
+
+    /// Which ranks are on a host.
+    fn of(&self, host: usize) -> std::ops::Range<usize> {
+        match host {
+            0 => 0..self.first,
+            _ => self.first..self.ranks.len(),
+        }
+    }
+
+    /// All ranks are told the same; what each says.
+    fn all(&mut self, order: &str) -> Vec<String> {
+        let begun = Instant::now();
+        self.ranks.iter_mut().for_each(|rank| rank.tell(order));
+        let said: Vec<_> = self.ranks.iter().map(Actor::says).collect();
+        let after = begun.elapsed().as_secs_f64();
+        let _ = write!(self.log, "\n{order} ({after:.1} s):");
+        for (rank, said) in said.iter().enumerate() {
+            let _ = write!(self.log, "\n  [{rank}] {said}");
+        }
+        said
+    }
+
+    /// Ranks of `host` have gone on, in a world of their own; the others have not, and say why.
+    fn one_side_is_on(&self, said: &[String], host: usize) {
+        let on = self.of(host);
+        let expected = format!("on 1 {}", on.len());
+        for (rank, said) in said.iter().enumerate() {
+            match on.contains(&rank) {
+                true => assert_eq!(*said, expected, "{}", self.log),
+                false => self.is_refused(said),
+            }
+        }
+    }
+
+    /// It says that it has no majority or was left behind, and calls nobody dead.
+    fn is_refused(&self, said: &str) {
+        let reasons = ["reach", "cut off", "without", "left behind", "did not come"];
+        let is_reason = reasons.iter().any(|reason| said.contains(reason));
+        assert!(
+            said.starts_with("no: ") && is_reason,
+            "{said}\n{}",
+            self.log
+        );
+        assert!(!said.contains("died"), "{said}\n{}", self.log);
+    }
+}
+
+/// Runs each of `cases` at the same time: all of them mostly wait.
+fn each<T: Copy + Send + std::fmt::Debug>(cases: &[T], run: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for &case in cases {
+            let run = &run;
+            scope.spawn(move || run(case));
+        }
+    });
+}
+
+#[test]
+fn of_an_uneven_split_the_larger_side_goes_on_and_the_other_never() {
+    const TEST: &str = "of_an_uneven_split_the_larger_side_goes_on_and_the_other_never";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    let cases = [
+        [1, 2],
+        [2, 1],
+        [1, 3],
+        [3, 1],
+        [1, 4],
+        [2, 3],
+        [3, 2],
+        [4, 1],
+    ];
+    each(&cases, |counts| {
+        let Some(mut split) = Split::new(TEST, counts, false, "-") else {
+            return;
+        };
+        let larger = usize::from(counts[1] > counts[0]);
+        split.hosts.cut(1);
+        let said = split.all("next 15000");
+        split.one_side_is_on(&said, larger);
+        split.hosts.mend(1);
+        std::thread::sleep(Duration::from_secs(2));
+        let said = split.all("talk");
+        split.one_side_is_on(&said, larger);
+        let said = split.all("next 3000");
+        for (rank, said) in said.iter().enumerate() {
+            match split.of(larger).contains(&rank) {
+                true => assert!(said.starts_with("on 2 "), "{}", split.log),
+                false => split.is_refused(said),
+            }
+        }
+    });
+}
+
+#[test]
+fn of_an_even_split_nobody_goes_on() {
+    const TEST: &str = "of_an_even_split_nobody_goes_on";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    each(&[[1, 1], [2, 2]], |counts| {
+        let Some(mut split) = Split::new(TEST, counts, false, "-") else {
+            return;
+        };
+        split.hosts.cut(1);
+        for order in ["next 15000", "next 1000"] {
+            let said = split.all(order);
+            said.iter().for_each(|said| split.is_refused(said));
+            split.hosts.mend(1);
+        }
+    });
+}
+
+#[test]
+fn a_network_that_is_whole_again_soon_ends_nothing() {
+    const TEST: &str = "a_network_that_is_whole_again_soon_ends_nothing";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    each(&[[1, 1], [2, 1], [1, 2], [2, 2]], |counts| {
+        let Some(mut split) = Split::new(TEST, counts, false, "-") else {
+            return;
+        };
+        for seconds in [1, 3] {
+            split.hosts.cut(1);
+            std::thread::sleep(Duration::from_secs(seconds));
+            split.hosts.mend(1);
+            let size = counts[0] + counts[1];
+            for said in split.all("talk") {
+                assert_eq!(said, format!("on 0 {size}"), "{}", split.log);
+            }
+        }
+    });
+}
+
+#[test]
+fn of_an_even_split_the_side_goes_on_that_claims_first() {
+    const TEST: &str = "of_an_even_split_the_side_goes_on_that_claims_first";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    each(&[[1, 1], [2, 2]], |counts| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let published = folder.path().join("address");
+        let published = published.to_str().expect("text");
+        let Some(mut split) = Split::new(TEST, counts, false, published) else {
+            return;
+        };
+        split.hosts.cut(1);
+        let said = split.all("next 25000");
+        let on = said.iter().position(|said| said.starts_with("on "));
+        let on = on.unwrap_or_else(|| panic!("no side has gone on\n{}", split.log));
+        let host = usize::from(split.of(1).contains(&on));
+        split.one_side_is_on(&said, host);
+        split.hosts.mend(1);
+        std::thread::sleep(Duration::from_secs(2));
+        let said = split.all("talk");
+        split.one_side_is_on(&said, host);
+    });
+}
+
+#[test]
+fn of_an_even_split_the_side_goes_on_that_a_witness_is_with() {
+    const TEST: &str = "of_an_even_split_the_side_goes_on_that_a_witness_is_with";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    each(&[(1, 0), (2, 0), (1, 1), (2, 1)], |(each, cut)| {
+        let Some(mut split) = Split::new(TEST, [each, each], true, "-") else {
+            return;
+        };
+        split.hosts.cut(cut);
+        let said = split.all("next 15000");
+        split.one_side_is_on(&said, 1 - cut);
+        split.hosts.mend(cut);
+        std::thread::sleep(Duration::from_secs(2));
+        let said = split.all("talk");
+        split.one_side_is_on(&said, 1 - cut);
+    });
+}
+
+#[test]
+fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
+    const TEST: &str = "of_an_even_split_the_side_goes_on_for_which_an_operator_speaks";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    each(&[(1, 0), (2, 0), (1, 1), (2, 1)], |(each, side)| {
+        let Some(mut split) = Split::new(TEST, [each, each], false, "-") else {
+            return;
+        };
+        split.hosts.cut(1);
+        // The operator makes sure that the other side does not go on.
+        for rank in split.of(1 - side) {
+            split.ranks[rank].child.kill().expect("it runs");
+        }
+        // Until all that are left have seen that the others are out of reach.
+        std::thread::sleep(Duration::from_secs(5));
+        let ranks = split.of(side);
+        let names: Vec<_> = ranks.clone().map(|rank| rank.to_string()).collect();
+        let first = &mut split.ranks[ranks.start];
+        first.tell(&format!("decide {}", names.join(",")));
+        assert_eq!(first.says(), "decided");
+        for rank in ranks.clone() {
+            split.ranks[rank].tell("next 15000");
+        }
+        for rank in ranks.clone() {
+            let said = split.ranks[rank].says();
+            assert_eq!(
+                said,
+                format!("on 1 {each}"),
+                "rank {rank} of {:?}",
+                (each, side)
+            );
+        }
+    });
+}
