@@ -57,6 +57,8 @@ struct Out {
     written: usize,
     /// What is not sealed yet, and how much of the payload of the first is.
     queue: VecDeque<Outgoing>,
+    /// What goes out before that.
+    urgent: VecDeque<Outgoing>,
     begun: usize,
     /// Those of the queue.
     bytes: usize,
@@ -115,12 +117,21 @@ impl Connection {
 
     /// Keeps a frame for [`flush`](Self::flush), which seals it.
     pub(super) fn enqueue(&self, frame: Outgoing) {
+        self.enqueue_in(frame, |out| &mut out.queue);
+    }
+
+    /// The same, for a small one that overtakes others.
+    pub(super) fn enqueue_first(&self, frame: Outgoing) {
+        self.enqueue_in(frame, |out| &mut out.urgent);
+    }
+
+    fn enqueue_in(&self, frame: Outgoing, queue: fn(&mut Out) -> &mut VecDeque<Outgoing>) {
         let mut out = self.out.lock();
         if out.failed.is_some() {
             return;
         }
         out.bytes += frame.len();
-        out.queue.push_back(frame);
+        queue(&mut out).push_back(frame);
         // Without a seal, nothing but a greeting goes out.
         let wrong = match &out.seal {
             None => Some(io::ErrorKind::NotConnected),
@@ -275,13 +286,30 @@ impl Connection {
 
 impl Out {
     fn is_empty(&self) -> bool {
-        self.written == self.ready.len() && self.queue.is_empty()
+        self.written == self.ready.len() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
     /// Seals what comes next, when all that was sealed is written; whether there is something.
     fn refill(&mut self) -> io::Result<bool> {
         self.ready.clear();
         self.written = 0;
+        if let Some(seal) = &self.seal
+            && self.begun == 0
+            && !self.urgent.is_empty()
+        {
+            let mut plain = Vec::new();
+            while let Some(frame) = self.urgent.front()
+                && plain.len() + frame.len() <= TOGETHER
+            {
+                plain.extend_from_slice(&frame.head);
+                plain.extend_from_slice(&frame.payload);
+                self.urgent.pop_front();
+            }
+            self.bytes = self.bytes.saturating_sub(plain.len());
+            seal.seal(self.number, &plain, &mut self.ready)?;
+            self.number += 1;
+            return Ok(true);
+        }
         let (Some(seal), Some(first)) = (&self.seal, self.queue.front()) else {
             if self.ready.capacity() > KEPT {
                 self.ready = Vec::new();
@@ -324,6 +352,7 @@ impl Out {
     fn fail(&mut self, kind: io::ErrorKind) {
         self.failed = Some(kind);
         self.queue.clear();
+        self.urgent.clear();
         self.ready = Vec::new();
         (self.bytes, self.begun, self.written) = (0, 0, 0);
     }

@@ -9,7 +9,7 @@ use super::dialer::Dialer;
 use crate::client::Met;
 use crate::connection::{Connection, Received};
 use crate::departure::{How, Lost};
-use crate::frame::{Decoder, Outgoing};
+use crate::frame::{Broken, Decoder, LARGEST_FRAME, Outgoing};
 use crate::proto;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::reader::loss_of;
@@ -36,7 +36,40 @@ pub(super) struct Port {
     number: proto::Connection,
     pub(super) connection: Arc<Connection>,
     /// `None` when nothing comes any more.
-    decoder: Mutex<Option<Decoder>>,
+    decoder: Mutex<Option<Incoming>>,
+}
+
+/// What comes: frames, of which a large one has several parts.
+struct Incoming {
+    decoder: Decoder,
+    parts: Vec<u8>,
+}
+
+/// The most bytes of a part: what asks whether a process is there does not wait behind more.
+const PART: usize = 256 << 10;
+
+/// The numbers of a part that others follow, and of the last or only one.
+const MORE: u64 = 1;
+const LAST: u64 = 0;
+
+impl Incoming {
+    fn next(&mut self) -> Result<Option<proto::Frame>, Broken> {
+        while let Some(frame) = self.decoder.next()? {
+            if self.parts.len() + frame.payload.len() > LARGEST_FRAME {
+                return Err(Broken("a frame that is too long"));
+            }
+            match frame.id {
+                LAST if self.parts.is_empty() => return wire::decode(&frame.payload).map(Some),
+                LAST => {
+                    let mut whole = std::mem::take(&mut self.parts);
+                    whole.extend_from_slice(&frame.payload);
+                    return wire::decode(&whole).map(Some);
+                }
+                _ => self.parts.extend_from_slice(&frame.payload),
+            }
+        }
+        Ok(None)
+    }
 }
 
 impl Port {
@@ -50,7 +83,10 @@ impl Port {
             driver: Weak::clone(driver),
             number,
             connection,
-            decoder: Mutex::new(Some(decoder)),
+            decoder: Mutex::new(Some(Incoming {
+                decoder,
+                parts: Vec::new(),
+            })),
         })
     }
 
@@ -77,8 +113,23 @@ impl Port {
     }
 
     pub(super) fn send(&self, frame: &proto::Frame) {
-        self.connection
-            .enqueue(Outgoing::new(0, wire::encode(frame).into()));
+        let bytes = wire::encode(frame);
+        if !matches!(
+            frame,
+            proto::Frame::Data { .. } | proto::Frame::Acknowledge(_)
+        ) {
+            let frame = Outgoing::new(LAST, bytes.into());
+            return self.connection.enqueue_first(frame);
+        }
+        let mut rest = &bytes[..];
+        while let Some((part, more)) = rest
+            .split_at_checked(PART)
+            .filter(|(_, more)| !more.is_empty())
+        {
+            self.connection.enqueue(Outgoing::new(MORE, part.into()));
+            rest = more;
+        }
+        self.connection.enqueue(Outgoing::new(LAST, rest.into()));
     }
 
     pub(super) fn close(&self) {
@@ -105,24 +156,20 @@ impl Port {
         }
     }
 
-    fn read_with(&self, mut reading: MutexGuard<'_, Option<Decoder>>) {
+    fn read_with(&self, mut reading: MutexGuard<'_, Option<Incoming>>) {
         let Some(driver) = self.driver.upgrade() else {
             return self.close();
         };
-        let Some(decoder) = &mut *reading else {
+        let Some(incoming) = &mut *reading else {
             return;
         };
-        let received = self.connection.receive(decoder);
+        let received = self.connection.receive(&mut incoming.decoder);
         let mut frames = Vec::new();
         let mut broken = None;
         loop {
-            let frame = match decoder.next() {
+            match incoming.next() {
                 Ok(None) => break,
-                Ok(Some(frame)) => wire::decode::<proto::Frame>(&frame.payload),
-                Err(broken) => Err(broken),
-            };
-            match frame {
-                Ok(frame) => frames.push(frame),
+                Ok(Some(frame)) => frames.push(frame),
                 Err(why) => {
                     broken = Some(Lost::from(How::Sent(why.0.to_owned())));
                     break;

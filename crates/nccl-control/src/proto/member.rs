@@ -769,6 +769,10 @@ impl Member {
 
     fn beat(&mut self, from: MemberId, beat: &Beat) {
         let own = self.core.generation();
+        if self.is_joining() {
+            // It overtakes what makes this process a member.
+            return;
+        }
         if !self.is_in() {
             return self.core.say_out(from, beat.generation);
         }

@@ -84,6 +84,8 @@ struct Line {
     open: [bool; 2],
     /// Until when the frames of each direction are on their way.
     busy: [u64; 2],
+    /// The same for frames that overtake others.
+    overtaken: [u64; 2],
     /// Frames that a path does not let through.
     held: [VecDeque<Frame>; 2],
     /// Whether a check is due whether the path is open again.
@@ -416,6 +418,7 @@ impl Network {
             ends: [from, to],
             open: [true, true],
             busy: [0, 0],
+            overtaken: [0, 0],
             held: [VecDeque::new(), VecDeque::new()],
             checked: false,
         });
@@ -448,9 +451,23 @@ impl Network {
         let to = self.lines[line].ends[1 - side];
         match self.path(from, to) {
             Path::Open if self.lines[line].held[side].is_empty() => {
-                let delay = self.delay();
-                let at = (self.now + delay).max(self.lines[line].busy[side] + 1);
-                self.lines[line].busy[side] = at;
+                // Beats overtake messages, of which some are large.
+                let overtakes = !matches!(frame, Frame::Data { .. } | Frame::Acknowledge(_));
+                let is_large = !overtakes && self.random.u8(0..32) == 0;
+                let delay = match is_large {
+                    true => self.delay() + self.random.u64(0..100) * MILLI,
+                    false => self.delay(),
+                };
+                let own = &mut self.lines[line];
+                let before = match overtakes {
+                    true => own.overtaken[side],
+                    false => own.overtaken[side].max(own.busy[side]),
+                };
+                let at = (self.now + delay).max(before + 1);
+                match overtakes {
+                    true => own.overtaken[side] = at,
+                    false => own.busy[side] = at,
+                }
                 let to = 1 - side;
                 self.at(at, Happening::Frame { line, to, frame });
             }
@@ -470,7 +487,9 @@ impl Network {
         let [one, other] = [side, 1 - side].map(|side| self.lines[line].ends[side]);
         if self.lines[line].open[1 - side] && self.path(one, other) != Path::Drops {
             let delay = self.delay();
-            let at = (self.now + delay).max(self.lines[line].busy[side] + 1);
+            let own = &self.lines[line];
+            let before = own.busy[side].max(own.overtaken[side]);
+            let at = (self.now + delay).max(before + 1);
             let side = 1 - side;
             self.at(at, Happening::Closed { line, side });
         }
@@ -531,6 +550,7 @@ impl Network {
                 let to = 1 - side;
                 self.at(at, Happening::Frame { line, to, frame });
                 self.lines[line].busy[side] = at;
+                self.lines[line].overtaken[side] = at;
                 at += 1000;
             }
         }
