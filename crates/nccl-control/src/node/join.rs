@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use nccl_base::wire;
-
 use super::acceptor::Acceptor;
 use super::port::Driver as _;
 use super::{LineOf, Node, State};
@@ -224,8 +222,7 @@ impl Node {
                     continue;
                 }
                 if coordinates {
-                    let bytes = wire::encode(&why).into();
-                    state.handle(Input::Command(Command::Dismiss(bytes)));
+                    state.dismiss(&why);
                     self.pump(&mut state);
                 }
                 drop(state);
@@ -480,10 +477,8 @@ impl Node {
         let mut rendezvous = rendezvous.clone();
         rendezvous.rank = 0;
         let node = Self::first(&rendezvous, Instant::now(), &Arc::default(), None)?;
-        let why = Incomplete::Gone { rank, departure };
-        let bytes = wire::encode(&why).into();
         let mut state = node.state.lock();
-        state.handle(Input::Command(Command::Dismiss(bytes)));
+        state.dismiss(&Incomplete::Gone { rank, departure });
         node.pump(&mut state);
         drop(state);
         node.settle();

@@ -50,12 +50,12 @@ use crate::admission::Refusal;
 use crate::attached::{Attached, host};
 use crate::client;
 use crate::connection::Connection;
-use crate::departure::{Departure, How, Lost, cut};
+use crate::departure::{Departure, How, Lost, ProcessEnd, cut};
 use crate::frame::Decoder;
 use crate::greeting::{Again, Greeting, Hello, Role};
 use crate::handover::apart;
 use crate::heartbeat::Said as Spoken;
-use crate::incoming::{Incoming, Push};
+use crate::incoming::{Incoming, Known, Push};
 use crate::mailbox::Mailbox;
 use crate::message::Incomplete;
 use crate::process;
@@ -68,7 +68,7 @@ use crate::request::Request;
 use crate::server::Job;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::watching::{WORD, has_room};
+use crate::watching::{LONGEST_WORD, WORD, has_room};
 
 pub(crate) use self::join::{Entered, Vain, line};
 pub(crate) use self::observing::run as observe;
@@ -116,8 +116,8 @@ struct State {
     vigils: HashMap<MemberId, Arc<Vigil>>,
     /// Members whose parent will say how they end.
     watched: BTreeSet<u32>,
-    /// Ends that wait for the word of a parent until then.
-    ends: Vec<(Instant, MemberId)>,
+    /// Ends that wait until then: for the word of a parent, or, where that has come, for a goodbye.
+    ends: Vec<(Instant, MemberId, Proof)>,
     /// Why the first generation came to nothing.
     dismissed: Option<Incomplete>,
     /// Who has heard that.
@@ -525,17 +525,15 @@ impl Node {
             Event::Joined(id) => {
                 if state.dismissed.is_some() {
                     state.dismissals.insert(id.slot);
+                } else if let Some(known) = state.joined(id.slot as usize) {
+                    state.observe(state.generation(), &Push::Member(known));
                 }
                 self.bell.notify_all();
             }
-            Event::Ended(_) => {}
+            Event::Ended(_) | Event::Forms(_) => {}
             Event::Fell(slot, departure) => {
-                let why = Incomplete::Gone {
-                    rank: slot as usize,
-                    departure,
-                };
-                let bytes = wire::encode(&why).into();
-                state.handle(Input::Command(Command::Dismiss(bytes)));
+                let rank = slot as usize;
+                state.dismiss(&Incomplete::Gone { rank, departure });
             }
             Event::Dismissed(bytes) => {
                 let why = wire::decode(&bytes).unwrap_or(Incomplete::OtherMembers);
@@ -659,7 +657,7 @@ impl Node {
         state.vigils.remove(&member);
         if state.watched.contains(&member.slot) {
             let until = Instant::now() + WORD;
-            state.ends.push((until, member));
+            state.ends.push((until, member, Proof::Kernel));
         } else {
             state.handle(Input::Ended(member, Proof::Kernel));
         }
@@ -778,10 +776,10 @@ impl Source for Node {
         }
         let late: Vec<_> = state
             .ends
-            .extract_if(.., |(until, _)| *until <= now)
+            .extract_if(.., |(until, ..)| *until <= now)
             .collect();
-        for (_, member) in late {
-            state.handle(Input::Ended(member, Proof::Kernel));
+        for (_, member, proof) in late {
+            state.handle(Input::Ended(member, proof));
         }
         let time = state.clock.time(now);
         if state.member.next_timeout() <= time {
@@ -843,7 +841,7 @@ impl State {
 
     fn next_timeout(&self) -> Option<Instant> {
         let machine = self.clock.instant(self.member.next_timeout());
-        let ends = self.ends.iter().map(|(until, _)| *until).min();
+        let ends = self.ends.iter().map(|(until, ..)| *until).min();
         machine
             .into_iter()
             .chain(self.desk.next_timeout())
@@ -879,7 +877,7 @@ impl State {
                 member, departure, ..
             } => {
                 self.vigils.remove(member);
-                self.ends.retain(|(_, id)| id != member);
+                self.ends.retain(|(_, id, _)| id != member);
                 self.gone.push((*member, departure.clone()));
                 for line in &self.lines {
                     // Of its own goodbye, nothing is to be heard.
@@ -970,6 +968,7 @@ impl State {
                 self.handle(Input::Command(Command::Called(from, call)));
             }
             Request::Watches { ranks } => self.watched_by(from, generation, &ranks),
+            Request::Ended { rank, pid, end } => self.ended(generation, rank, pid, end),
             request => {
                 let is_phase = matches!(request, Request::Phase { .. });
                 self.desk.handle(from, generation, id, request, again);
@@ -982,6 +981,17 @@ impl State {
 
     /// An observer has started these ranks, as these processes, and wants to see how it stands with all of them.
     fn watched_by(&mut self, observer: MemberId, generation: u64, ranks: &[(usize, u64)]) {
+        if self.is_forming(generation) {
+            let size = self.desk.size;
+            self.show_to(observer, generation, &Push::Size(size));
+            for known in (0..size)
+                .filter_map(|rank| self.joined(rank))
+                .collect::<Vec<_>>()
+            {
+                self.show_to(observer, generation, &Push::Member(known));
+            }
+            return;
+        }
         let Some(line) = self.line(generation) else {
             return;
         };
@@ -998,16 +1008,77 @@ impl State {
             self.handle(Input::Command(say(&Saying::Watched { slots, watched })));
         }
         for known in self.desk.known(generation) {
-            let push = Push::Member(known);
-            let bytes = envelope::reply(generation, 0, &push.encode().payload);
-            self.reply(observer, bytes);
+            self.show_to(observer, generation, &Push::Member(known));
+        }
+    }
+
+    /// Whether the ranks of this generation still meet here.
+    fn is_forming(&self, generation: u64) -> bool {
+        self.lines.is_empty() && self.dismissed.is_none() && generation == self.generation()
+    }
+
+    /// What is known of a rank that has joined the generation that is formed here.
+    fn joined(&self, rank: usize) -> Option<Known> {
+        let peer = self.member.joined(u32::try_from(rank).ok()?);
+        peer.filter(|_| rank < self.desk.size)
+            .map(|peer| Known::of(rank, peer))
+    }
+
+    /// How the process ended that an observer has started as this rank, while the ranks meet.
+    fn ended(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
+        end.cut(LONGEST_WORD);
+        let forms = self.is_forming(generation);
+        let peer = match forms {
+            true => self.member.joined(rank as u32),
+            // It has become active meanwhile.
+            false => self
+                .line(generation)
+                .and_then(|line| line.membership.members.get(rank)),
+        };
+        match peer.map(|peer| (peer.id, u64::from(peer.pid))) {
+            // It is rank 0's process that hears this.
+            _ if rank == 0 => {}
+            // A goodbye, or why it fails, may still be on its way.
+            Some((id, known)) if known == pid => {
+                let until = Instant::now() + WORD;
+                self.ends.push((until, id, Proof::Parent(Box::new(end))));
+            }
+            // A process that had another number may have been another, which has started this one.
+            Some(_) => {}
+            None if forms && rank < self.desk.size => {
+                let departure = Departure::Lost(end.into());
+                self.dismiss(&Incomplete::Gone { rank, departure });
+            }
+            None => {}
+        }
+    }
+
+    /// There will be no first generation.
+    fn dismiss(&mut self, why: &Incomplete) {
+        let bytes = wire::encode(why).into();
+        self.handle(Input::Command(Command::Dismiss(bytes)));
+    }
+
+    fn show_to(&mut self, observer: MemberId, generation: u64, push: &Push) {
+        let bytes = envelope::reply(generation, 0, &push.encode().payload);
+        self.reply(observer, bytes);
+    }
+
+    /// Tells all observers.
+    fn observe(&mut self, generation: u64, push: &Push) {
+        let observers = self.member.observers();
+        if observers.is_empty() {
+            return;
+        }
+        let bytes = envelope::reply(generation, 0, &push.encode().payload);
+        for observer in observers {
+            self.reply(observer, Arc::clone(&bytes));
         }
     }
 
     /// Tells the observers what a member does.
     fn show(&mut self, generation: u64, member: MemberId) {
-        let observers = self.member.observers();
-        if observers.is_empty() {
+        if self.member.observers().is_empty() {
             return;
         }
         let Some(rank) = self
@@ -1017,11 +1088,7 @@ impl State {
             return;
         };
         if let Some(known) = self.desk.known_of(generation, rank) {
-            let push = Push::Member(known);
-            let bytes = envelope::reply(generation, 0, &push.encode().payload);
-            for observer in observers {
-                self.reply(observer, Arc::clone(&bytes));
-            }
+            self.observe(generation, &Push::Member(known));
         }
     }
 
@@ -1072,12 +1139,7 @@ impl State {
                     }
                 }
             }
-            desk::Output::Observe(push) => {
-                let bytes = envelope::reply(generation, 0, &push.encode().payload);
-                for observer in self.member.observers() {
-                    self.reply(observer, Arc::clone(&bytes));
-                }
-            }
+            desk::Output::Observe(push) => self.observe(generation, &push),
             desk::Output::Push { to, push } => {
                 let bytes = envelope::reply(generation, 0, &push.encode().payload);
                 for member in to {
