@@ -276,9 +276,11 @@ impl Driver for Watching {
                     state.alarm = Some(next);
                     reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
                 }
-                let has_seen = !state.seen.is_empty() || state.over.is_some();
+                let has_seen = state.has_seen();
                 drop(state);
                 if has_seen {
+                    // So that the thread is either waiting or has not looked yet.
+                    drop(self.shared.state());
                     self.shared.notify();
                 }
                 return;
@@ -333,6 +335,11 @@ impl Source for Watching {
 impl State {
     fn handle(&mut self, input: Input) {
         self.observer.handle(self.clock.time(Instant::now()), input);
+    }
+
+    /// Whether there is something for the observer's thread.
+    fn has_seen(&self) -> bool {
+        !self.seen.is_empty() || self.over.is_some()
     }
 
     fn rank_of(&self, id: MemberId) -> Option<usize> {
@@ -441,6 +448,13 @@ fn observe(shared: &Arc<Shared>) -> String {
             started = now;
             drop(state);
             watching.watch();
+            continue;
+        }
+        #[cfg(test)]
+        if std::mem::take(&mut state.cut) {
+            watching.state.lock().ports.cut_for_a_test();
+        }
+        if watching.state.lock().has_seen() {
             continue;
         }
         let until = Instant::now() + LOOK;
