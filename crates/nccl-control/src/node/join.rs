@@ -17,6 +17,8 @@ use crate::explain::ranges;
 use crate::launcher;
 use crate::line::{Line, Link, Member};
 use crate::mailbox::Mailbox;
+#[cfg(test)]
+use crate::message::Round;
 use crate::message::{Incomplete, Missing};
 use crate::place::{self, Listener};
 use crate::process;
@@ -411,6 +413,18 @@ impl Node {
     #[cfg(test)]
     pub(crate) fn die_after_for_a_test(&self, sends: usize) {
         self.state.lock().fuse = Some(sends);
+    }
+
+    /// As if the network had broken all its connections.
+    #[cfg(test)]
+    pub(crate) fn cut_connections_for_a_test(&self) {
+        self.state.lock().ports.cut_for_a_test();
+    }
+
+    /// Whether such a round waits here for ranks.
+    #[cfg(test)]
+    pub(crate) fn has_round_for_a_test(&self, wanted: impl Fn(&Round) -> bool) -> bool {
+        self.state.lock().desk.has_round_for_a_test(wanted)
     }
 
     #[cfg(test)]
