@@ -91,9 +91,13 @@ impl Entered {
     }
 }
 
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 /// This process as the others are to know it.
 fn peer(slot: usize, at: &str) -> Result<Peer> {
-    let incarnation = RandomState::new().build_hasher().finish().max(1);
+    let incarnation = random().max(1);
     let launched = launcher::own_rank()?;
     Ok(Peer {
         id: MemberId {
@@ -264,7 +268,8 @@ impl Node {
         loop {
             let (met, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
-            let name = format!("{slot}-{}", std::process::id());
+            // Others may have asked to come in as the same rank, also of this process.
+            let name = format!("{slot}-{:x}", random() as u32);
             let listener = place::listen_beside(&found, &name, met.connection.fd())?;
             let me = peer(slot, &listener.at)?;
             let at = vec![found.to_string()];
