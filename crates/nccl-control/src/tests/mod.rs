@@ -88,8 +88,8 @@ fn a_connection_that_ends_is_made_again_and_the_world_goes_on() {
                     let parts = world.all_gather("x", &[turn]).unwrap();
                     assert_eq!(parts, [[turn], [turn]]);
                 }
-                world.barrier("end").unwrap();
                 assert_eq!(world.departed(), []);
+                world.barrier("end").unwrap();
             });
         }
     });
