@@ -525,7 +525,8 @@ impl Node {
             Event::Joined(id) => {
                 if state.dismissed.is_some() {
                     state.dismissals.insert(id.slot);
-                } else if let Some(known) = state.joined(id.slot as usize) {
+                } else if let Some(peer) = state.joined(id.slot as usize) {
+                    let known = Known::of(id.slot as usize, peer);
                     state.observe(state.generation(), &Push::Member(known));
                 }
                 self.bell.notify_all();
@@ -984,11 +985,10 @@ impl State {
         if self.is_forming(generation) {
             let size = self.desk.size;
             self.show_to(observer, generation, &Push::Size(size));
-            for known in (0..size)
-                .filter_map(|rank| self.joined(rank))
-                .collect::<Vec<_>>()
-            {
-                self.show_to(observer, generation, &Push::Member(known));
+            for rank in 0..size {
+                if let Some(known) = self.joined(rank).map(|peer| Known::of(rank, peer)) {
+                    self.show_to(observer, generation, &Push::Member(known));
+                }
             }
             return;
         }
@@ -1014,42 +1014,34 @@ impl State {
 
     /// Whether the ranks of this generation still meet here.
     fn is_forming(&self, generation: u64) -> bool {
-        self.lines.is_empty() && self.dismissed.is_none() && generation == self.generation()
+        self.member.is_joining() && generation == self.generation()
     }
 
-    /// What is known of a rank that has joined the generation that is formed here.
-    fn joined(&self, rank: usize) -> Option<Known> {
-        let peer = self.member.joined(u32::try_from(rank).ok()?);
-        peer.filter(|_| rank < self.desk.size)
-            .map(|peer| Known::of(rank, peer))
+    /// The process of a rank that has joined the generation that is formed here.
+    fn joined(&self, rank: usize) -> Option<&Peer> {
+        let slot = u32::try_from(rank).ok()?;
+        self.member.joined(slot).filter(|_| rank < self.desk.size)
     }
 
     /// How the process ended that an observer has started as this rank, while the ranks meet.
     fn ended(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
         end.cut(LONGEST_WORD);
-        let forms = self.is_forming(generation);
-        let peer = match forms {
-            true => self.member.joined(rank as u32),
-            // It has become active meanwhile.
-            false => self
-                .line(generation)
-                .and_then(|line| line.membership.members.get(rank)),
-        };
-        match peer.map(|peer| (peer.id, u64::from(peer.pid))) {
-            // It is rank 0's process that hears this.
-            _ if rank == 0 => {}
+        // Of rank 0, it is its process that hears this.
+        if !self.is_forming(generation) || !(1..self.desk.size).contains(&rank) {
+            return;
+        }
+        match self.joined(rank) {
             // A goodbye, or why it fails, may still be on its way.
-            Some((id, known)) if known == pid => {
-                let until = Instant::now() + WORD;
+            Some(peer) if u64::from(peer.pid) == pid => {
+                let (until, id) = (Instant::now() + WORD, peer.id);
                 self.ends.push((until, id, Proof::Parent(Box::new(end))));
             }
             // A process that had another number may have been another, which has started this one.
             Some(_) => {}
-            None if forms && rank < self.desk.size => {
+            None => {
                 let departure = Departure::Lost(end.into());
                 self.dismiss(&Incomplete::Gone { rank, departure });
             }
-            None => {}
         }
     }
 

@@ -63,7 +63,8 @@ struct State {
 enum Seen {
     Forming(u64),
     Size(usize),
-    Generation(SharedMembership),
+    /// Whether it is the one that was being formed.
+    Generation(SharedMembership, bool),
     Coordinator(usize),
     Gone(usize, Departure),
     Known(Known),
@@ -162,7 +163,7 @@ impl Watching {
             let is_flushed = state.observer.is_flushed();
             (seen, state.membership.clone(), state.hears, is_flushed)
         };
-        let mut watches = false;
+        let (mut watches, mut tell_again) = (false, false);
         let mut ends = Vec::new();
         let mut asks = Vec::new();
         {
@@ -175,12 +176,11 @@ impl Watching {
                         (state.was_there, state.coordinator) = (true, 0);
                         state.board.connected = true;
                         watches = true;
-                        // What was told before may have been lost.
-                        told.clear();
-                        state.words.iter_mut().for_each(|word| word.told = false);
+                        tell_again = true;
                     }
                     Seen::Size(size) => state.board.set_size(size),
-                    Seen::Generation(membership) => {
+                    Seen::Generation(membership, was_formed) => {
+                        tell_again |= was_formed;
                         state.set_epoch(membership.generation.number);
                         state.board.set_size(membership.members.len());
                         for (rank, peer) in membership.members.iter().enumerate() {
@@ -197,6 +197,11 @@ impl Watching {
                     Seen::Known(known) => state.board.learn(known),
                     Seen::Late(lateness) => state.board.late(&lateness),
                 }
+            }
+            // What was told to the program of the process that forms may have been lost.
+            if tell_again {
+                told.clear();
+                state.words.iter_mut().for_each(|word| word.told = false);
             }
             for index in 0..state.words.len() {
                 let Word { rank, pid, end, .. } = state.words[index].clone();
@@ -351,7 +356,8 @@ impl State {
             Event::Active(membership) => {
                 self.membership = Some(Arc::clone(&membership));
                 self.hears = false;
-                self.seen.push(Seen::Generation(membership));
+                let was_formed = self.forming.take().is_some();
+                self.seen.push(Seen::Generation(membership, was_formed));
             }
             Event::Forms(generation) => {
                 (self.forming, self.hears) = (Some(generation), true);
