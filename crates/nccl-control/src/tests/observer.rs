@@ -37,7 +37,7 @@ fn joined(events: &mut Events, rank: usize) {
 /// A rank that has joined, and can be as if its process died.
 enum Fragile {
     Reader(Arc<Reader>),
-    World(World),
+    World(Box<World>),
 }
 
 impl Fragile {
@@ -51,7 +51,7 @@ impl Fragile {
 
     fn join(meet: Rendezvous) -> Self {
         match is_chosen() {
-            true => Self::World(World::join(meet).unwrap()),
+            true => Self::World(Box::new(World::join(meet).unwrap())),
             false => Self::Reader(fragile(meet)),
         }
     }
