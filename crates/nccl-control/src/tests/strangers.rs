@@ -33,10 +33,12 @@ fn connect(rendezvous: &Rendezvous) -> UnixStream {
 #[test]
 fn garbage_and_half_greetings_and_silence_lose_nothing_of_the_others() {
     let meet = |rank| rendezvous("garbage", rank, 3);
+    let came = &std::sync::Barrier::new(40 + 3);
     std::thread::scope(|scope| {
         for seed in 0..40u8 {
             scope.spawn(move || {
                 let mut stream = connect(&meet(1));
+                came.wait();
                 let bytes: Vec<u8> = (0..2000u32).map(|n| (n as u8).wrapping_mul(seed)).collect();
                 let _ = stream.write_all(&bytes[..usize::from(seed) * 50]);
                 if seed % 2 == 0 {
@@ -54,6 +56,9 @@ fn garbage_and_half_greetings_and_silence_lose_nothing_of_the_others() {
                 for turn in 0..200u64 {
                     let parts = world.all_gather("x", &turn.to_le_bytes()).unwrap();
                     assert_eq!(parts, vec![turn.to_le_bytes(); 3]);
+                    if turn == 0 {
+                        came.wait();
+                    }
                 }
             });
         }
