@@ -374,26 +374,36 @@ impl Node {
         while state.member.leads() && !self.is_alone(&state) && Instant::now() < lingers {
             self.wait(&mut state, lingers);
         }
+        // Its machine waits a second for those that it tells, whatever goes out before that.
+        self.wait_while_sending(&mut state, |state| {
+            !state.member.leads() || state.ports.backlog() == 0
+        });
         state.handle(Input::Command(Command::Leave(farewell)));
         self.pump(&mut state);
         drop(state);
         self.settle();
+        let mut state = self.state.lock();
+        self.wait_while_sending(&mut state, |state| {
+            state.left || state.excluded.is_some() || state.dismissed.is_some()
+        });
+        self.close(state);
+    }
+
+    /// Waits until it is `enough`, or for [`FAREWELL`]; a slow network may take longer, as long as it takes something.
+    fn wait_while_sending(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        enough: impl Fn(&State) -> bool,
+    ) {
         let mut deadline = Instant::now() + FAREWELL;
         let mut backlog = usize::MAX;
-        let mut state = self.state.lock();
-        while !state.left
-            && state.excluded.is_none()
-            && state.dismissed.is_none()
-            && Instant::now() < deadline
-        {
-            // The goodbye is behind all that; a slow network may take longer, as long as it takes something.
+        while !enough(state) && Instant::now() < deadline {
             let now = state.ports.backlog();
             if now < backlog {
                 (backlog, deadline) = (now, Instant::now() + FAREWELL);
             }
-            self.wait(&mut state, deadline.min(Instant::now() + LINGERS));
+            self.wait(state, deadline.min(Instant::now() + LINGERS));
         }
-        self.close(state);
     }
 
     /// Whether all others of the generation have gone.
