@@ -7,7 +7,7 @@ use super::incoming::Known;
 use super::inquiry::Lateness;
 use super::phase::Phase;
 use super::recordings::Target;
-use crate::departure::{Departure, Lost};
+use crate::departure::Departure;
 
 /// How a rank ended.
 ///
@@ -195,14 +195,14 @@ impl Board {
         WorldEvent::late(lateness).for_each(|event| self.note(event));
     }
 
-    /// A rank is gone, and the coordinator could not tell.
-    pub(super) fn gone(&mut self, rank: usize, lost: Lost) {
+    /// A rank is gone: the first reason stays.
+    pub(super) fn gone(&mut self, rank: usize, departure: Departure) {
         let Some(seen) = self.ranks.get(rank) else {
             return;
         };
         if seen.known.departure.is_none() {
             let mut known = seen.known.clone();
-            known.departure = Some(Departure::Lost(lost));
+            known.departure = Some(departure);
             self.learn(known);
         }
     }
@@ -335,8 +335,8 @@ mod tests {
         let gone = Departure::lost(crate::departure::How::Unknown);
         board.learn(known(said("load"), Some(gone.clone())));
         board.learn(known(said("load"), Some(gone)));
-        board.gone(1, Lost::said("again"));
-        board.gone(7, Lost::said("no such rank"));
+        board.gone(1, Departure::Left);
+        board.gone(7, Departure::Left);
         board.end("over");
         board.end("again");
         let mut next = 0;

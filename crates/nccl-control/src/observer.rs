@@ -61,6 +61,9 @@ pub(super) struct State {
     pub(super) started: Vec<(usize, u64)>,
     pub(super) words: Vec<Word>,
     pub(super) stop: bool,
+    /// Its thread is to cut its connections.
+    #[cfg(test)]
+    pub(super) cut: bool,
     /// The thread has nothing left to do.
     pub(super) done: bool,
 }
@@ -425,9 +428,13 @@ impl Sink for Ear {
 impl Observer {
     /// As if the network had broken it.
     pub(super) fn cut_for_a_test(&self) {
-        if let Some(link) = &self.shared.state().link {
-            link.connection.shut();
+        let mut state = self.shared.state();
+        match &state.link {
+            Some(link) => link.connection.shut(),
+            None => state.cut = true,
         }
+        drop(state);
+        self.shared.notify();
     }
 }
 

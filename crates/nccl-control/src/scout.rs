@@ -80,7 +80,8 @@ fn observe(shared: &Arc<Shared>, deadline: Instant) -> String {
                     continue;
                 }
                 let story = format!("rank {coordinator} is gone: {why}");
-                shared.state().board.gone(coordinator, why);
+                let departure = Departure::Lost(why);
+                shared.state().board.gone(coordinator, departure);
                 (story, SUCCESSION)
             }
             Seen::Over(how) => (how, LEAVING),
@@ -455,7 +456,7 @@ fn tell_all(shared: &Arc<Shared>, coordinator: usize, end: &ProcessEnd) -> Strin
     let lost = Lost::from(end.clone());
     let story = format!("rank {coordinator} is gone: {lost}");
     let mut state = shared.state();
-    state.board.gone(coordinator, lost);
+    state.board.gone(coordinator, Departure::Lost(lost));
     for index in 0..state.words.len() {
         let Word { rank, pid, .. } = state.words[index];
         let is_its = state.rank_now(rank, pid) == Some(coordinator);
@@ -501,7 +502,8 @@ fn stand_in(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String
     let rendezvous = &shared.rendezvous;
     let lost = Lost::from(end.clone());
     let over = format!("rank 0 never came: {lost}");
-    shared.state().board.gone(0, lost.clone());
+    let departure = Departure::Lost(lost.clone());
+    shared.state().board.gone(0, departure);
     shared.notify();
     let size = rendezvous.world_size;
     if size == 0 {

@@ -15,7 +15,7 @@ use crate::departure::{Departure, How, Lost, ProcessEnd};
 pub(super) const WORD: Duration = Duration::from_millis(500);
 
 /// The longest text of what is told about the end of a process, in bytes.
-const LONGEST_WORD: usize = 8 << 10;
+pub(super) const LONGEST_WORD: usize = 8 << 10;
 
 /// Whether another observer is let in beside so many, of a world of so many ranks.
 ///

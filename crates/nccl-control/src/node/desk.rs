@@ -9,6 +9,8 @@ use nccl_base::clock;
 use crate::departure::Departure;
 use crate::incoming::{Answer, Known, Push};
 use crate::message::Incomplete;
+#[cfg(test)]
+use crate::message::Round;
 use crate::proto::{MemberId, SharedMembership};
 use crate::request::Request;
 use crate::service::{self, Service, To};
@@ -304,6 +306,15 @@ impl Desk {
                 .filter(|departure| *departure != Departure::Left || known.is_closed()),
             ..Known::of(rank, peer)
         })
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_round_for_a_test(&self, wanted: impl Fn(&Round) -> bool) -> bool {
+        let mut rounds = self
+            .served
+            .values()
+            .flat_map(|served| served.service.rounds());
+        rounds.any(wanted)
     }
 
     /// What to say now of those who wait.

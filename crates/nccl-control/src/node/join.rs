@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use nccl_base::wire;
-
 use super::acceptor::Acceptor;
 use super::port::Driver as _;
 use super::{LineOf, Node, State};
@@ -19,6 +17,8 @@ use crate::explain::ranges;
 use crate::launcher;
 use crate::line::{Line, Link, Member};
 use crate::mailbox::Mailbox;
+#[cfg(test)]
+use crate::message::Round;
 use crate::message::{Incomplete, Missing};
 use crate::place::{self, Listener};
 use crate::process;
@@ -91,9 +91,13 @@ impl Entered {
     }
 }
 
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 /// This process as the others are to know it.
 fn peer(slot: usize, at: &str) -> Result<Peer> {
-    let incarnation = RandomState::new().build_hasher().finish().max(1);
+    let incarnation = random().max(1);
     let launched = launcher::own_rank()?;
     Ok(Peer {
         id: MemberId {
@@ -263,8 +267,7 @@ impl Node {
                     continue;
                 }
                 if coordinates {
-                    let bytes = wire::encode(&why).into();
-                    state.handle(Input::Command(Command::Dismiss(bytes)));
+                    state.dismiss(&why);
                     self.pump(&mut state);
                 }
                 drop(state);
@@ -304,7 +307,8 @@ impl Node {
         loop {
             let (met, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
-            let name = format!("{slot}-{}", std::process::id());
+            // Others may have asked to come in as the same rank, also of this process.
+            let name = format!("{slot}-{:x}", random() as u32);
             let listener = place::listen_beside(&found, &name, met.connection.fd())?;
             let me = peer(slot, &listener.at)?;
             let at = vec![found.to_string()];
@@ -409,26 +413,36 @@ impl Node {
         while state.member.leads() && !self.is_alone(&state) && Instant::now() < lingers {
             self.wait(&mut state, lingers);
         }
+        // Its machine waits a second for those that it tells, whatever goes out before that.
+        self.wait_while_sending(&mut state, |state| {
+            !state.member.leads() || state.ports.backlog() == 0
+        });
         state.handle(Input::Command(Command::Leave(farewell)));
         self.pump(&mut state);
         drop(state);
         self.settle();
+        let mut state = self.state.lock();
+        self.wait_while_sending(&mut state, |state| {
+            state.left || state.excluded.is_some() || state.dismissed.is_some()
+        });
+        self.close(state);
+    }
+
+    /// Waits until it is `enough`, or for [`FAREWELL`]; a slow network may take longer, as long as it takes something.
+    fn wait_while_sending(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        enough: impl Fn(&State) -> bool,
+    ) {
         let mut deadline = Instant::now() + FAREWELL;
         let mut backlog = usize::MAX;
-        let mut state = self.state.lock();
-        while !state.left
-            && state.excluded.is_none()
-            && state.dismissed.is_none()
-            && Instant::now() < deadline
-        {
-            // The goodbye is behind all that; a slow network may take longer, as long as it takes something.
+        while !enough(state) && Instant::now() < deadline {
             let now = state.ports.backlog();
             if now < backlog {
                 (backlog, deadline) = (now, Instant::now() + FAREWELL);
             }
-            self.wait(&mut state, deadline.min(Instant::now() + LINGERS));
+            self.wait(state, deadline.min(Instant::now() + LINGERS));
         }
-        self.close(state);
     }
 
     /// Whether all others of the generation have gone.
@@ -453,6 +467,18 @@ impl Node {
     #[cfg(test)]
     pub(crate) fn die_after_for_a_test(&self, sends: usize) {
         self.state.lock().fuse = Some(sends);
+    }
+
+    /// As if the network had broken all its connections.
+    #[cfg(test)]
+    pub(crate) fn cut_connections_for_a_test(&self) {
+        self.state.lock().ports.cut_for_a_test();
+    }
+
+    /// Whether such a round waits here for ranks.
+    #[cfg(test)]
+    pub(crate) fn has_round_for_a_test(&self, wanted: impl Fn(&Round) -> bool) -> bool {
+        self.state.lock().desk.has_round_for_a_test(wanted)
     }
 
     #[cfg(test)]
@@ -519,10 +545,8 @@ impl Node {
         let mut rendezvous = rendezvous.clone();
         rendezvous.rank = 0;
         let node = Self::first(&rendezvous, Instant::now(), &Arc::default(), None)?;
-        let why = Incomplete::Gone { rank, departure };
-        let bytes = wire::encode(&why).into();
         let mut state = node.state.lock();
-        state.handle(Input::Command(Command::Dismiss(bytes)));
+        state.dismiss(&Incomplete::Gone { rank, departure });
         node.pump(&mut state);
         drop(state);
         node.settle();

@@ -50,14 +50,14 @@ use crate::admission::Refusal;
 use crate::attached::{Attached, host};
 use crate::client;
 use crate::connection::Connection;
-use crate::departure::{Departure, How, Lost, cut};
+use crate::departure::{Departure, How, Lost, ProcessEnd, cut};
 use crate::discovery::Found;
 use crate::environment::Rendezvous;
 use crate::frame::Decoder;
 use crate::greeting::{Again, Greeting, Hello, Role};
 use crate::handover::apart;
 use crate::heartbeat::Said as Spoken;
-use crate::incoming::{Incoming, Push};
+use crate::incoming::{Incoming, Known, Push};
 use crate::mailbox::Mailbox;
 use crate::message::Incomplete;
 use crate::process;
@@ -70,7 +70,7 @@ use crate::request::Request;
 use crate::server::Job;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::watching::{WORD, has_room};
+use crate::watching::{LONGEST_WORD, WORD, has_room};
 
 pub(crate) use self::join::{Entered, Vain, line};
 pub(crate) use self::observing::run as observe;
@@ -120,8 +120,8 @@ struct State {
     vigils: HashMap<MemberId, Arc<Vigil>>,
     /// Members whose parent will say how they end.
     watched: BTreeSet<u32>,
-    /// Ends that wait for the word of a parent until then.
-    ends: Vec<(Instant, MemberId)>,
+    /// Ends that wait until then: for the word of a parent, or, where that has come, for a goodbye.
+    ends: Vec<(Instant, MemberId, Proof)>,
     /// Why the first generation came to nothing.
     dismissed: Option<Incomplete>,
     /// Who has heard that.
@@ -587,17 +587,16 @@ impl Node {
             Event::Joined(id) => {
                 if state.dismissed.is_some() {
                     state.dismissals.insert(id.slot);
+                } else if let Some(peer) = state.joined(id.slot as usize) {
+                    let known = Known::of(id.slot as usize, peer);
+                    state.observe(state.generation(), &Push::Member(known));
                 }
                 self.bell.notify_all();
             }
-            Event::Ended(_) => {}
+            Event::Ended(_) | Event::Forms(_) => {}
             Event::Fell(slot, departure) => {
-                let why = Incomplete::Gone {
-                    rank: slot as usize,
-                    departure,
-                };
-                let bytes = wire::encode(&why).into();
-                state.handle(Input::Command(Command::Dismiss(bytes)));
+                let rank = slot as usize;
+                state.dismiss(&Incomplete::Gone { rank, departure });
             }
             Event::Dismissed(bytes) => {
                 let why = wire::decode(&bytes).unwrap_or(Incomplete::OtherMembers);
@@ -721,7 +720,7 @@ impl Node {
         state.vigils.remove(&member);
         if state.watched.contains(&member.slot) {
             let until = Instant::now() + WORD;
-            state.ends.push((until, member));
+            state.ends.push((until, member, Proof::Kernel));
         } else {
             state.handle(Input::Ended(member, Proof::Kernel));
         }
@@ -843,10 +842,10 @@ impl Source for Node {
         }
         let late: Vec<_> = state
             .ends
-            .extract_if(.., |(until, _)| *until <= now)
+            .extract_if(.., |(until, ..)| *until <= now)
             .collect();
-        for (_, member) in late {
-            state.handle(Input::Ended(member, Proof::Kernel));
+        for (_, member, proof) in late {
+            state.handle(Input::Ended(member, proof));
         }
         let time = state.clock.time(now);
         if state.member.next_timeout() <= time {
@@ -912,7 +911,7 @@ impl State {
 
     fn next_timeout(&self) -> Option<Instant> {
         let machine = self.clock.instant(self.member.next_timeout());
-        let ends = self.ends.iter().map(|(until, _)| *until).min();
+        let ends = self.ends.iter().map(|(until, ..)| *until).min();
         machine
             .into_iter()
             .chain(self.desk.next_timeout())
@@ -948,7 +947,7 @@ impl State {
                 member, departure, ..
             } => {
                 self.vigils.remove(member);
-                self.ends.retain(|(_, id)| id != member);
+                self.ends.retain(|(_, id, _)| id != member);
                 self.gone.push((*member, departure.clone()));
                 for line in &self.lines {
                     // Of its own goodbye, nothing is to be heard.
@@ -1039,6 +1038,7 @@ impl State {
                 self.handle(Input::Command(Command::Called(from, call)));
             }
             Request::Watches { ranks } => self.watched_by(from, generation, &ranks),
+            Request::Ended { rank, pid, end } => self.ended(generation, rank, pid, end),
             request => {
                 let is_phase = matches!(request, Request::Phase { .. });
                 self.desk.handle(from, generation, id, request, again);
@@ -1051,6 +1051,16 @@ impl State {
 
     /// An observer has started these ranks, as these processes, and wants to see how it stands with all of them.
     fn watched_by(&mut self, observer: MemberId, generation: u64, ranks: &[(usize, u64)]) {
+        if self.is_forming(generation) {
+            let size = self.desk.size;
+            self.show_to(observer, generation, &Push::Size(size));
+            for rank in 0..size {
+                if let Some(known) = self.joined(rank).map(|peer| Known::of(rank, peer)) {
+                    self.show_to(observer, generation, &Push::Member(known));
+                }
+            }
+            return;
+        }
         let Some(line) = self.line(generation) else {
             return;
         };
@@ -1067,16 +1077,69 @@ impl State {
             self.handle(Input::Command(say(&Saying::Watched { slots, watched })));
         }
         for known in self.desk.known(generation) {
-            let push = Push::Member(known);
-            let bytes = envelope::reply(generation, 0, &push.encode().payload);
-            self.reply(observer, bytes);
+            self.show_to(observer, generation, &Push::Member(known));
+        }
+    }
+
+    /// Whether the ranks of this generation still meet here.
+    fn is_forming(&self, generation: u64) -> bool {
+        self.member.is_joining() && generation == self.generation()
+    }
+
+    /// The process of a rank that has joined the generation that is formed here.
+    fn joined(&self, rank: usize) -> Option<&Peer> {
+        let slot = u32::try_from(rank).ok()?;
+        self.member.joined(slot).filter(|_| rank < self.desk.size)
+    }
+
+    /// How the process ended that an observer has started as this rank, while the ranks meet.
+    fn ended(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
+        end.cut(LONGEST_WORD);
+        // Of rank 0, it is its process that hears this.
+        if !self.is_forming(generation) || !(1..self.desk.size).contains(&rank) {
+            return;
+        }
+        match self.joined(rank) {
+            // A goodbye, or why it fails, may still be on its way.
+            Some(peer) if u64::from(peer.pid) == pid => {
+                let (until, id) = (Instant::now() + WORD, peer.id);
+                self.ends.push((until, id, Proof::Parent(Box::new(end))));
+            }
+            // A process that had another number may have been another, which has started this one.
+            Some(_) => {}
+            None => {
+                let departure = Departure::Lost(end.into());
+                self.dismiss(&Incomplete::Gone { rank, departure });
+            }
+        }
+    }
+
+    /// There will be no first generation.
+    fn dismiss(&mut self, why: &Incomplete) {
+        let bytes = wire::encode(why).into();
+        self.handle(Input::Command(Command::Dismiss(bytes)));
+    }
+
+    fn show_to(&mut self, observer: MemberId, generation: u64, push: &Push) {
+        let bytes = envelope::reply(generation, 0, &push.encode().payload);
+        self.reply(observer, bytes);
+    }
+
+    /// Tells all observers.
+    fn observe(&mut self, generation: u64, push: &Push) {
+        let observers = self.member.observers();
+        if observers.is_empty() {
+            return;
+        }
+        let bytes = envelope::reply(generation, 0, &push.encode().payload);
+        for observer in observers {
+            self.reply(observer, Arc::clone(&bytes));
         }
     }
 
     /// Tells the observers what a member does.
     fn show(&mut self, generation: u64, member: MemberId) {
-        let observers = self.member.observers();
-        if observers.is_empty() {
+        if self.member.observers().is_empty() {
             return;
         }
         let Some(rank) = self
@@ -1086,11 +1149,7 @@ impl State {
             return;
         };
         if let Some(known) = self.desk.known_of(generation, rank) {
-            let push = Push::Member(known);
-            let bytes = envelope::reply(generation, 0, &push.encode().payload);
-            for observer in observers {
-                self.reply(observer, Arc::clone(&bytes));
-            }
+            self.observe(generation, &Push::Member(known));
         }
     }
 
@@ -1141,12 +1200,7 @@ impl State {
                     }
                 }
             }
-            desk::Output::Observe(push) => {
-                let bytes = envelope::reply(generation, 0, &push.encode().payload);
-                for observer in self.member.observers() {
-                    self.reply(observer, Arc::clone(&bytes));
-                }
-            }
+            desk::Output::Observe(push) => self.observe(generation, &push),
             desk::Output::Push { to, push } => {
                 let bytes = envelope::reply(generation, 0, &push.encode().payload);
                 for member in to {

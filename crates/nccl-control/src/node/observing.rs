@@ -1,6 +1,6 @@
 //! The driver of an observer's machine, and what its thread does.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use super::ports::Ports;
 use crate::client::{Claim, Met};
 use crate::departure::{Departure, Lost, ProcessEnd};
 use crate::incoming::{Incoming, Known, Push};
-use crate::observer::Shared;
+use crate::message::Incomplete;
+use crate::observer::{Shared, Word};
 use crate::process;
 use crate::proto::{
     self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, Output, Peer, Proof,
@@ -49,7 +50,9 @@ struct State {
     ports: Ports,
     alarm: Option<Instant>,
     membership: Option<SharedMembership>,
-    /// Whether a coordinator is heard.
+    /// Before there is one: the number of the first generation, which is being formed.
+    forming: Option<u64>,
+    /// Whether a coordinator is heard, or the process that forms the first generation.
     hears: bool,
     /// Why there is nothing more to see.
     over: Option<String>,
@@ -58,7 +61,10 @@ struct State {
 }
 
 enum Seen {
-    Generation(SharedMembership),
+    Forming(u64),
+    Size(usize),
+    /// Whether it is the one that was being formed.
+    Generation(SharedMembership, bool),
     Coordinator(usize),
     Gone(usize, Departure),
     Known(Known),
@@ -98,6 +104,7 @@ impl Watching {
                 ports: Ports::starting_with(Some(met)),
                 alarm: None,
                 membership: None,
+                forming: None,
                 hears: false,
                 over: None,
                 seen: Vec::new(),
@@ -130,12 +137,14 @@ impl Watching {
         }
     }
 
-    /// Asks the coordinator's program, of the generation that is watched.
+    /// Asks the coordinator's program, of the generation that is watched, or of the one that is formed.
     fn ask(&self, request: Request) {
         let mut state = self.state.lock();
-        if let Some(membership) = &state.membership {
+        let active = state.membership.as_ref();
+        let active = active.map(|membership| membership.generation.number);
+        if let Some(generation) = active.or(state.forming) {
             let asking = Asking {
-                generation: membership.generation.number,
+                generation,
                 id: u64::MAX,
                 request,
             };
@@ -147,21 +156,31 @@ impl Watching {
     }
 
     /// Puts what was seen on the board, and tells what is to be told.
-    fn report(&self, told: &mut HashMap<usize, MemberId>) {
+    fn report(&self, told: &mut HashSet<usize>) {
         let (seen, membership, hears, is_flushed) = {
             let mut state = self.state.lock();
             let seen = std::mem::take(&mut state.seen);
             let is_flushed = state.observer.is_flushed();
             (seen, state.membership.clone(), state.hears, is_flushed)
         };
-        let mut asks = Vec::new();
+        let (mut watches, mut tell_again) = (false, false);
         let mut ends = Vec::new();
+        let mut asks = Vec::new();
         {
             let mut state = self.shared.state();
             let is_news = !seen.is_empty();
             for seen in seen {
                 match seen {
-                    Seen::Generation(membership) => {
+                    Seen::Forming(generation) => {
+                        state.set_epoch(generation);
+                        (state.was_there, state.coordinator) = (true, 0);
+                        state.board.connected = true;
+                        watches = true;
+                        tell_again = true;
+                    }
+                    Seen::Size(size) => state.board.set_size(size),
+                    Seen::Generation(membership, was_formed) => {
+                        tell_again |= was_formed;
                         state.set_epoch(membership.generation.number);
                         state.board.set_size(membership.members.len());
                         for (rank, peer) in membership.members.iter().enumerate() {
@@ -172,40 +191,42 @@ impl Watching {
                     Seen::Coordinator(rank) => {
                         state.coordinator = rank;
                         state.board.connected = true;
-                        asks.push(());
+                        watches = true;
                     }
-                    Seen::Gone(rank, departure) => {
-                        if let Some(peer) = membership.as_ref().and_then(|m| m.members.get(rank)) {
-                            let departure = Some(departure);
-                            let known = Known::of(rank, peer);
-                            state.board.learn(Known { departure, ..known });
-                        }
-                    }
+                    Seen::Gone(rank, departure) => state.board.gone(rank, departure),
                     Seen::Known(known) => state.board.learn(known),
                     Seen::Late(lateness) => state.board.late(&lateness),
                 }
             }
-            if let Some(membership) = membership.filter(|_| hears) {
-                for index in 0..state.words.len() {
-                    let word = state.words[index].clone();
-                    if word.told {
-                        continue;
-                    }
-                    match told.get(&index) {
-                        Some(_) if is_flushed => state.words[index].told = true,
-                        Some(_) => {}
-                        None => {
-                            if let Some(rank) = state.rank_now(word.rank, word.pid)
-                                && let Some(peer) = membership.members.get(rank)
-                            {
-                                told.insert(index, peer.id);
-                                if u64::from(peer.pid) == word.pid {
-                                    ends.push((peer.id, word.end));
-                                }
-                            }
+            // What was told to the program of the process that forms may have been lost.
+            if tell_again {
+                told.clear();
+                state.words.iter_mut().for_each(|word| word.told = false);
+            }
+            for index in 0..state.words.len() {
+                let Word { rank, pid, end, .. } = state.words[index].clone();
+                if state.words[index].told || !hears {
+                    continue;
+                }
+                if told.contains(&index) {
+                    state.words[index].told = is_flushed;
+                    continue;
+                }
+                let Some(rank) = state.rank_now(rank, pid) else {
+                    continue;
+                };
+                match &membership {
+                    Some(membership) => {
+                        let Some(peer) = membership.members.get(rank) else {
+                            continue;
+                        };
+                        if u64::from(peer.pid) == pid {
+                            ends.push((peer.id, end));
                         }
                     }
+                    None => asks.push(Request::Ended { rank, pid, end }),
                 }
+                told.insert(index);
             }
             if is_news {
                 self.shared.notify();
@@ -214,7 +235,8 @@ impl Watching {
         for (member, end) in ends {
             self.input(Input::Ended(member, Proof::Parent(Box::new(end))));
         }
-        if !asks.is_empty() {
+        asks.into_iter().for_each(|request| self.ask(request));
+        if watches {
             self.watch();
         }
     }
@@ -259,9 +281,11 @@ impl Driver for Watching {
                     state.alarm = Some(next);
                     reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
                 }
-                let has_seen = !state.seen.is_empty() || state.over.is_some();
+                let has_seen = state.has_seen();
                 drop(state);
                 if has_seen {
+                    // So that the thread is either waiting or has not looked yet.
+                    drop(self.shared.state());
                     self.shared.notify();
                 }
                 return;
@@ -318,6 +342,11 @@ impl State {
         self.observer.handle(self.clock.time(Instant::now()), input);
     }
 
+    /// Whether there is something for the observer's thread.
+    fn has_seen(&self) -> bool {
+        !self.seen.is_empty() || self.over.is_some()
+    }
+
     fn rank_of(&self, id: MemberId) -> Option<usize> {
         self.membership.as_ref()?.rank_of(id)
     }
@@ -327,7 +356,12 @@ impl State {
             Event::Active(membership) => {
                 self.membership = Some(Arc::clone(&membership));
                 self.hears = false;
-                self.seen.push(Seen::Generation(membership));
+                let was_formed = self.forming.take().is_some();
+                self.seen.push(Seen::Generation(membership, was_formed));
+            }
+            Event::Forms(generation) => {
+                (self.forming, self.hears) = (Some(generation), true);
+                self.seen.push(Seen::Forming(generation));
             }
             Event::Coordinator(id) => {
                 self.hears = true;
@@ -355,13 +389,20 @@ impl State {
                 Ok((_, _, Incoming::Push(Push::Member(known)))) => {
                     self.seen.push(Seen::Known(known));
                 }
+                Ok((_, _, Incoming::Push(Push::Size(size)))) => self.seen.push(Seen::Size(size)),
                 Ok((_, _, Incoming::Push(Push::Lateness(late)))) => {
                     self.seen.push(Seen::Late(late))
                 }
                 _ => {}
             },
-            Event::Ended(_) => self.over = Some(String::from("the ranks have left the world")),
-            Event::Dismissed(_) => {
+            Event::Ended(_) if self.membership.is_some() => {
+                self.over = Some(String::from("the ranks have left the world"));
+            }
+            Event::Ended(_) => self.over = Some(String::from("the ranks have not met")),
+            Event::Dismissed(bytes) => {
+                if let Ok(Incomplete::Gone { rank, departure }) = wire::decode(&bytes) {
+                    self.seen.push(Seen::Gone(rank, departure));
+                }
                 self.over = Some(String::from("the ranks have not met"));
             }
             Event::Left => {
@@ -395,11 +436,12 @@ fn observe(shared: &Arc<Shared>) -> String {
         watching.pump(&mut state);
     }
     watching.settle();
-    let mut told = HashMap::new();
+    let mut told = HashSet::new();
     let mut started = 0;
     loop {
+        let over = watching.state.lock().over.clone();
         watching.report(&mut told);
-        if let Some(why) = watching.state.lock().over.clone() {
+        if let Some(why) = over {
             watching.close();
             return why;
         }
@@ -412,6 +454,13 @@ fn observe(shared: &Arc<Shared>) -> String {
             started = now;
             drop(state);
             watching.watch();
+            continue;
+        }
+        #[cfg(test)]
+        if std::mem::take(&mut state.cut) {
+            watching.state.lock().ports.cut_for_a_test();
+        }
+        if watching.state.lock().has_seen() {
             continue;
         }
         let until = Instant::now() + LOOK;
@@ -474,7 +523,7 @@ fn stand_in(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String
     let over = format!("rank 0 never came: {lost}");
     {
         let mut state = shared.state();
-        state.board.gone(0, lost.clone());
+        state.board.gone(0, Departure::Lost(lost.clone()));
         for word in &mut state.words {
             word.told = true;
         }

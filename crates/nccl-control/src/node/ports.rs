@@ -122,6 +122,12 @@ impl Ports {
         (number, port)
     }
 
+    /// As if the network had broken all of them.
+    #[cfg(test)]
+    pub(super) fn cut_for_a_test(&self) {
+        self.all.values().for_each(|port| port.connection.shut());
+    }
+
     pub(super) fn close_all(&mut self) {
         let all = std::mem::take(&mut self.all);
         self.work.close.extend(all.into_values());

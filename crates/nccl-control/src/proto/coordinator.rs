@@ -122,6 +122,8 @@ pub(super) struct Coordinator {
     /// So many beats follow at once, so that members get their lease.
     burst: u32,
     orders: VecDeque<Order>,
+    /// What parents have said of members whose goodbye may be on its way, and until when that is waited for.
+    words: Vec<(Time, Ended)>,
     wishes: usize,
     /// The members that go on into no successor, and how many of them are not gone.
     abstaining: BTreeSet<MemberId>,
@@ -250,6 +252,7 @@ impl Coordinator {
             confirmed_turn: 0,
             burst: 3,
             orders: VecDeque::new(),
+            words: Vec::new(),
             wishes: 0,
             abstaining: BTreeSet::new(),
             abstainers: 0,
@@ -491,6 +494,9 @@ impl Coordinator {
                 core.events.push_back(Event::Told(from, bytes));
             }
             Message::Tell { from, to, bytes } => core.send(to, Message::Tell { from, to, bytes }),
+            Message::Testify(ended) if self.may_have_said_goodbye(core, &ended) => {
+                self.words.push((core.now.after(core.timing.word), ended));
+            }
             Message::Testify(mut ended) => {
                 ended.counts |= core.is_current();
                 self.end_is_known(core, &ended);
@@ -667,14 +673,43 @@ impl Coordinator {
         }
     }
 
+    /// Whether a goodbye may be on its way that the word of a parent has overtaken.
+    fn may_have_said_goodbye(&self, core: &Core, ended: &Ended) -> bool {
+        let id = ended.member;
+        let is_word = matches!(ended.proof, Proof::Parent(_));
+        is_word && self.followers.contains_key(&id) && core.links.is_ready(id) && !core.is_out(id)
+    }
+
+    /// The words of parents that have waited long enough.
+    fn take_words(&mut self, core: &mut Core) {
+        let is_due = |(until, ended): &mut (Time, Ended)| {
+            *until <= core.now || !core.links.is_ready(ended.member)
+        };
+        let due: Vec<_> = self.words.extract_if(.., is_due).collect();
+        for (_, mut ended) in due {
+            ended.counts |= core.is_current();
+            self.end_is_known(core, &ended);
+        }
+    }
+
     /// The end of a process is known for certain.
     pub(super) fn end_is_known(&mut self, core: &mut Core, ended: &Ended) {
         // The others may have gone on as soon as they have heard that this member leaves.
         if self.leaving.is_some() {
             return;
         }
-        core.learn_end(ended);
         let id = ended.member;
+        let known = self.words.iter().position(|(_, word)| word.member == id);
+        let known = known.map(|at| self.words.swap_remove(at).1);
+        let ended = match known {
+            // What the parent says tells more.
+            Some(word) if ended.proof == Proof::Kernel => {
+                let counts = ended.counts | word.counts;
+                &Ended { counts, ..word }
+            }
+            _ => ended,
+        };
+        core.learn_end(ended);
         // It is no vote any more, whatever it has answered.
         if let Some(follower) = self.followers.get_mut(&id) {
             let answered = std::mem::take(&mut follower.answered);
@@ -904,6 +939,7 @@ impl Coordinator {
 
     /// Does what has become possible.
     pub(super) fn settle(&mut self, core: &mut Core) -> Option<Next> {
+        self.take_words(core);
         self.confirm(core);
         self.tell(core);
         if let Some(since) = self.leaving {
@@ -1233,9 +1269,11 @@ impl Coordinator {
                 .filter_map(|follower| follower.wish.map(|(_, until)| until))
                 .min(),
         };
+        let words = self.words.iter().map(|(until, _)| *until);
         let due = own
             .into_iter()
             .chain(wishes)
+            .chain(words)
             .filter(|until| *until > core.now);
         due.chain([self.next_beat]).min().unwrap_or(self.next_beat)
     }

@@ -26,7 +26,8 @@ pub enum Event {
     /// The member that coordinates from now on. Told for each generation, behind [`Active`](Self::Active), and for each term in
     /// which this process follows or leads: what it has asked and got no reply to is to be asked again.
     Coordinator(MemberId),
-    /// To the coordinator: what the program of a process asks, which may be this one.
+    /// To the coordinator, or to the process that forms the first generation: what the program of a process asks, which may be this
+    /// one.
     Asked(MemberId, Arc<[u8]>),
     /// What the coordinator's program replies.
     Replied(Arc<[u8]>),
@@ -36,6 +37,9 @@ pub enum Event {
     Fell(u32, Departure),
     /// There will be no first generation, for the reason in these bytes. This process takes part no more.
     Dismissed(Arc<[u8]>),
+    /// To an observer: the first generation, which has this number, is being formed. The program of the process that does that can be
+    /// asked; what it has not replied to is to be asked again when this comes again.
+    Forms(u64),
     /// A member is not heard, for so many nanoseconds. Nothing ends by that.
     Suspected(MemberId, u64),
     /// A suspected member is heard again.

@@ -67,7 +67,7 @@ pub enum Command {
     /// To the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is none: to be
     /// asked again at [`Event::Coordinator`].
     Ask(Arc<[u8]>),
-    /// From the coordinator's program to one process. Dropped where this one does not coordinate.
+    /// From the coordinator's program to one process. Dropped where this one neither coordinates nor forms the first generation.
     Reply {
         /// Which.
         to: MemberId,
@@ -371,7 +371,10 @@ impl Member {
                 self.settle();
             }
             Input::Frame(connection, frame) => self.core.links.received(now, connection, frame),
-            Input::Closed(connection) => self.core.links.closed(now, connection),
+            Input::Closed(connection) => {
+                self.core.links.closed(now, connection);
+                self.settle();
+            }
             Input::Ended(member, proof) if self.is_in() => self.ended(member, proof),
             Input::Ended(..) => {}
             Input::Evidence(member, lost) => {
@@ -927,6 +930,9 @@ impl Member {
                     self.fell(from, |_, _| departure);
                 }
             }
+            (Role::Forming(_), Message::Ask(bytes)) if self.core.observers.contains_key(&from) => {
+                self.core.events.push_back(Event::Asked(from, bytes));
+            }
             (_, Message::Leave(_)) if !self.core.membership.votes(from) => {
                 self.core.links.acknowledge(from);
                 self.core.links.keep(from, false);
@@ -1106,6 +1112,8 @@ impl Member {
             Role::Forming(_) => {
                 self.core.links.keep(from, true);
                 self.core.observers.insert(from, peer);
+                let generation = self.core.generation();
+                self.core.send(from, Message::Forms(generation));
             }
             Role::Joining(_) => self.core.links.close(from),
             Role::Out | Role::Left => self.core.say_out(from, u64::MAX),
@@ -1397,7 +1405,7 @@ impl Member {
                 }
             }
             Command::Reply { to, bytes } => {
-                if !matches!(self.role, Role::Leading(_)) {
+                if !matches!(self.role, Role::Leading(_) | Role::Forming(_)) {
                     return;
                 }
                 match to == self.core.id() {

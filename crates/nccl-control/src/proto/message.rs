@@ -324,4 +324,6 @@ pub enum Message {
     Observe(Peer),
     /// To the coordinator, through any of its members or observers.
     Operator(OperatorWord),
+    /// To an observer: the sender forms the first generation, which has this number. When that is active, it says so.
+    Forms(u64),
 }

@@ -5,7 +5,7 @@
 //! looking ──a coordinator says that it leads──▶ watching ──lost, mute, gone, redirected──▶ looking ──nobody answers──▶ over
 //! ```
 //!
-//! While looking, one address or member after the other is asked, together with what is to be known by all. A member that follows
+//! The process that forms the first generation is asked again and again until that is active; its program can be asked as well. While looking, one address or member after the other is asked, together with what is to be known by all. A member that follows
 //! says who leads. An observer may hear an entry that no member has heard when the coordinator ended with it: then other entries of
 //! the same places come after it.
 
@@ -35,6 +35,8 @@ pub struct Observer {
     log: Log,
     /// The coordinator that it watches.
     leader: Option<MemberId>,
+    /// While no generation is known: the process that forms the first one, and that one's number.
+    forming: Option<(MemberId, u64)>,
     /// When the coordinator, or while looking any member, was heard last.
     heard: Time,
     /// Since when it looks for one.
@@ -69,6 +71,7 @@ impl Observer {
             term: None,
             log: Log::default(),
             leader: None,
+            forming: None,
             heard: now,
             since: now,
             tries: 0,
@@ -128,7 +131,9 @@ impl Observer {
             Input::Connected(peer, connection) => self.links.connected(now, peer, connection),
             Input::DialFailed(peer) => {
                 self.links.dial_failed(now, peer);
-                if self.leader.is_none() && peer == self.asked {
+                // The session with one that forms goes on as long as others.
+                let forms = self.forming.is_some_and(|(id, _)| id == peer);
+                if self.leader.is_none() && peer == self.asked && !forms {
                     self.links.close(peer);
                     self.next = now.after(self.timing.redial);
                 }
@@ -171,14 +176,21 @@ impl Observer {
             Some(_) if now.since(mute) > self.timing.beat => self.heard = now,
             Some(_) if now >= mute => self.look(),
             None if now >= self.next => {
-                let silent = now.since(self.heard) >= self.timing.give_up;
-                match &self.membership {
-                    Some(membership) if silent => {
-                        let all = membership.members.iter().map(|peer| peer.id);
-                        let open = all.filter(|id| !self.is_out(*id)).collect();
-                        self.end(Event::Ended(open));
-                    }
-                    _ => self.ask(),
+                if now.since(self.next) > self.timing.beat {
+                    self.heard = now;
+                }
+                let silent = now.since(self.heard);
+                let was_there = self.membership.is_some() || self.forming.is_some();
+                if was_there && silent >= self.timing.give_up {
+                    let membership = self.membership.iter();
+                    let all = membership.flat_map(|membership| &membership.members);
+                    let open = all.map(|peer| peer.id).filter(|id| !self.is_out(*id));
+                    self.end(Event::Ended(open.collect()));
+                } else if silent < self.timing.mute && self.forms(self.asked) {
+                    self.send(self.asked, Message::Observe(self.me.clone()));
+                    self.next = now.after(self.timing.mute / 2);
+                } else {
+                    self.ask();
                 }
             }
             _ => {}
@@ -205,6 +217,11 @@ impl Observer {
                 _ => {}
             }
         }
+    }
+
+    /// Whether that process forms the first generation, and is reached.
+    fn forms(&self, id: MemberId) -> bool {
+        self.forming.is_some_and(|(forms, _)| forms == id) && self.links.is_ready(id)
     }
 
     fn is_out(&self, id: MemberId) -> bool {
@@ -284,14 +301,16 @@ impl Observer {
 
     fn send(&mut self, to: MemberId, message: Message) {
         let known = self.membership.as_ref();
-        let generation = known.map_or(0, |membership| membership.generation.number);
+        let known = known.map(|membership| membership.generation.number);
+        let forming = self.forming.map(|(_, number)| number);
+        let generation = known.or(forming).unwrap_or(0);
         self.links.send(to, generation, message);
     }
 
-    /// To the coordinator, if there is one.
+    /// To the coordinator, or the process that forms the first generation, if there is one.
     fn tell(&mut self, message: Message) {
-        if let Some(leader) = self.leader {
-            self.send(leader, message);
+        if let Some(to) = self.leader.or(self.forming.map(|(id, _)| id)) {
+            self.send(to, message);
         }
     }
 
@@ -362,7 +381,19 @@ impl Observer {
                     self.ask();
                 }
             }
-            Message::Reply(bytes) if watched => self.events.push_back(Event::Replied(bytes)),
+            Message::Reply(bytes) if watched || self.forms(from) => {
+                self.events.push_back(Event::Replied(bytes));
+            }
+            Message::Forms(number) if self.membership.is_none() => {
+                let is_new = self.asked != from || self.forming != Some((from, number));
+                (self.asked, self.forming) = (from, Some((from, number)));
+                self.next = self.now.after(self.timing.mute / 2);
+                if is_new {
+                    self.links.close_others(from);
+                    self.links.keep(from, true);
+                    self.events.push_back(Event::Forms(number));
+                }
+            }
             Message::Dismissed(bytes) if self.membership.is_none() => {
                 self.links.acknowledge(from);
                 self.end(Event::Dismissed(bytes));
@@ -378,7 +409,7 @@ impl Observer {
 
     fn enter(&mut self, membership: SharedMembership) {
         self.log = Log::new(membership.members.len());
-        self.term = None;
+        (self.term, self.forming) = (None, None);
         self.out.clear();
         let generation = membership.generation.number;
         self.word.take_if(|word| word.generation < generation);

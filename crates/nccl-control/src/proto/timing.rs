@@ -21,6 +21,8 @@ pub struct Timing {
     pub suspect: u64,
     /// How long a connection that ended may take to come back.
     pub resume: u64,
+    /// How long a parent's word on an end waits for a goodbye that it may have overtaken, while the connection is there.
+    pub word: u64,
     /// Between two attempts to connect.
     pub redial: u64,
     /// How much later the next in line starts a failover.
@@ -49,6 +51,7 @@ impl Default for Timing {
             silent_beats: 12,
             suspect: 2000 * MILLI,
             resume: 2000 * MILLI,
+            word: 500 * MILLI,
             redial: 200 * MILLI,
             stagger: 1000 * MILLI,
             hold: 2000 * MILLI,

@@ -1,10 +1,13 @@
 //! Observers, and the word of the one that has started a rank.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 use crate::board::RankEnd;
 use crate::client::Claim;
 use crate::events::{Events, WorldEvent};
 use crate::hub::Hub;
+use crate::node::is_chosen;
 use crate::observer::Observer;
 use crate::operation::OperationKind;
 use crate::reader::Reader;
@@ -31,14 +34,43 @@ fn joined(events: &mut Events, rank: usize) {
     });
 }
 
-/// A rank that has joined, and whose connection can be cut without a goodbye.
+/// A rank that has joined, and can be as if its process died.
+enum Fragile {
+    Reader(Arc<Reader>),
+    World(Box<World>),
+}
+
+impl Fragile {
+    /// As which process it is known.
+    fn pid() -> u32 {
+        match is_chosen() {
+            true => std::process::id(),
+            false => 4711,
+        }
+    }
+
+    fn join(meet: Rendezvous) -> Self {
+        match is_chosen() {
+            true => Self::World(Box::new(World::join(meet).unwrap())),
+            false => Self::Reader(fragile(meet)),
+        }
+    }
+
+    fn die(&self) {
+        match self {
+            Self::Reader(reader) => reader.connection.shut(),
+            Self::World(world) => world.line.cut_for_a_test(),
+        }
+    }
+}
+
 fn fragile(meet: Rendezvous) -> Arc<Reader> {
     let deadline = Instant::now() + LONG;
     let claim = Claim::rank(meet.rank, meet.world_size);
     let mailbox = Arc::new(Mailbox::default());
     let reader = client::join(&meet.address, &meet.job, claim, deadline, mailbox, None).unwrap();
     let part = nccl_base::wire::encode(&crate::world::Introduction {
-        pid: 4711,
+        pid: Fragile::pid(),
         host: String::from("there"),
         at: String::new(),
         kernel: String::new(),
@@ -230,19 +262,24 @@ fn there_are_not_too_many_observers_and_room_again_when_some_go() {
 
 #[test]
 fn how_a_process_ended_is_what_every_rank_hears_when_its_parent_says_so_in_time() {
+    let silence = match is_chosen() {
+        true => "ended without goodbye: it died",
+        false => "its connection closed without goodbye",
+    };
+    let pid = Fragile::pid();
     for (name, says_so, word) in [
         (
             "word",
             true,
             "its process ended: killed by SIGKILL (out of memory); stderr ended with: x",
         ),
-        ("silence", false, "its connection closed without goodbye"),
+        ("silence", false, silence),
     ] {
         let meet = move |rank| rendezvous(name, rank, 3);
         std::thread::scope(|scope| {
             let observer = Observer::start(meet(0)).unwrap();
-            observer.rank_started(1, 4711).unwrap();
-            let dying = scope.spawn(move || fragile(meet(1)));
+            observer.rank_started(1, pid).unwrap();
+            let dying = scope.spawn(move || Fragile::join(meet(1)));
             let others: Vec<_> = [0, 2]
                 .into_iter()
                 .map(|rank| {
@@ -264,11 +301,11 @@ fn how_a_process_ended_is_what_every_rank_hears_when_its_parent_says_so_in_time(
             });
             std::thread::sleep(Duration::from_millis(50));
             let cut = Instant::now();
-            dying.connection.shut();
+            dying.die();
             if says_so {
                 std::thread::sleep(Duration::from_millis(20));
                 let how = "killed by SIGKILL (out of memory)";
-                observer.rank_ended(1, 4711, how, "x\n").unwrap();
+                observer.rank_ended(1, pid, how, "x\n").unwrap();
             }
             for rank in others {
                 let (_, error) = rank.join().unwrap();
@@ -368,21 +405,29 @@ fn a_rank_0_that_ended_before_it_listened_is_named_to_all_who_come() {
 fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
     let meet = |rank| rendezvous("again", rank, 3);
     let hub = std::sync::OnceLock::<Arc<Hub>>::new();
+    let pid = Fragile::pid();
+    let went_on = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let hub = &hub;
+        let (hub, went_on) = (&hub, &went_on);
         let observer = Observer::start(meet(0)).unwrap();
-        observer.rank_started(1, 4711).unwrap();
-        let dying = scope.spawn(move || fragile(meet(1)));
+        observer.rank_started(1, pid).unwrap();
+        let dying = scope.spawn(move || Fragile::join(meet(1)));
         let others: Vec<_> = [0, 2]
             .into_iter()
             .map(|rank| {
                 scope.spawn(move || {
                     let world = World::join(meet(rank)).unwrap();
-                    if rank == 0 {
-                        let door = world.line.own_door().unwrap();
+                    if rank == 0
+                        && let Some(door) = world.line.own_door()
+                    {
                         hub.set(Arc::clone(door.hub())).unwrap();
                     }
                     world.phase("waiting");
+                    let deadline = Instant::now() + LONG;
+                    while !went_on.load(Ordering::Acquire) && Instant::now() < deadline {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    world.phase("after the cut");
                     world.barrier("never").unwrap_err().to_string()
                 })
             })
@@ -394,7 +439,7 @@ fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
                 matches!(event, WorldEvent::Phase { .. }).then_some(())
             });
         }
-        // The connection over which rank 0 is told how rank 1 ends; not the one of `before`.
+        // Over which connection rank 0 is told how rank 1 ends; not the one of `before`.
         let parent_after = |before: Option<u64>| {
             let deadline = Instant::now() + LONG;
             loop {
@@ -406,15 +451,22 @@ fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        let first = parent_after(None);
-        observer.cut_for_a_test();
-        parent_after(first);
+        if is_chosen() {
+            observer.cut_for_a_test();
+        } else {
+            let first = parent_after(None);
+            observer.cut_for_a_test();
+            parent_after(first);
+        }
+        went_on.store(true, Ordering::Release);
+        wait_for(&mut events, |event| {
+            matches!(event, WorldEvent::Phase { rank: 0, name } if name == "after the cut")
+                .then_some(())
+        });
         assert!(observer.snapshot().connected, "it comes again");
-        dying.connection.shut();
+        dying.die();
         std::thread::sleep(Duration::from_millis(20));
-        observer
-            .rank_ended(1, 4711, "killed by SIGBUS", "")
-            .unwrap();
+        observer.rank_ended(1, pid, "killed by SIGBUS", "").unwrap();
         for rank in others {
             let error = rank.join().unwrap();
             assert!(

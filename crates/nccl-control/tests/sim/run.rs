@@ -639,6 +639,7 @@ impl<'s> Run<'s> {
             | Event::Heard(_)
             | Event::Resumed(..)
             | Event::Joined(_)
+            | Event::Forms(_)
             | Event::Joiners(_) => {}
         }
         Ok(())

@@ -183,7 +183,7 @@ fn report(random: &mut Rng) -> Report {
 }
 
 /// How many kinds of messages [`message`] makes.
-const KINDS: u8 = 30;
+const KINDS: u8 = 31;
 
 fn message(random: &mut Rng, kind: u8) -> Message {
     let shared = |random: &mut Rng| Arc::from(bytes(random));
@@ -266,6 +266,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
         },
         28 => Message::Observe(peer(random)),
         29 => Message::Operator(word(random)),
+        30 => Message::Forms(number(random)),
         _ => unreachable!("no such kind"),
     }
 }

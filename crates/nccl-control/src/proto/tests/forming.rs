@@ -1,32 +1,47 @@
-//! A generation that forms, and what its coordinator's program hears of that.
+//! A generation that forms, and what its coordinator's program hears of that; what the words of an observer come to.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::super::*;
-use crate::departure::{Departure, Failure, How, Lost, Sign};
+use crate::departure::{Departure, Failure, How, Lost, ProcessEnd, Sign};
 
 /// Processes whose connections carry everything at once. The slot is the address.
 #[derive(Default)]
 struct Net {
     members: Vec<(Member, Vec<Event>)>,
+    observer: Option<(Observer, Vec<Event>)>,
     /// The two ends of each connection.
     lines: Vec<[usize; 2]>,
     now: Time,
 }
 
+/// In the place of a member's number.
+const OBSERVER: usize = 100;
+
 impl Net {
-    fn start(&mut self, slot: u32, incarnation: u64, seat: Seat) -> usize {
-        let id = MemberId { slot, incarnation };
-        let me = Peer {
-            id,
+    fn peer(&self, slot: u32, incarnation: u64) -> Peer {
+        Peer {
+            id: id(slot, incarnation),
             host: String::from("host"),
             pid: 1000 + slot,
             started: 0,
             kernel: 7,
             at: self.members.len().to_string(),
             launched: None,
-        };
+        }
+    }
+
+    /// Observes at the first member.
+    fn observe(&mut self) {
+        let (me, at) = (self.peer(99, 9), vec![String::from("0")]);
+        let observer = Observer::new(me, at, Timing::default(), Mistakes::default(), self.now);
+        self.observer = Some((observer, Vec::new()));
+        self.run();
+    }
+
+    fn start(&mut self, slot: u32, incarnation: u64, seat: Seat) -> usize {
+        let me = self.peer(slot, incarnation);
         let member = Member::new(me, seat, Timing::default(), Mistakes::default(), self.now);
         self.members.push((member, Vec::new()));
         self.run();
@@ -54,8 +69,15 @@ impl Net {
     }
 
     fn give(&mut self, to: usize, input: Input) {
-        self.members[to].0.handle(self.now, input);
+        self.handle(to, input);
         self.run();
+    }
+
+    fn handle(&mut self, to: usize, input: Input) {
+        match (to, &mut self.observer) {
+            (OBSERVER, Some((observer, _))) => observer.handle(self.now, input),
+            _ => self.members[to].0.handle(self.now, input),
+        }
     }
 
     fn command(&mut self, to: usize, command: Command) {
@@ -67,6 +89,8 @@ impl Net {
         let until = self.now.after(nanos);
         loop {
             let due = self.members.iter().map(|(member, _)| member.next_timeout());
+            let observer = self.observer.iter();
+            let due = due.chain(observer.map(|(observer, _)| observer.next_timeout()));
             self.now = due.min().unwrap_or(Time::NEVER).max(self.now.after(1));
             if self.now > until {
                 self.now = until;
@@ -77,6 +101,11 @@ impl Net {
                     member.handle_timeout(self.now);
                 }
             }
+            if let Some((observer, _)) = &mut self.observer
+                && observer.next_timeout() <= self.now
+            {
+                observer.handle_timeout(self.now);
+            }
             self.run();
         }
     }
@@ -84,30 +113,44 @@ impl Net {
     fn run(&mut self) {
         let mut inputs = VecDeque::new();
         loop {
-            for own in 0..self.members.len() {
-                while let Some(output) = self.members[own].0.poll() {
-                    match output {
-                        Output::Event(event) => self.members[own].1.push(event),
-                        Output::Wire(Wire::Dial { peer, at }) => {
-                            let line = Connection(self.lines.len() as u64);
-                            self.lines.push([own, at.parse().unwrap()]);
-                            inputs.push_back((own, Input::Connected(peer, line)));
-                        }
-                        Output::Wire(Wire::Transmit(line, frame)) => {
-                            let other = self.other(own, line);
-                            inputs.push_back((other, Input::Frame(line, frame)));
-                        }
-                        Output::Wire(Wire::HangUp(line)) => {
-                            let other = self.other(own, line);
-                            inputs.push_back((other, Input::Closed(line)));
-                        }
+            while let Some((own, output)) = self.poll() {
+                match output {
+                    Output::Event(event) => self.events(own).push(event),
+                    Output::Wire(Wire::Dial { peer, at }) => {
+                        let line = Connection(self.lines.len() as u64);
+                        self.lines.push([own, at.parse().unwrap()]);
+                        inputs.push_back((own, Input::Connected(peer, line)));
+                    }
+                    Output::Wire(Wire::Transmit(line, frame)) => {
+                        let other = self.other(own, line);
+                        inputs.push_back((other, Input::Frame(line, frame)));
+                    }
+                    Output::Wire(Wire::HangUp(line)) => {
+                        let other = self.other(own, line);
+                        inputs.push_back((other, Input::Closed(line)));
                     }
                 }
             }
             let Some((to, input)) = inputs.pop_front() else {
                 return;
             };
-            self.members[to].0.handle(self.now, input);
+            self.handle(to, input);
+        }
+    }
+
+    fn poll(&mut self) -> Option<(usize, Output)> {
+        for (own, (member, _)) in self.members.iter_mut().enumerate() {
+            if let Some(output) = member.poll() {
+                return Some((own, output));
+            }
+        }
+        Some((OBSERVER, self.observer.as_mut()?.0.poll()?))
+    }
+
+    fn events(&mut self, of: usize) -> &mut Vec<Event> {
+        match (of, &mut self.observer) {
+            (OBSERVER, Some((_, events))) => events,
+            _ => &mut self.members[of].1,
         }
     }
 
@@ -117,7 +160,7 @@ impl Net {
     }
 
     fn heard(&mut self, of: usize) -> Vec<Event> {
-        std::mem::take(&mut self.members[of].1)
+        std::mem::take(self.events(of))
     }
 }
 
@@ -282,4 +325,76 @@ fn a_member_that_was_late_gives_its_coordinator_another_period() {
     net.members[1].0.handle_timeout(late);
     assert!(net.members[1].0.coordinator() == id(0, 1) && !net.members[1].0.leads());
     assert!(net.members[1].0.next_timeout() >= late.after(3000 * MILLI));
+}
+
+#[test]
+fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
+    let mut net = Net::first(2, 0);
+    net.observe();
+    assert_eq!(net.heard(OBSERVER), [Event::Forms(3)]);
+    let words: Arc<[u8]> = Arc::from(&b"who is there"[..]);
+    net.command(OBSERVER, Command::Ask(Arc::clone(&words)));
+    assert_eq!(net.heard(0), [Event::Asked(id(99, 9), Arc::clone(&words))]);
+    let (to, bytes) = (id(99, 9), Arc::clone(&words));
+    net.command(0, Command::Reply { to, bytes });
+    assert_eq!(net.heard(OBSERVER), [Event::Replied(words)]);
+    // Longer than one that is silent is waited for.
+    net.wait(60_000 * MILLI);
+    assert_eq!(net.heard(OBSERVER), []);
+    net.rank(1, 5);
+    let heard = net.heard(OBSERVER);
+    assert!(matches!(&heard[..], [Event::Active(_), Event::Coordinator(to)] if *to == id(0, 1)));
+}
+
+/// The process of slot 1 has ended, says its parent; how that is told.
+fn word(net: &mut Net) -> Departure {
+    let end = ProcessEnd::in_words("killed by SIGKILL", "");
+    let proof = Proof::Parent(Box::new(end.clone()));
+    net.give(OBSERVER, Input::Ended(id(1, 5), proof));
+    Departure::Lost(end.into())
+}
+
+fn gone(events: &[Event]) -> Vec<(MemberId, Departure)> {
+    let entries = events.iter().filter_map(|event| match event {
+        Event::Entry(entry) => Some(&**entry),
+        _ => None,
+    });
+    let gone = entries.filter_map(|entry| match entry {
+        Entry::Gone {
+            member, departure, ..
+        } => Some((*member, departure.clone())),
+        _ => None,
+    });
+    gone.collect()
+}
+
+#[test]
+fn the_word_of_a_parent_waits_for_a_goodbye_as_long_as_there_may_be_one() {
+    for what in ["goodbye", "closed", "kernel", "nothing"] {
+        let mut net = Net::first(3, 0);
+        net.observe();
+        for slot in 1..3 {
+            net.rank(slot, 5);
+        }
+        net.wait(1000 * MILLI);
+        let mut expected = word(&mut net);
+        net.wait(400 * MILLI);
+        assert_eq!(gone(&net.heard(0)), [], "{what}");
+        match what {
+            "goodbye" => {
+                net.command(1, Command::Leave(Departure::Left));
+                expected = Departure::Left;
+            }
+            "closed" => {
+                let line = net.members[0].0.connection_of(id(1, 5)).unwrap();
+                net.give(0, Input::Closed(line));
+            }
+            "kernel" => net.give(0, Input::Ended(id(1, 5), Proof::Kernel)),
+            _ => net.wait(101 * MILLI),
+        }
+        assert_eq!(gone(&net.heard(0)), [(id(1, 5), expected)], "{what}");
+        // Nobody hears of it twice.
+        net.wait(3000 * MILLI);
+        assert_eq!(gone(&net.heard(0)), [], "{what}");
+    }
 }
