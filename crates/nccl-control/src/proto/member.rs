@@ -602,6 +602,8 @@ impl Member {
     /// There is no coordinator any more.
     fn bereaved(&mut self, mute: bool) {
         let leader = self.core.synced.leader;
+        // One that leaves waits for that.
+        self.core.links.acknowledge(leader);
         self.core.links.keep(leader, false);
         self.wait(mute);
         if let Role::Waiting(waiting) = &self.role
@@ -1256,6 +1258,8 @@ impl Member {
         }
         self.core.term = term;
         let leader = self.core.synced.leader;
+        // One that leaves waits for that.
+        self.core.links.acknowledge(leader);
         self.core.links.keep(leader, false);
         self.wait(mute);
         let hold = self.core.timing.hold;
