@@ -363,7 +363,9 @@ fn ranks_of_mpich_are_found_by_the_process_of_one() {
             for (name, _) in std::env::vars_os() {
                 let name = name.to_string_lossy().into_owned();
                 let launchers = ["NCCL_RUN_", "SLURM_", "OMPI_", "PMIX_"];
-                if launchers.iter().any(|prefix| name.starts_with(prefix)) {
+                // The control plane is the same in all processes of a job.
+                let is_plane = name == "NCCL_RUN_CONTROL_PLANE";
+                if launchers.iter().any(|prefix| name.starts_with(prefix)) && !is_plane {
                     command.env_remove(name);
                 }
             }

@@ -130,10 +130,10 @@ impl Candidate {
 
     pub(super) fn next_timeout(&self, core: &Core) -> Time {
         let enough = self.enough.map(|at| at.after(core.timing.grace));
-        let give_up = self.since.after(core.timing.give_up);
         enough
             .into_iter()
-            .chain([self.next_try, give_up])
+            .chain([self.next_try])
+            .chain(core.gives_up_at())
             .filter(|at| *at > core.now)
             .min()
             .unwrap_or(self.next_try)
@@ -221,7 +221,8 @@ pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusio
         reached: 1 + reached.len() as u32,
         of: core.electorate() as u32,
         unreached: others
-            .filter(|id| !reached.contains(id) && !core.is_out(*id))
+            // One that gives its vote to nobody is on this side all the same.
+            .filter(|id| !reached.contains(id) && !core.is_out(*id) && !core.links.is_ready(*id))
             .collect(),
     }
 }

@@ -626,12 +626,15 @@ impl Core {
         !self.unheard.is_empty() || self.wish.is_some() || self.leaving.is_some()
     }
 
-    /// Whether there has been no coordinator for so long that there will be none.
+    /// When there will have been no coordinator for so long that there will be none.
+    pub(super) fn gives_up_at(&self) -> Option<Time> {
+        Some(self.lost?.after(self.timing.give_up))
+    }
+
+    /// Whether it is time for that.
     pub(super) fn gives_up(&self) -> bool {
-        let lost = self
-            .lost
-            .is_some_and(|since| self.now.since(since) >= self.timing.give_up);
-        lost && !self.progresses()
+        let is_late = self.gives_up_at().is_some_and(|at| self.now >= at);
+        is_late && !self.progresses()
     }
 
     /// About how many bytes it has beside itself.
