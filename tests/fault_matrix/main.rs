@@ -41,6 +41,8 @@ const LOADED: Duration = Duration::from_secs(2);
 const ASIDE_FROM_MACHINES: Duration = Duration::from_secs(22);
 /// And a connection that has ended may come back for so long.
 const RESUMES: Duration = Duration::from_secs(2);
+/// A rank that has lost the coordinator is told by those that have not that it lives, and asks them again two or three seconds later.
+const ASKS_AGAIN: Duration = Duration::from_secs(6);
 /// Until ranks are there, and until they are gone.
 const PATIENCE: Duration = Duration::from_secs(25);
 
@@ -110,7 +112,16 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
         let bound = match (is_aside, row.ends) {
             _ if !has_machines() => row.bound,
             (true, _) => ASIDE_FROM_MACHINES,
-            (false, Ends::Cause { root, .. }) if root == "host_lost" => row.bound + RESUMES,
+            (_, Ends::Cause { root, culprits, .. }) if root == "host_lost" => {
+                let coordinates = culprits.contains(&0);
+                row.bound
+                    + RESUMES
+                    + if coordinates {
+                        ASKS_AGAIN
+                    } else {
+                        Duration::ZERO
+                    }
+            }
             _ => row.bound,
         };
         if took > bound + LOADED && word != "unharmed" {

@@ -1364,14 +1364,7 @@ impl State {
         };
         match why {
             Exclusion::NoMajority { unreached, .. } => {
-                let mut from = ranks(unreached);
-                if from.is_empty() {
-                    // Those have ended that it was cut off from, too late to count.
-                    let is_gone = |id| self.gone.iter().any(|(gone, _)| *gone == id);
-                    let all = membership.members.iter().map(|peer| peer.id).enumerate();
-                    let others = all.filter(|(rank, id)| *rank != line.rank && !is_gone(*id));
-                    from = others.map(|(rank, _)| rank).collect();
-                }
+                let from = ranks(unreached);
                 let mut all = membership.members.iter();
                 let is_on_one_host = all.all(|peer| peer.at.starts_with("unix:"));
                 let why = apart(&from, is_on_one_host);

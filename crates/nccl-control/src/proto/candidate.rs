@@ -216,13 +216,16 @@ impl Candidate {
 
 /// What a member says that reaches these voters and itself, and no majority.
 pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusion {
-    let others = core.others().into_iter();
+    let mut unreached = core.others();
+    unreached.retain(|id| !reached.contains(id) && core.is_apart(*id));
+    // One that gives its vote to nobody may be on this side all the same; where there is nobody else, it does not answer.
+    let is_there = |id: &MemberId| core.links.is_ready(*id);
+    if unreached.iter().any(|id| !is_there(id)) {
+        unreached.retain(|id| !is_there(id));
+    }
     Exclusion::NoMajority {
         reached: 1 + reached.len() as u32,
         of: core.electorate() as u32,
-        unreached: others
-            // One that gives its vote to nobody is on this side all the same.
-            .filter(|id| !reached.contains(id) && !core.is_out(*id) && !core.links.is_ready(*id))
-            .collect(),
+        unreached,
     }
 }

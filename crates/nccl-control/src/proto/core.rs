@@ -352,6 +352,13 @@ impl Core {
         self.ended.contains_key(&id)
     }
 
+    /// Whether a voter that is not reached was on another side, as far as is known: one whose end was seen too late to count may have
+    /// gone on there before.
+    pub(super) fn is_apart(&self, id: MemberId) -> bool {
+        let counts = self.ended.get(&id).is_some_and(|known| known.counts);
+        !counts && self.log.gone(id).is_none()
+    }
+
     /// Whether nothing is expected from a voter any more.
     pub(super) fn is_out(&self, id: MemberId) -> bool {
         self.has_ended(id) || self.log.gone(id).is_some()
