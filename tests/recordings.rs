@@ -220,7 +220,8 @@ fn a_doctor_asks(world: &World) -> Outcome {
     let by_process = |pid: &str| {
         let mut doctor = Command::new(programs::program("nccl-doctor"));
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("NCCL_RUN_") {
+            // But the control plane, which is the same in all processes of a job.
+            if name.to_string_lossy().starts_with("NCCL_RUN_") && name != "NCCL_RUN_CONTROL_PLANE" {
                 doctor.env_remove(name);
             }
         }

@@ -86,7 +86,8 @@ pub(crate) fn options_only(options: &str) -> Command {
     let mut command = Command::new(&*PROGRAM);
     command.args(options.split_whitespace());
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("NCCL_") {
+        // But the control plane, which is the same in all processes of a job.
+        if name.to_string_lossy().starts_with("NCCL_") && name != "NCCL_RUN_CONTROL_PLANE" {
             command.env_remove(name);
         }
     }

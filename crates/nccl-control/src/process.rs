@@ -69,6 +69,17 @@ pub(super) fn of_peer(socket: impl AsFd, pid: u64, kernel: &str) -> Option<Owned
     (own_number(&descriptor)? == pid).then_some(descriptor)
 }
 
+/// A descriptor of the process that listens at the other end of a Unix socket, and its number here; `None` for this process itself.
+pub(super) fn at_the_other_end(socket: impl AsFd) -> Option<(OwnedFd, u64)> {
+    let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
+    let number = pid.as_raw_nonzero().get().try_into().ok()?;
+    if number == u64::from(std::process::id()) {
+        return None;
+    }
+    let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
+    Some((descriptor, number))
+}
+
 /// The number by which a process knows itself.
 fn own_number(descriptor: &OwnedFd) -> Option<u64> {
     number(descriptor, "NSpid:")
@@ -107,6 +118,12 @@ pub(super) enum Found {
     Ended,
     /// The system does not say.
     Unknown,
+}
+
+impl Found {
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self, Self::Ended)
+    }
 }
 
 /// The process with a number of this kernel and namespace that was started then, as it says itself.

@@ -25,7 +25,7 @@ use super::door::PATIENCE;
 use super::frame::{Decoder, Frame};
 use super::incoming::{Answer, Incoming};
 use super::launcher;
-use super::line::Line;
+use super::line::{Line, Link};
 use super::observer::Observer;
 use super::place::Address;
 use super::process;
@@ -118,7 +118,10 @@ impl Line {
         limit: Duration,
         decode: &Decode<'_, T>,
     ) -> Option<Asked<T>> {
-        let server = self.own_door()?;
+        let job = match self.link() {
+            Link::Node { node, generation } => node.job_of(generation),
+            _ => self.own_door()?.job().clone(),
+        };
         let departures = self.departures();
         let members = self.members();
         let members = members.get();
@@ -138,7 +141,7 @@ impl Line {
             })
             .collect();
         let asker = Asker {
-            job: server.job(),
+            job: &job,
             size: self.size,
             limit,
         };

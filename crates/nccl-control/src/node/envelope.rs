@@ -5,8 +5,9 @@ use std::sync::Arc;
 use nccl_base::wire::{self, Broken, bytes};
 use serde::{Deserialize, Serialize};
 
-use crate::departure::Failure;
+use crate::departure::{Failure, ProcessEnd};
 use crate::incoming::Incoming;
+use crate::proto::MemberId;
 use crate::request::Request;
 
 /// To the coordinator: a request of the line of a generation, with the number under which it is answered.
@@ -47,6 +48,9 @@ pub(super) enum Saying {
     Failed { generation: u64, why: Failure },
     /// Whoever has started these processes, by slot, is there and will say how they end; or is gone.
     Watched { slots: Vec<u32>, watched: bool },
+    /// How the process has ended that runs this member, says whoever has started it. That proves nothing of the member; its end, when
+    /// it is proven, is told with this.
+    Told { member: MemberId, end: ProcessEnd },
 }
 
 /// To one member.

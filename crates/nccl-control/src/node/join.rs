@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::acceptor::Acceptor;
 use super::port::Driver as _;
-use super::{LineOf, Node, State};
+use super::{LineOf, Node, State, vigil};
 use crate::client::{self, Claim};
-use crate::departure::{Departure, Failure};
+use crate::departure::{Departure, Failure, How};
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result};
 use crate::explain::ranges;
@@ -130,6 +130,7 @@ impl Node {
         } = rendezvous;
         let (number, size) = (job.epoch, *world_size);
         let (listener, seat, first);
+        let mut former = None;
         if *rank == 0 {
             listener = place::listen(address)?;
             tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at = listener.at, "rank 0 listens");
@@ -148,6 +149,7 @@ impl Node {
             let met = client::meet(address, job, claim, deadline, None)?;
             let fd = met.connection.fd();
             listener = place::listen_beside(address, &rank.to_string(), fd)?;
+            former = fd.try_clone_to_owned().ok();
             let at = address.to_string();
             seat = match absent {
                 Some(why) => Seat::Absent { number, at, why },
@@ -162,6 +164,7 @@ impl Node {
             let mut state = node.state.lock();
             state.desk.size = size;
             state.mailbox = Some(Arc::clone(mailbox));
+            state.former_vigil = former.and_then(|fd| vigil::keep_former(&node.this, fd));
             if let Some(why) = unreachable {
                 state.desk.remark(why);
             }
@@ -242,6 +245,15 @@ impl Node {
                 return Err(why);
             }
             let now = Instant::now();
+            if let Some((until, pid)) = state.former
+                && now >= until
+            {
+                state.former = None;
+                if state.ports.is_empty() {
+                    let departure = Departure::lost(How::Exited { pid });
+                    return Err(Incomplete::Gone { rank: 0, departure });
+                }
+            }
             if now >= limit {
                 let coordinates = self.slot() == 0;
                 let missing: Vec<_> = match coordinates {
@@ -288,7 +300,10 @@ impl Node {
                 let missing = ranges(&missing);
                 tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {came} of {size} ranks wait at \"join\" since {waited} s for {missing}{never}{more}");
             }
-            let until = limit.min(report.max(now));
+            let mut until = limit.min(report.max(now));
+            if let Some((stands_in, _)) = state.former {
+                until = until.min(stands_in);
+            }
             self.wait(&mut state, until);
         }
     }

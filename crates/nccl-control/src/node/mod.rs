@@ -114,6 +114,12 @@ struct State {
     lines: Vec<LineOf>,
     /// Who coordinated last, as far as this process has heard.
     coordinator: Option<MemberId>,
+    /// While another process coordinates: how it is heard.
+    ear: Option<Ear>,
+    /// The process that was to form the first generation has ended: until when another may take its place, and its number.
+    former: Option<(Instant, u64)>,
+    /// Of that process, until the first generation is active.
+    former_vigil: Option<Arc<Vigil>>,
     desk: Desk,
     /// Who has gone in this generation, in the order in which all have heard.
     gone: Vec<(MemberId, Departure)>,
@@ -122,6 +128,8 @@ struct State {
     watched: BTreeSet<u32>,
     /// Ends that wait until then: for the word of a parent, or, where that has come, for a goodbye.
     ends: Vec<(Instant, MemberId, Proof)>,
+    /// How the processes have ended that run these members.
+    words: HashMap<MemberId, ProcessEnd>,
     /// Why the first generation came to nothing.
     dismissed: Option<Incomplete>,
     /// Who has heard that.
@@ -147,6 +155,23 @@ struct LineOf {
     mailbox: Arc<Mailbox>,
     kept: Kept,
 }
+
+/// How the coordinator is heard, which asks every member whether it is there.
+struct Ear {
+    /// When it was heard last.
+    heard: Instant,
+    /// Whether that is too long ago, as the program was told.
+    is_silent: bool,
+}
+
+/// After how long without a question a coordinator is silent. Nothing ends by that.
+const SILENT: Duration = Duration::from_secs(2);
+
+/// A process that looks so late was late itself, and judges nobody.
+const LATE: Duration = Duration::from_millis(500);
+
+/// How long somebody who starts the processes may take to stand in for the one that was to form the first generation.
+const STANDS_IN: Duration = Duration::from_secs(1);
 
 /// What is done when the lock is free.
 #[derive(Default)]
@@ -183,11 +208,15 @@ impl Node {
             mailbox: None,
             lines: Vec::new(),
             coordinator: None,
+            ear: None,
+            former: None,
+            former_vigil: None,
             desk: Desk::default(),
             gone: Vec::new(),
             vigils: HashMap::new(),
             watched: BTreeSet::new(),
             ends: Vec::new(),
+            words: HashMap::new(),
             dismissed: None,
             dismissals: BTreeSet::new(),
             refused: None,
@@ -250,6 +279,13 @@ impl Node {
     /// The job's name.
     pub(crate) fn job_name(&self) -> &str {
         &self.job.name
+    }
+
+    /// Its job, in one of its generations.
+    pub(crate) fn job_of(&self, generation: u64) -> Job {
+        let mut job = self.job.clone();
+        job.epoch = generation;
+        job
     }
 
     /// Under which its communicators record what they do.
@@ -610,6 +646,7 @@ impl Node {
     fn active(&self, state: &mut State, membership: SharedMembership) {
         state.gone.clear();
         (state.refused, state.coordinator) = (None, None);
+        (state.former, state.former_vigil) = (None, None);
         state.joiners = 0;
         // A witness has none.
         if let Some(rank) = membership.rank_of(self.me) {
@@ -622,6 +659,7 @@ impl Node {
             });
         }
         state.vigils.retain(|id, _| membership.votes(*id));
+        state.words.retain(|id, _| membership.votes(*id));
         for peer in &membership.members {
             if peer.id != self.me && !state.vigils.contains_key(&peer.id) {
                 match vigil::keep(&self.this, peer) {
@@ -647,8 +685,15 @@ impl Node {
             }
         }
         let me = self.me;
+        state.ear = (id != me).then(|| Ear {
+            heard: Instant::now(),
+            is_silent: false,
+        });
         if id == me {
             let is_first = before.is_none();
+            if is_first {
+                state.pass_on_watched();
+            }
             let State {
                 desk,
                 lines,
@@ -718,7 +763,9 @@ impl Node {
         }
         let mut state = self.state.lock();
         state.vigils.remove(&member);
-        if state.watched.contains(&member.slot) {
+        if let Some(end) = state.words.remove(&member) {
+            state.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
+        } else if state.watched.contains(&member.slot) {
             let until = Instant::now() + WORD;
             state.ends.push((until, member, Proof::Kernel));
         } else {
@@ -727,6 +774,16 @@ impl Node {
         self.pump(&mut state);
         drop(state);
         self.settle();
+    }
+
+    /// The process that was to form the first generation has ended, says the kernel.
+    fn former_ended(&self, pid: u64) {
+        let mut state = self.state.lock();
+        state.former_vigil = None;
+        if state.lines.is_empty() {
+            state.former = Some((Instant::now() + STANDS_IN, pid));
+            self.bell.notify_all();
+        }
     }
 
     fn schedule(&self, state: &mut State) {
@@ -851,6 +908,7 @@ impl Source for Node {
         if state.member.next_timeout() <= time {
             state.member.handle_timeout(time);
         }
+        state.listen(now);
         state.desk.handle_timeout(now);
         let reports = state.desk.reports(now);
         self.pump(&mut state);
@@ -912,16 +970,81 @@ impl State {
     fn next_timeout(&self) -> Option<Instant> {
         let machine = self.clock.instant(self.member.next_timeout());
         let ends = self.ends.iter().map(|(until, ..)| *until).min();
+        let ear = self.ear.as_ref().filter(|ear| !ear.is_silent);
         machine
             .into_iter()
             .chain(self.desk.next_timeout())
             .chain(ends)
+            .chain(ear.map(|ear| ear.heard + SILENT))
             .min()
+    }
+
+    /// Says when the coordinator is silent, as it says of others: its own process may be stopped.
+    fn listen(&mut self, now: Instant) {
+        let is_led = self.member.is_led();
+        let Some(ear) = self.ear.as_mut().filter(|ear| !ear.is_silent) else {
+            return;
+        };
+        let late = now.checked_duration_since(ear.heard + SILENT);
+        match late {
+            None => {}
+            // One that this process has lost is not said to live.
+            Some(late) if late > LATE || !is_led => ear.heard = now,
+            Some(late) => {
+                ear.is_silent = true;
+                self.coordinator_turns(Some(SILENT + late));
+            }
+        }
+    }
+
+    /// The coordinator is silent, or is heard again.
+    fn coordinator_turns(&mut self, silent: Option<Duration>) {
+        let Some(line) = self.lines.last() else {
+            return;
+        };
+        let rank = self.coordinator.and_then(|id| line.membership.rank_of(id));
+        let Some(rank) = rank else {
+            return;
+        };
+        let peer = &line.membership.members[rank];
+        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+        let state = silent
+            .filter(|_| is_here)
+            .and_then(|_| process::state_of(peer.pid.into()));
+        self.work.said.push(match silent {
+            Some(silent) => Spoken::Silent(rank, silent, state.clone()),
+            None => Spoken::HeardAgain(rank, Duration::ZERO),
+        });
+        line.mailbox.push(Push::Suspected {
+            rank,
+            silent,
+            state,
+        });
+        self.work.mailboxes.push(Arc::clone(&line.mailbox));
+    }
+
+    /// Those that have come in have not heard whose ends their parents tell.
+    fn pass_on_watched(&mut self) {
+        let members = self.member.membership().members.iter();
+        let slots = members
+            .map(|peer| peer.id.slot)
+            .filter(|slot| self.watched.contains(slot));
+        let slots: Vec<_> = slots.collect();
+        if !slots.is_empty() {
+            let watched = true;
+            self.handle(Input::Command(say(&Saying::Watched { slots, watched })));
+        }
     }
 
     /// The coordinator has asked whether this process is there.
     fn feel(&mut self) {
         let now = Instant::now();
+        if let Some(ear) = &mut self.ear {
+            ear.heard = now;
+            if std::mem::take(&mut ear.is_silent) {
+                self.coordinator_turns(None);
+            }
+        }
         if let Some(line) = self.lines.last() {
             line.mailbox.heard_coordinator(now);
         }
@@ -948,6 +1071,9 @@ impl State {
             } => {
                 self.vigils.remove(member);
                 self.ends.retain(|(_, id, _)| id != member);
+                if self.coordinator == Some(*member) {
+                    self.ear = None;
+                }
                 self.gone.push((*member, departure.clone()));
                 for line in &self.lines {
                     // Of its own goodbye, nothing is to be heard.
@@ -987,6 +1113,14 @@ impl State {
                             true => self.watched.insert(slot),
                             false => self.watched.remove(&slot),
                         };
+                    }
+                }
+                Ok(Saying::Told { member, end }) => {
+                    let waiting = self.ends.extract_if(.., |(_, id, _)| *id == member);
+                    if waiting.count() > 0 {
+                        self.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
+                    } else if self.member.membership().votes(member) {
+                        self.words.insert(member, end);
                     }
                 }
                 Err(broken) => {
@@ -1065,13 +1199,9 @@ impl State {
             return;
         };
         let peers = &line.membership.members;
-        let is_its = |&&(rank, pid): &&(usize, u64)| {
-            peers
-                .get(rank)
-                .is_some_and(|peer| u64::from(peer.pid) == pid)
-        };
-        let slots = ranks.iter().filter(is_its);
-        let slots: Vec<_> = slots.map(|(rank, _)| peers[*rank].id.slot).collect();
+        // A process that has another number has started the one that is the rank.
+        let slots = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
+        let slots: Vec<_> = slots.map(|peer| peer.id.slot).collect();
         if slots.iter().any(|slot| !self.watched.contains(slot)) {
             let watched = true;
             self.handle(Input::Command(say(&Saying::Watched { slots, watched })));
@@ -1095,22 +1225,34 @@ impl State {
     /// How the process ended that an observer has started as this rank, while the ranks meet.
     fn ended(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
         end.cut(LONGEST_WORD);
-        // Of rank 0, it is its process that hears this.
-        if !self.is_forming(generation) || !(1..self.desk.size).contains(&rank) {
-            return;
-        }
-        match self.joined(rank) {
+        let forms = self.is_forming(generation);
+        let peer = match forms {
+            true => self.joined(rank),
+            // It has become active meanwhile.
+            false => {
+                let mut lines = self.lines.iter();
+                let line = lines.find(|line| line.generation == generation);
+                line.and_then(|line| line.membership.members.get(rank))
+            }
+        };
+        match peer.map(|peer| (peer.id, u64::from(peer.pid))) {
+            // Of rank 0, it is its process that hears this.
+            _ if forms && rank == 0 => {}
             // A goodbye, or why it fails, may still be on its way.
-            Some(peer) if u64::from(peer.pid) == pid => {
-                let (until, id) = (Instant::now() + WORD, peer.id);
+            Some((id, known)) if known == pid => {
+                let until = Instant::now() + WORD;
                 self.ends.push((until, id, Proof::Parent(Box::new(end))));
             }
             // A process that had another number may have been another, which has started this one.
-            Some(_) => {}
-            None => {
+            Some((member, _)) if !forms => {
+                let told = Saying::Told { member, end };
+                self.handle(Input::Command(say(&told)));
+            }
+            None if forms && rank < self.desk.size => {
                 let departure = Departure::Lost(end.into());
                 self.dismiss(&Incomplete::Gone { rank, departure });
             }
+            Some(_) | None => {}
         }
     }
 
@@ -1278,6 +1420,7 @@ impl State {
 
     /// This process takes part no more.
     fn out(&mut self, why: &Exclusion) {
+        self.ear = None;
         let Some(line) = self.lines.last() else {
             return;
         };

@@ -14,7 +14,7 @@ use super::envelope::{Asking, Saying, replied};
 use super::port::Driver;
 use super::ports::Ports;
 use crate::client::{Claim, Met};
-use crate::departure::{Departure, Lost, ProcessEnd};
+use crate::departure::{Departure, How, Lost, ProcessEnd};
 use crate::incoming::{Incoming, Known, Push};
 use crate::message::Incomplete;
 use crate::observer::{Shared, Word};
@@ -36,6 +36,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// How often the thread looks for itself: what happens wakes it.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Why there is nothing more to see, where nobody of the ranks is known to have died.
+const LEFT: &str = "the ranks have left the world";
+
 struct Watching {
     this: Weak<Self>,
     job: Job,
@@ -54,6 +57,8 @@ struct State {
     forming: Option<u64>,
     /// Whether a coordinator is heard, or the process that forms the first generation.
     hears: bool,
+    /// The ranks that have coordinated in this generation, as far as was seen.
+    coordinators: Vec<usize>,
     /// Why there is nothing more to see.
     over: Option<String>,
     /// What has changed on the board.
@@ -106,6 +111,7 @@ impl Watching {
                 membership: None,
                 forming: None,
                 hears: false,
+                coordinators: Vec::new(),
                 over: None,
                 seen: Vec::new(),
             }),
@@ -222,6 +228,8 @@ impl Watching {
                         };
                         if u64::from(peer.pid) == pid {
                             ends.push((peer.id, end));
+                        } else {
+                            asks.push(Request::Ended { rank, pid, end });
                         }
                     }
                     None => asks.push(Request::Ended { rank, pid, end }),
@@ -238,6 +246,46 @@ impl Watching {
         asks.into_iter().for_each(|request| self.ask(request));
         if watches {
             self.watch();
+        }
+    }
+
+    /// How it ended, when no rank is left to tell: what this process knows of the ends that nobody has told it, and who coordinated.
+    fn story(&self) -> String {
+        let (membership, coordinators) = {
+            let state = self.state.lock();
+            (state.membership.clone(), state.coordinators.clone())
+        };
+        let Some(membership) = membership else {
+            return String::from(LEFT);
+        };
+        let mut shared = self.shared.state();
+        let ranks = membership.members.iter().enumerate();
+        let (last, others): (Vec<_>, Vec<_>) =
+            ranks.partition(|(rank, _)| coordinators.contains(rank));
+        for (rank, peer) in others.into_iter().chain(last) {
+            let pid = u64::from(peer.pid);
+            let mut words = shared.words.iter();
+            let word = words
+                .find(|word| word.pid == pid && shared.rank_now(word.rank, word.pid) == Some(rank));
+            let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+            let how = match word {
+                Some(word) => Some(Lost::from(word.end.clone())),
+                None => (is_here && process::find(peer.pid, peer.started).has_ended())
+                    .then(|| How::Exited { pid }.into()),
+            };
+            if let Some(how) = how {
+                shared.board.gone(rank, Departure::Lost(how));
+            }
+        }
+        self.shared.notify();
+        let ends = coordinators.iter().filter_map(|rank| {
+            let departure = shared.board.departure(*rank)?;
+            (*departure != Departure::Left).then(|| format!("rank {rank} is gone: {departure}"))
+        });
+        let ends: Vec<_> = ends.collect();
+        match ends.is_empty() {
+            true => String::from(LEFT),
+            false => ends.join("; then "),
         }
     }
 
@@ -356,6 +404,7 @@ impl State {
             Event::Active(membership) => {
                 self.membership = Some(Arc::clone(&membership));
                 self.hears = false;
+                self.coordinators.clear();
                 let was_formed = self.forming.take().is_some();
                 self.seen.push(Seen::Generation(membership, was_formed));
             }
@@ -366,6 +415,8 @@ impl State {
             Event::Coordinator(id) => {
                 self.hears = true;
                 let rank = self.rank_of(id);
+                let is_new = rank.filter(|rank| self.coordinators.last() != Some(rank));
+                self.coordinators.extend(is_new);
                 self.seen.extend(rank.map(Seen::Coordinator));
             }
             Event::Entry(entry) => match &*entry {
@@ -396,7 +447,7 @@ impl State {
                 _ => {}
             },
             Event::Ended(_) if self.membership.is_some() => {
-                self.over = Some(String::from("the ranks have left the world"));
+                self.over = Some(String::from(LEFT));
             }
             Event::Ended(_) => self.over = Some(String::from("the ranks have not met")),
             Event::Dismissed(bytes) => {
@@ -443,7 +494,10 @@ fn observe(shared: &Arc<Shared>) -> String {
         watching.report(&mut told);
         if let Some(why) = over {
             watching.close();
-            return why;
+            return match why == LEFT {
+                true => watching.story(),
+                false => why,
+            };
         }
         let mut state = shared.state();
         if state.stop {

@@ -40,6 +40,11 @@ impl Ports {
         self.all.get(&number)
     }
 
+    /// Whether nobody is connected.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Bytes that wait to be written.
     pub(super) fn backlog(&self) -> usize {
         let ports = self.all.values();

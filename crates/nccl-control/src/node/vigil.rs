@@ -1,6 +1,6 @@
 //! The ends of the processes of this kernel, each watched by a descriptor of its own.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use super::Node;
@@ -34,20 +34,28 @@ pub(super) fn keep(node: &Weak<Node>, peer: &Peer) -> Kept {
         Found::Ended => return Kept::Ended,
         Found::Unknown => return Kept::Elsewhere,
     };
+    match watch(node, descriptor, Of::Member(peer.id)) {
+        Some(vigil) => Kept::Watched(vigil),
+        None => Kept::Elsewhere,
+    }
+}
+
+/// Watches the process that forms the first generation, at the other end of a Unix socket: who it is, it has not said yet.
+pub(super) fn keep_former(node: &Weak<Node>, socket: impl AsFd) -> Option<Arc<Vigil>> {
+    let (descriptor, pid) = process::at_the_other_end(socket)?;
+    watch(node, Arc::new(descriptor), Of::Former(pid))
+}
+
+fn watch(node: &Weak<Node>, descriptor: Arc<OwnedFd>, of: Of) -> Option<Arc<Vigil>> {
     let watcher = Arc::new(Watcher {
         node: Weak::clone(node),
-        member: peer.id,
+        of,
         told: Mutex::new(false),
     });
-    let token = Reactor::get()
-        .and_then(|reactor| reactor.add(&*descriptor, EventFlags::IN, watcher as Arc<dyn Source>));
-    match token {
-        Ok(token) => Kept::Watched(Arc::new(Vigil {
-            descriptor,
-            token: Some(token),
-        })),
-        Err(_) => Kept::Elsewhere,
-    }
+    let reactor = Reactor::get().ok()?;
+    let token = reactor.add(&*descriptor, EventFlags::IN, watcher as Arc<dyn Source>);
+    let token = Some(token.ok()?);
+    Some(Arc::new(Vigil { descriptor, token }))
 }
 
 impl Drop for Vigil {
@@ -58,9 +66,16 @@ impl Drop for Vigil {
     }
 }
 
+/// Whose end it is.
+enum Of {
+    Member(MemberId),
+    /// Of the process that forms the first generation, with its number.
+    Former(u64),
+}
+
 struct Watcher {
     node: Weak<Node>,
-    member: MemberId,
+    of: Of,
     told: Mutex<bool>,
 }
 
@@ -70,7 +85,10 @@ impl Source for Watcher {
             return;
         }
         if let Some(node) = self.node.upgrade() {
-            node.process_ended(self.member);
+            match self.of {
+                Of::Member(member) => node.process_ended(member),
+                Of::Former(pid) => node.former_ended(pid),
+            }
         }
     }
 }

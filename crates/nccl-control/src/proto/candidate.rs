@@ -130,10 +130,10 @@ impl Candidate {
 
     pub(super) fn next_timeout(&self, core: &Core) -> Time {
         let enough = self.enough.map(|at| at.after(core.timing.grace));
-        let give_up = self.since.after(core.timing.give_up);
         enough
             .into_iter()
-            .chain([self.next_try, give_up])
+            .chain([self.next_try])
+            .chain(core.gives_up_at())
             .filter(|at| *at > core.now)
             .min()
             .unwrap_or(self.next_try)
@@ -216,12 +216,16 @@ impl Candidate {
 
 /// What a member says that reaches these voters and itself, and no majority.
 pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusion {
-    let others = core.others().into_iter();
+    let mut unreached = core.others();
+    unreached.retain(|id| !reached.contains(id) && core.is_apart(*id));
+    // One that gives its vote to nobody may be on this side all the same; where there is nobody else, it does not answer.
+    let is_there = |id: &MemberId| core.links.is_ready(*id);
+    if unreached.iter().any(|id| !is_there(id)) {
+        unreached.retain(|id| !is_there(id));
+    }
     Exclusion::NoMajority {
         reached: 1 + reached.len() as u32,
         of: core.electorate() as u32,
-        unreached: others
-            .filter(|id| !reached.contains(id) && !core.is_out(*id))
-            .collect(),
+        unreached,
     }
 }

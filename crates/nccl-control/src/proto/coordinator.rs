@@ -980,7 +980,7 @@ impl Coordinator {
         let all = core.others();
         let unreached = all
             .into_iter()
-            .filter(|id| !reached.contains(id) && !core.has_ended(*id));
+            .filter(|id| !reached.contains(id) && core.is_apart(*id));
         let why = Exclusion::NoMajority {
             reached: 1 + reached.len() as u32,
             of: core.electorate() as u32,

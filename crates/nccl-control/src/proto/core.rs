@@ -355,6 +355,13 @@ impl Core {
         self.ended.contains_key(&id)
     }
 
+    /// Whether a voter that is not reached was on another side, as far as is known: one whose end was seen too late to count may have
+    /// gone on there before.
+    pub(super) fn is_apart(&self, id: MemberId) -> bool {
+        let counts = self.ended.get(&id).is_some_and(|known| known.counts);
+        !counts && self.log.gone(id).is_none()
+    }
+
     /// Whether nothing is expected from a voter any more.
     pub(super) fn is_out(&self, id: MemberId) -> bool {
         self.has_ended(id) || self.log.gone(id).is_some()
@@ -632,12 +639,15 @@ impl Core {
         !self.unheard.is_empty() || self.wish.is_some() || self.leaving.is_some()
     }
 
-    /// Whether there has been no coordinator for so long that there will be none.
+    /// When there will have been no coordinator for so long that there will be none.
+    pub(super) fn gives_up_at(&self) -> Option<Time> {
+        Some(self.lost?.after(self.timing.give_up))
+    }
+
+    /// Whether it is time for that.
     pub(super) fn gives_up(&self) -> bool {
-        let lost = self
-            .lost
-            .is_some_and(|since| self.now.since(since) >= self.timing.give_up);
-        lost && !self.progresses()
+        let is_late = self.gives_up_at().is_some_and(|at| self.now >= at);
+        is_late && !self.progresses()
     }
 
     /// About how many bytes it has beside itself.

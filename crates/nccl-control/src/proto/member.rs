@@ -415,7 +415,10 @@ impl Member {
             Role::Forming(_) | Role::Out => Time::NEVER,
             Role::Left => return Time::NEVER,
             Role::Following { heard, asked } => (*heard.max(asked)).after(core.timing.mute),
-            Role::Waiting(waiting) => waiting.turn,
+            Role::Waiting(waiting) => match core.gives_up_at() {
+                Some(at) if at > core.now => waiting.turn.min(at),
+                _ => waiting.turn,
+            },
             Role::Candidate(candidate) => candidate.next_timeout(core),
             Role::Leading(coordinator) => coordinator.next_timeout(core),
         };
@@ -442,7 +445,7 @@ impl Member {
                     self.follow_leader(self.core.synced);
                 }
             }
-            Role::Waiting(waiting) if now >= waiting.turn => {
+            Role::Waiting(waiting) if now >= waiting.turn || self.core.gives_up() => {
                 let mute = waiting.mute;
                 if self.core.gives_up() {
                     let why = no_majority(&self.core, &BTreeSet::new());
@@ -722,6 +725,7 @@ impl Member {
     }
 
     fn lost(&mut self, peer: MemberId) {
+        self.core.observers.remove(&peer);
         match &mut self.role {
             Role::Leading(coordinator) => {
                 let next = coordinator.lost(&mut self.core, peer);
@@ -740,7 +744,6 @@ impl Member {
             }
             Role::Joining(joining) if joining.gives_up.is_none() => joining.ask(&mut self.core),
             Role::Forming(_) => {
-                self.core.observers.remove(&peer);
                 let resume = self.core.timing.resume;
                 let heard = Time(self.core.now.0.saturating_sub(2 * resume));
                 self.fell(peer, |core, _| core.unreachable(peer, heard, resume));
@@ -936,6 +939,7 @@ impl Member {
                 self.core.events.push_back(Event::Asked(from, bytes));
             }
             (_, Message::Leave(_)) if !self.core.membership.votes(from) => {
+                self.core.observers.remove(&from);
                 self.core.links.acknowledge(from);
                 self.core.links.keep(from, false);
             }
@@ -1106,10 +1110,17 @@ impl Member {
                 let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
                 self.go(next);
             }
-            Role::Following { .. } => self.redirect(from),
+            // It is told when another coordinates, which may be this one: the coordinator may have ended a moment ago.
+            Role::Following { .. } => {
+                self.redirect(from);
+                self.core.links.keep(from, true);
+                self.core.observers.insert(from, peer);
+            }
             Role::Waiting(_) | Role::Candidate(_) => {
                 let (term, leads) = (self.core.term, false);
                 self.core.send(from, Message::Follows { term, leads });
+                self.core.links.keep(from, true);
+                self.core.observers.insert(from, peer);
             }
             Role::Forming(_) => {
                 self.core.links.keep(from, true);
