@@ -229,12 +229,8 @@ fn an_observer_follows_the_ranks_that_take_over_and_its_word_counts_with_them() 
 /// one has decided without it.
 #[test]
 fn the_end_of_a_rank_that_a_successor_has_never_heard_of_is_told_to_it() {
-    let all = match meeting::has_machines() {
-        // To them, an end counts only while the lease of the rank that sees it runs: four seconds. Later, it is cut off.
-        true => [(false, 2500), (true, 2500), (false, 1500), (false, 100)],
-        false => [(false, 4000), (true, 4000), (false, 2900), (false, 100)],
-    };
-    for (tcp, after) in all {
+    // An end counts only while the lease of the rank that sees it runs: four seconds. Later, it is cut off.
+    for (tcp, after) in [(false, 2500), (true, 2500), (false, 1500), (false, 100)] {
         let mut family = Family::doing("go on without the dead", 4, tcp, &[]);
         let mut events = family.observer.events();
         let mut wait_for = |what: &str| {
@@ -368,9 +364,7 @@ fn ranks_of_mpich_are_found_by_the_process_of_one() {
             for (name, _) in std::env::vars_os() {
                 let name = name.to_string_lossy().into_owned();
                 let launchers = ["NCCL_RUN_", "SLURM_", "OMPI_", "PMIX_"];
-                // The control plane is the same in all processes of a job.
-                let is_plane = name == "NCCL_RUN_CONTROL_PLANE";
-                if launchers.iter().any(|prefix| name.starts_with(prefix)) && !is_plane {
+                if launchers.iter().any(|prefix| name.starts_with(prefix)) {
                     command.env_remove(name);
                 }
             }

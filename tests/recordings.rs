@@ -220,8 +220,7 @@ fn a_doctor_asks(world: &World) -> Outcome {
     let by_process = |pid: &str| {
         let mut doctor = Command::new(programs::program("nccl-doctor"));
         for (name, _) in std::env::vars_os() {
-            // But the control plane, which is the same in all processes of a job.
-            if name.to_string_lossy().starts_with("NCCL_RUN_") && name != "NCCL_RUN_CONTROL_PLANE" {
+            if name.to_string_lossy().starts_with("NCCL_RUN_") {
                 doctor.env_remove(name);
             }
         }

@@ -20,8 +20,6 @@ use isolated_hosts::{IsolatedHosts, Plan};
 use nccl::{Rendezvous, Witness, World};
 use nccl_tools::testing::{Role, again};
 
-/// The control plane for which these hold.
-const MACHINES: (&str, &str) = ("NCCL_RUN_CONTROL_PLANE", "machines");
 const PORT: u16 = 29_400;
 /// Longer than any limit that a rank has.
 const LONG: Duration = Duration::from_secs(60);
@@ -46,7 +44,10 @@ fn process(role: &str) {
     }
     let rendezvous = Rendezvous::tcp(host, PORT, rank, size).unwrap();
     let mut rendezvous = rendezvous.secret([7; 32]).witnesses(witnesses);
-    if published != "-" {
+    if published == "operator" {
+        rendezvous = rendezvous.cut_off_after(LONG);
+    }
+    if published.starts_with('/') {
         rendezvous = rendezvous.publish(published);
     }
     let mut world = World::join(rendezvous).expect("the others come");
@@ -129,9 +130,7 @@ impl Split {
         let start = |host: usize, kind: &str, rank: usize| {
             let role = format!("{kind} {rank} {size} {at} {witnesses} {published}");
             let mut command = again(test, &role);
-            command
-                .env(MACHINES.0, MACHINES.1)
-                .env("RUST_BACKTRACE", "0");
+            command.env("RUST_BACKTRACE", "0");
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = hosts.spawn(host, &mut command).expect("a process");
             let orders = child.stdin.take().expect("it is piped");
@@ -355,7 +354,7 @@ fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
         return process(&role);
     }
     each(&[(1, 0), (2, 0), (1, 1), (2, 1)], |(each, side)| {
-        let Some(mut split) = Split::new(TEST, [each, each], false, "-") else {
+        let Some(mut split) = Split::new(TEST, [each, each], false, "operator") else {
             return;
         };
         split.hosts.cut(1);
@@ -363,8 +362,8 @@ fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
         for rank in split.of(1 - side) {
             split.ranks[rank].child.kill().expect("it runs");
         }
-        // Until all that are left have seen that the others are out of reach.
-        std::thread::sleep(Duration::from_secs(5));
+        // Which takes longer than a side waits by itself.
+        std::thread::sleep(Duration::from_secs(14));
         let ranks = split.of(side);
         let names: Vec<_> = ranks.clone().map(|rank| rank.to_string()).collect();
         let first = &mut split.ranks[ranks.start];

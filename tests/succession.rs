@@ -160,15 +160,11 @@ impl Spread {
         let (hosts, ranks) = self.start(test)?;
         ip(&format!("-n {} link set {} down", hosts.names[1], ENDS[1]));
         let cut = Instant::now();
-        let within = match meeting::has_machines() {
-            true => CUT_FROM_MACHINES,
-            false => CUT,
-        };
         let said = ranks.into_iter().enumerate().map(|(number, mut rank)| {
             let cause = rank.says("ended: ");
             let took = cut.elapsed();
             println!("{test}: rank {number} after {took:.1?}: {cause}");
-            assert!(took < within, "{took:?}");
+            assert!(took < CUT, "{took:?}");
             let error = rank.says("error: ");
             println!("  {error}");
             rank.succeeds(SOON);
@@ -178,11 +174,8 @@ impl Spread {
     }
 }
 
-/// A host that is cut off is known within this, and so are both sides.
-const CUT: Duration = Duration::from_secs(8);
-
-/// With the machines, a side that is cut off goes on looking for the others for twelve seconds after it has lost them.
-const CUT_FROM_MACHINES: Duration = Duration::from_secs(22);
+/// A side that is cut off goes on looking for the others for twelve seconds after it has lost them.
+const CUT: Duration = Duration::from_secs(22);
 
 #[test]
 fn when_the_host_of_rank_0_is_cut_off_the_others_lose_it_and_it_says_that_it_is_cut_off() {

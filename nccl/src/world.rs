@@ -411,7 +411,7 @@ impl World {
     ///
     /// Every rank that is not gone has to call it; those that wait for each other here agree on who is
     /// left, once for each epoch and all alike. The ranks that were there keep their order and become
-    /// ranks 0, 1, …, but for the one that coordinates, which is always rank 0; new ones come behind them.
+    /// ranks 0, 1, …; new ones come behind them.
     /// [`previous_rank`](Self::previous_rank) says who was who.
     /// Processes, CUDA contexts and memory are what they were.
     ///

@@ -32,10 +32,6 @@ fn doctor_behind(before: &[&str], arguments: &[&str]) -> Command {
         let name = name.to_string_lossy().into_owned();
         let launchers = ["NCCL_", "SLURM_", "OMPI_", "PMI_", "MPI_"];
         let others = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "NO_COLOR"];
-        // The same in all processes of a job.
-        if name == "NCCL_RUN_CONTROL_PLANE" {
-            continue;
-        }
         if launchers.iter().any(|prefix| name.starts_with(prefix)) || others.contains(&&name[..]) {
             command.env_remove(name);
         }

@@ -37,19 +37,14 @@ use support::table::{try_all, written_or_same};
 const TOGETHER: usize = 3;
 /// What a loaded machine may take on top of every bound.
 const LOADED: Duration = Duration::from_secs(2);
-/// With the machines, a side that is cut off goes on looking for the others for twelve seconds after it has lost them.
-const ASIDE_FROM_MACHINES: Duration = Duration::from_secs(22);
+/// A side that is cut off goes on looking for the others for twelve seconds after it has lost them.
+const ASIDE: Duration = Duration::from_secs(22);
 /// And a connection that has ended may come back for so long.
 const RESUMES: Duration = Duration::from_secs(2);
 /// A rank that has lost the coordinator is told by those that have not that it lives, and asks them again two or three seconds later.
 const ASKS_AGAIN: Duration = Duration::from_secs(6);
 /// Until ranks are there, and until they are gone.
 const PATIENCE: Duration = Duration::from_secs(25);
-
-/// Whether ranks meet with the machines of the next control plane.
-fn has_machines() -> bool {
-    std::env::var("NCCL_RUN_CONTROL_PLANE").is_ok_and(|plane| plane == "machines")
-}
 
 /// Every row, in the order of the page.
 fn all() -> Vec<&'static Row> {
@@ -110,9 +105,15 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
             ended = ended.max(took);
         }
         let bound = match (is_aside, row.ends) {
-            _ if !has_machines() => row.bound,
-            (true, _) => ASIDE_FROM_MACHINES,
-            (_, Ends::Cause { root, culprits, .. }) if root == "host_lost" => {
+            (true, _) => ASIDE,
+            (
+                _,
+                Ends::Cause {
+                    root: "host_lost",
+                    culprits,
+                    ..
+                },
+            ) => {
                 let coordinates = culprits.contains(&0);
                 row.bound
                     + RESUMES

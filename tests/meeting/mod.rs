@@ -11,11 +11,6 @@ use std::time::Duration;
 
 use nccl::{Rendezvous, World};
 
-/// Whether ranks meet with the machines of the next control plane: `NCCL_RUN_CONTROL_PLANE=machines`.
-pub(crate) fn has_machines() -> bool {
-    std::env::var("NCCL_RUN_CONTROL_PLANE").is_ok_and(|plane| plane == "machines")
-}
-
 /// What a rank runs; returns at once where this process is none.
 pub(crate) fn run_a_rank() {
     let Ok(script) = std::env::var("NCCL_TEST_SCRIPT") else {

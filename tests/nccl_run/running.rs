@@ -86,8 +86,7 @@ pub(crate) fn options_only(options: &str) -> Command {
     let mut command = Command::new(&*PROGRAM);
     command.args(options.split_whitespace());
     for (name, _) in std::env::vars_os() {
-        // But the control plane, which is the same in all processes of a job.
-        if name.to_string_lossy().starts_with("NCCL_") && name != "NCCL_RUN_CONTROL_PLANE" {
+        if name.to_string_lossy().starts_with("NCCL_") {
             command.env_remove(name);
         }
     }

@@ -41,8 +41,8 @@ pub(crate) fn start(
 ) -> Child {
     let mut command = Command::new("timeout");
     for (name, _) in std::env::vars_os() {
-        // Whatever this test was started with is no part of it, but the control plane.
-        if name.to_string_lossy().starts_with("NCCL_") && name != "NCCL_RUN_CONTROL_PLANE" {
+        // Whatever this test was started with is no part of it.
+        if name.to_string_lossy().starts_with("NCCL_") {
             command.env_remove(name);
         }
     }

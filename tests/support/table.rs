@@ -74,17 +74,6 @@ pub fn is_as_quoted(page: &str, fault: &str, said: &str) {
         .find(|line| line.starts_with(&format!("| {fault} |")));
     let quote = row.and_then(|row| row.split('`').nth(1));
     let quote = quote.unwrap_or_else(|| panic!("the page quotes nothing for {fault:?}"));
-    // To the machines the end of a connection proves nothing: they say what the kernel tells of the process.
-    let quote = match std::env::var("NCCL_RUN_CONTROL_PLANE").as_deref() {
-        Ok("machines") => quote
-            .replace(
-                "its connection closed without goodbye",
-                "its process (pid …) ended without goodbye",
-            )
-            // Of whom the others hear alike, whoever coordinates.
-            .replace("is gone, and \"join\" with it", "will not come to \"join\""),
-        _ => quote.to_owned(),
-    };
     let mut rest = said;
     for piece in quote.split('…').map(str::trim) {
         let at = rest.find(piece);

@@ -1,8 +1,12 @@
-//! Who may come in: whether the one who said hello may be what it says, and who is told to come again, or elsewhere.
+//! Who may come in, and what those are told that may not.
 
-use super::door::Door;
-use super::greeting::{Again, Hello, Role};
-use super::handover::Standing;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::greeting::Again;
+
+/// How long one who comes may take to prove who it is.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why somebody may not come in, and whether another try may end better.
 #[derive(Clone, Debug)]
@@ -61,97 +65,39 @@ impl Refusal {
     }
 }
 
-impl Door {
-    /// That somebody else coordinates, and where that is, as far as this rank has heard.
-    pub(super) fn refer(&self) -> Refusal {
-        let rank = self.hub.coordinator();
-        Refusal {
-            why: format!(
-                "this is rank {}, and rank {rank} coordinates the job",
-                self.rank()
-            ),
-            again: Again::At {
-                rank,
-                at: self.hub.address_of(rank).unwrap_or_default(),
-            },
-        }
+/// Whether another observer is let in beside so many, of a world of so many ranks.
+///
+/// # Errors
+/// That there are too many already.
+pub(super) fn has_room(observers: usize, ranks: usize) -> Result<(), String> {
+    // One for each host at least, when each has a launcher that observes.
+    let most = 64 + ranks;
+    match observers < most {
+        true => Ok(()),
+        false => Err(format!("there are {most} observers already")),
     }
+}
 
-    /// Whether the one who said hello may be what it says.
-    pub(super) fn check(&self, hello: &Hello) -> Result<(), Refusal> {
-        let Hello {
-            job,
-            epoch,
-            world_size,
-            role,
-            rank,
-            ..
-        } = hello;
-        if *job != self.job.name {
-            return Err(Refusal::of_job(job, &self.job.name));
-        }
-        if *role == Role::Newcomer {
-            // Of whatever attempt it was started for.
-            return self.may_admit();
-        }
-        if *epoch > self.job.epoch {
-            return Err(Refusal::of_epoch(*epoch, self.job.epoch));
-        }
-        let size = self.hub.size();
-        if *role == Role::Onlooker {
-            self.may_admit()?;
-            return self.check_size(*epoch, *world_size, size);
-        }
-        if *epoch != self.job.epoch {
-            return Err(Refusal::of_epoch(*epoch, self.job.epoch));
-        }
-        if matches!(role, Role::Observer | Role::Follower) && self.coordinates() {
-            return self.check_size(*epoch, *world_size, size);
-        }
-        if matches!(role, Role::Observer | Role::Asker) {
-            return Ok(());
-        }
-        if !self.coordinates() {
-            return Err(self.refer());
-        }
-        if *world_size != size {
-            return Err(Refusal::from(format!(
-                "rank {rank} expects {world_size} ranks, rank 0 expects {size}"
-            )));
-        }
-        if *rank == self.rank() || *rank >= size {
-            return Err(Refusal::from(format!("there is no rank {rank} to join")));
-        }
-        Ok(())
-    }
+/// How many connections were turned away by this process.
+static STRANGERS: AtomicU64 = AtomicU64::new(0);
 
-    /// Of an epoch that was not the first, an observer need not know the number of ranks.
-    fn check_size(&self, epoch: u64, expected: usize, size: usize) -> Result<(), Refusal> {
-        match epoch < self.job.epoch || [0, size].contains(&expected) {
-            true => Ok(()),
-            false => Err(Refusal::of_observer(expected, size)),
-        }
-    }
+/// How many connections were turned away by this process.
+pub fn strangers() -> u64 {
+    STRANGERS.load(Ordering::Relaxed)
+}
 
-    /// Whether somebody who is new to the world may come in here: at the door of the rank that coordinates the
-    /// newest epoch that it knows of, and has not found itself cut off from the others. So nobody comes into a
-    /// world that goes on elsewhere without it.
-    fn may_admit(&self) -> Result<(), Refusal> {
-        match self.hub.standing() {
-            Standing::Leads => Ok(()),
-            Standing::Follows => Err(self.refer()),
-            Standing::TakesOver => Err(Refusal::later(format!(
-                "rank {} is just taking over from a rank that is gone",
-                self.rank()
-            ))),
-            Standing::HasGoneOn => Err(Refusal::later(format!(
-                "the world just goes on, and this was the door of its epoch {}",
-                self.job.epoch
-            ))),
-            Standing::Apart => Err(Refusal::later(format!(
-                "rank {} does not hear the others any more, which go on without it if they live",
-                self.rank()
-            ))),
-        }
+/// A connection is turned away for the `count`-th time; one line for each of the first, then fewer: a stranger
+/// cannot fill a disk.
+pub(super) fn stranger(from: &str, why: &str, count: u64) {
+    STRANGERS.fetch_add(1, Ordering::Relaxed);
+    if count <= 16 || count.is_power_of_two() {
+        tracing::warn!(
+            name: "nccl.stranger",
+            target: "nccl",
+            from,
+            why,
+            count,
+            "the rendezvous turned somebody away"
+        );
     }
 }

@@ -225,12 +225,6 @@ impl Board {
         self.ranks.get(rank)?.known.departure.as_ref()
     }
 
-    /// The process of a rank, as it calls itself.
-    pub(super) fn pid(&self, rank: usize) -> Option<u64> {
-        let known = &self.ranks.get(rank)?.known;
-        known.phase.as_ref().map(|_| known.pid)
-    }
-
     /// Whom to ask for recordings: all ranks, whatever became of them.
     pub(super) fn targets(&self) -> Vec<Target> {
         let now = Instant::now();

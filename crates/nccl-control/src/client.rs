@@ -1,4 +1,4 @@
-//! A rank's way to its coordinator: finding it, and making sure of it. What it sends then, a [`Reader`] reads.
+//! A rank's way to its coordinator: finding it, and making sure of it.
 
 use std::fmt;
 use std::io;
@@ -7,19 +7,14 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::endpoint::Endpoint;
-use super::environment::Rendezvous;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
 use super::greeting::{Again, Greeting, Hello, Plain, Role, Unproved};
+use super::job::Job;
 use super::noise::Initiator;
 use super::place::{self, Address};
 use super::process;
-use super::reader::{Reader, Sink};
-use super::request::Request;
-use super::server::Job;
 use super::service::REPORT;
-use crate::departure::Failure;
 use crate::error::{Error, Result};
-use crate::time::deadline_after;
 
 /// Who comes.
 #[derive(Clone, Copy, Debug)]
@@ -74,14 +69,6 @@ impl Claim {
 }
 
 impl Claim {
-    /// An observer that looks for the next coordinator.
-    pub(super) fn follower(size: usize) -> Self {
-        Self {
-            role: Role::Follower,
-            ..Self::observer(size)
-        }
-    }
-
     pub(super) fn asker(size: usize) -> Self {
         Self {
             role: Role::Asker,
@@ -103,56 +90,6 @@ impl fmt::Display for Claim {
     }
 }
 
-/// Says why nobody will come to where this process tries to meet somebody, once that is known; none where nobody can know.
-pub(super) type InVain<'a> = Option<&'a dyn Fn() -> Option<String>>;
-
-/// How long somebody who may have come in vain waits for an answer before it looks: as long as the other side has patience.
-const LOOK: Duration = Duration::from_secs(5);
-
-/// Joins, unless it is found to be in vain; answers and notices come to `sink` from then on.
-pub(super) fn join(
-    address: &Address,
-    job: &Job,
-    claim: Claim,
-    deadline: Instant,
-    sink: Arc<dyn Sink>,
-    in_vain: InVain<'_>,
-) -> Result<Arc<Reader>> {
-    let Met {
-        connection,
-        decoder,
-        ..
-    } = meet(address, job, claim, deadline, in_vain)?;
-    Reader::start(connection, decoder, sink).map_err(Error::io(format!("joining at {address}")))
-}
-
-/// Joins only to say that it fails.
-pub(super) fn fail(rendezvous: Rendezvous, chain: String) -> Result<()> {
-    let Rendezvous {
-        rank,
-        world_size,
-        address,
-        timeout,
-        job,
-        ..
-    } = rendezvous;
-    let deadline = deadline_after(timeout);
-    let Met { connection, .. } = meet(
-        &address,
-        &job,
-        Claim::rank(rank, world_size),
-        deadline,
-        None,
-    )?;
-    let why = Failure::Said(chain);
-    connection.enqueue(Request::Fail { why }.encode(0));
-    connection
-        .drain(deadline)
-        .map_err(Error::io(format!("telling rank 0 at {address}")))?;
-    connection.shut();
-    Ok(())
-}
-
 /// Why one try did not end well.
 enum Refusal {
     /// The job's own rank 0 says so.
@@ -162,20 +99,15 @@ enum Refusal {
     /// It is the job's rank 0 of an attempt that is about to end.
     Later(String),
     /// Another rank coordinates, says one of the job that does not, and where.
-    Follows {
-        rank: usize,
-        at: String,
-        why: String,
-    },
+    Follows { at: String, why: String },
 }
 
 /// Somebody has let this one in.
 pub(super) struct Met {
     pub(super) connection: Arc<Connection>,
     pub(super) decoder: Decoder,
-    /// The rank at whose door that was, and its epoch.
+    /// The rank at which that was.
     pub(super) by: usize,
-    pub(super) epoch: u64,
 }
 
 /// What one try came to.
@@ -183,7 +115,6 @@ pub(super) enum Tried {
     Met(Met),
     /// Another rank coordinates, says a rank that does not, and where, as far as it knows.
     Follows {
-        rank: usize,
         at: String,
         why: String,
     },
@@ -226,13 +157,12 @@ pub(super) fn attempt(
         Err(error) => return Tried::NotYet(error, None),
     };
     match greet(&connection, &mut decoder, job, claim, dialled, patience) {
-        Ok(Greeted::Welcome { by, epoch }) => Tried::Met(Met {
+        Ok(Greeted::Welcome { by }) => Tried::Met(Met {
             connection,
             decoder,
             by,
-            epoch,
         }),
-        Ok(Greeted::No(Refusal::Follows { rank, at, why })) => Tried::Follows { rank, at, why },
+        Ok(Greeted::No(Refusal::Follows { at, why })) => Tried::Follows { at, why },
         Ok(Greeted::No(Refusal::Later(why))) => {
             Tried::NotYet(io::Error::other(why.clone()), Some(why))
         }
@@ -251,28 +181,14 @@ pub(super) fn attempt(
 }
 
 /// Tries until somebody answers as the job's rank 0, or says why this one may not come in.
-pub(super) fn meet(
-    address: &Address,
-    job: &Job,
-    claim: Claim,
-    deadline: Instant,
-    in_vain: InVain<'_>,
-) -> Result<Met> {
+pub(super) fn meet(address: &Address, job: &Job, claim: Claim, deadline: Instant) -> Result<Met> {
     let mut pause = Duration::from_millis(2);
     let mut refused = None;
     // Routers that refuse do so now and then only, and are silent in between.
     let mut spoken: Option<String> = None;
     let mut report = Instant::now() + REPORT;
     for turn in 0.. {
-        if let Some(why) = in_vain.and_then(|in_vain| in_vain()) {
-            let why = format!("{claim} meets nobody at {address}: {why}");
-            return Err(Error::rendezvous(why));
-        }
-        let limit = match in_vain {
-            Some(_) => deadline.min(Instant::now() + LOOK),
-            None => deadline,
-        };
-        let error = match attempt(address, job, claim, turn, limit) {
+        let error = match attempt(address, job, claim, turn, deadline) {
             Tried::Met(met) => return Ok(met),
             Tried::Refused(why) => return Err(Error::rendezvous(why)),
             Tried::Follows { why, .. } => {
@@ -315,7 +231,7 @@ pub(super) fn meet(
 
 /// What a greeting came to.
 enum Greeted {
-    Welcome { by: usize, epoch: u64 },
+    Welcome { by: usize },
     No(Refusal),
 }
 
@@ -372,13 +288,13 @@ fn greet(
     connection.greet(&Greeting::Present);
     connection.drain(deadline)?;
     match hear(connection, decoder, deadline) {
-        Ok(Greeting::Welcome { by, epoch }) => Ok(Greeted::Welcome { by, epoch }),
+        Ok(Greeting::Welcome { by, .. }) => Ok(Greeted::Welcome { by }),
         Ok(Greeting::Refused { why, again }) => {
             let why = format!("rank 0 turned it away: {why}");
             Ok(Greeted::No(match again {
                 Again::Elsewhere => Refusal::Elsewhere(why),
                 Again::Later => Refusal::Later(why),
-                Again::At { rank, at } => Refusal::Follows { rank, at, why },
+                Again::At { at, .. } => Refusal::Follows { at, why },
                 Again::Never => Refusal::Final(why),
             }))
         }

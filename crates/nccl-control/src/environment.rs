@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::discovery::{Discovery, FileDiscovery, Found};
 use super::interface::Interface;
+use super::job::Job;
 use super::launcher;
 use super::limits;
 use super::place::Address;
 use super::secret::Secret;
-use super::server::Job;
 use super::tcp;
 use crate::error::{Error, Result, ranks};
 
@@ -40,6 +40,8 @@ pub struct Rendezvous {
     pub(super) restarted: bool,
     /// How many processes without a rank vote.
     pub(super) witnesses: u32,
+    /// How long a process that reaches no majority waits for one.
+    pub(super) cut_off_after: Duration,
     /// Of what two launchers say, which counts; for errors.
     pub(super) said: Option<String>,
 }
@@ -273,6 +275,21 @@ impl Rendezvous {
         self
     }
 
+    /// How long a process that reaches no majority of the others waits for one, before it counts as cut off for good and says so: an
+    /// outage that is shorter can end well, and until then an operator can decide which side goes on (`World::decide_split`). 12 s unless
+    /// set, 6 s at least. All ranks should be told the same.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.cut_off_after(Duration::from_secs(600));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cut_off_after(mut self, limit: Duration) -> Self {
+        self.cut_off_after = limit.clamp(CUT_OFF_AFTER / 2, Duration::from_secs(1 << 30));
+        self
+    }
+
     /// This process's rank.
     ///
     /// ```
@@ -411,10 +428,14 @@ impl Rendezvous {
             counts_local: false,
             restarted: false,
             witnesses: 0,
+            cut_off_after: CUT_OFF_AFTER,
             said: None,
         }
     }
 }
+
+/// See [`Rendezvous::cut_off_after`].
+const CUT_OFF_AFTER: Duration = Duration::from_secs(12);
 
 fn understood(address: &str) -> Result<Address> {
     launcher::place(address).ok_or_else(|| {

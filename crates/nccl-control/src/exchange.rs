@@ -2,19 +2,16 @@
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::client;
 use super::environment::Rendezvous;
 use super::frame::LARGEST;
-use super::hub::cut;
 use super::incoming::Answer;
 use super::message::Incomplete;
-use super::node::{self, Node};
+use super::node::Node;
 use super::request::Request;
-use super::substitute::stand_in;
 use super::world::World;
-use crate::departure::{Departure, Failure};
+use crate::departure::{Departure, Failure, cut};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -166,18 +163,7 @@ impl Rendezvous {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
         self.job.check()?;
-        if node::is_chosen() {
-            return Node::fails(&self, chain);
-        }
-        if self.rank() > 0 {
-            return client::fail(self, chain);
-        }
-        let deadline = deadline_after(self.timeout);
-        let departure = Departure::Failed(Failure::Said(chain));
-        stand_in(&self, departure, |_| {
-            std::thread::sleep(Duration::from_millis(5));
-            Instant::now() >= deadline
-        })
+        Node::fails(&self, chain)
     }
 }
 

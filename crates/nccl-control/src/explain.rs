@@ -114,6 +114,23 @@ impl Line {
     }
 }
 
+/// What is said of those who are out of reach of a side that may not decide.
+pub(super) fn apart(from: &[usize], is_on_one_host: bool) -> String {
+    let ranks = ranges(from);
+    let (who, fault) = match from.len() {
+        1 => (format!("rank {ranks}"), "it or this side is at fault"),
+        _ => (format!("ranks {ranks}"), "they or this side are at fault"),
+    };
+    let how = match is_on_one_host {
+        true => "on this host one side stands still or did (stopped, frozen, no processor)",
+        false => "a partition of the network",
+    };
+    format!(
+        "cut off from {who}: {how}, and the ranks on this side are no majority, so that nobody here can tell \
+         whether {fault}"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -33,7 +33,7 @@ use crate::visible;
 
 /// Every greeting begins with this and the version, which other versions read.
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 13;
+pub(super) const VERSION: u64 = 14;
 
 /// What somebody wants to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ pub(super) enum Greeting {
     Unproved(Unproved),
     /// Under the seal: the sender of the first message is there.
     Present,
-    /// Of the rank that coordinates, or of the one whose door it is.
+    /// Of the rank that answers.
     Welcome { by: usize, epoch: u64 },
     Refused {
         #[serde(deserialize_with = "clean")]
@@ -126,7 +126,7 @@ pub(super) enum Again {
     Elsewhere,
     /// When who answers is gone.
     Later,
-    /// At that rank's door: it coordinates, as far as who answers knows.
+    /// At that rank: it coordinates, as far as who answers knows.
     At {
         rank: usize,
         /// Empty where that is not known.

@@ -7,9 +7,7 @@ use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Broken, Frame, Outgoing};
-use super::going::Epoch;
 use super::inquiry::Lateness;
-use super::mailbox::Notice;
 use super::message::{Incomplete, Parts};
 use super::phase::Phase;
 use super::process;
@@ -24,8 +22,6 @@ pub(super) enum Answer {
     Done,
     Value(#[serde(with = "bytes")] Arc<[u8]>),
     Incomplete(Arc<Incomplete>),
-    /// All that are left go on.
-    Epoch(Arc<Epoch>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,27 +55,8 @@ pub(super) enum Push {
         rank: usize,
         departure: Departure,
     },
-    /// Whether somebody has said that it will tell how rank 0's process ends.
-    Watched(bool),
     /// So many wait to be taken into the next epoch.
     Newcomers(usize),
-    /// For one of them: it is this rank of that epoch.
-    Invited {
-        epoch: Arc<Epoch>,
-        rank: usize,
-    },
-    /// From a successor: it coordinates, and these were told behind the first `start`.
-    Succeeded {
-        by: usize,
-        start: usize,
-        entries: Vec<Notice>,
-    },
-    /// Whoever hears this cannot reach those ranks, nor can the coordinator.
-    CutOff {
-        from: Vec<usize>,
-        #[serde(deserialize_with = "clean")]
-        why: String,
-    },
     /// Whether this rank has entered an operation of this communicator.
     Inquire {
         key: String,
@@ -95,8 +72,6 @@ pub(super) enum Push {
         skew: Duration,
         last: usize,
     },
-    /// Whether it is there; answered with the same number.
-    Ping(u64),
     /// For one on the host of a rank that is silent: how does it stand with its process?
     Look {
         rank: usize,

@@ -4,31 +4,25 @@
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
 //! - `discovery`: where the coordinator is found, and which half of a job goes on; `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `noise`: its proof and seal; `endpoint`:
-//!   to which address that is bound;
+//!   to which address that is bound; `admission`: who may come in;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
 //!   hears this one;
-//! - `process`: the process at the other end, watched where that can be done;
-//! - `server`, `door`, `admission`, `peer`: the coordinator's side: who has the door, the door, who may come in, who has;
-//! - `client`, `reader`: a rank's side: getting in, and what is sent then;
-//! - `hub`, `state`, `watching`: the coordinator, and how it reaches the ranks; `heartbeat`: whose process is silent;
+//! - `process`: processes of this kernel, and how they stand; `heartbeat`: whose process is silent;
+//! - `proto`: who is a member, who coordinates and who goes on, as machines;
 //! - `service`: what a coordinator does for the ranks beside their membership, as a machine: rounds, the store, channels,
 //!   inquiries;
+//! - `node`: what drives the machines over sockets; `threads`: worlds whose ranks are threads of one process;
+//! - `client`: getting in; `search`: how somebody who is new finds who coordinates by now; `job`: what all ranks have in common;
 //! - `mailbox`: what has come for a rank;
 //! - `inquiry`: which ranks have not entered an operation: what is said about it;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
-//! - `observer`, `board`, `scout`: one who is not a rank, what it has seen, and what its thread does; `events`: what
-//!   has happened, for those who read it, of an observer or a rank;
-//! - `witness`: one who votes and has no rank;
-//! - `recordings`: what the ranks' recorders have, asked for at their doors;
-//! - `search`: how somebody who is new finds who coordinates by now;
-//! - `substitute`: what answers in the place of a rank 0 that will not come; `panics`: how a panic's message gets to
-//!   the others;
-//! - `succession`, `heir`, `handover`: who coordinates when the coordinator is gone: the rules, what a rank
-//!   does by them, and what its hub does;
+//! - `observer`, `board`: one who is not a rank, and what it has seen; `events`: what has happened, for those who read it, of an
+//!   observer or a rank; `witness`: one who votes and has no rank;
+//! - `recordings`: what the ranks' recorders have, asked for at each process;
+//! - `panics`: how a panic's message gets to the others;
 //! - `channel`: ordered messages, a rank's side;
-//! - `going`, `epoch`: how the ranks that are left go on, the coordinator's side and a rank's;
+//! - `epoch`: how the ranks that are left go on;
 //! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads;
-//! - `threads`: worlds whose ranks are threads of one process;
 //! - `attached`: what it asks of the program that it runs in.
 //!
 //! It knows neither NCCL nor CUDA: what these have to do with a job is `nccl`'s.
@@ -53,7 +47,6 @@ mod channel;
 mod client;
 mod connection;
 mod discovery;
-mod door;
 mod endpoint;
 mod environment;
 mod epoch;
@@ -61,16 +54,13 @@ mod events;
 mod exchange;
 mod explain;
 mod frame;
-mod going;
 mod greeting;
-mod handover;
 mod heartbeat;
-mod heir;
 mod holder;
-mod hub;
 mod incoming;
 mod inquiry;
 mod interface;
+mod job;
 mod launcher;
 pub mod limits;
 mod line;
@@ -80,7 +70,6 @@ mod node;
 mod noise;
 mod observer;
 mod panics;
-mod peer;
 mod phase;
 mod place;
 mod process;
@@ -88,20 +77,13 @@ mod process_state;
 #[doc(hidden)]
 pub mod proto;
 mod reactor;
-mod reader;
 mod recordings;
 mod request;
-mod scout;
 mod search;
 mod secret;
-mod server;
 mod service;
-mod state;
-mod substitute;
-mod succession;
 mod tcp;
 mod threads;
-mod watching;
 mod witness;
 mod world;
 
@@ -109,9 +91,9 @@ mod world;
 mod tests;
 
 // What the checks before a start, and those of logs, share with it.
+pub use admission::strangers;
 pub use attached::{Attached, ClockReading, Host, Watcher, set_host};
 pub use discovery::{Discovery, FileDiscovery};
-pub use door::strangers;
 pub use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub use interface::{Interface, Own, is_within, own as own_addresses};
 pub use line::{Line, Member, launched, say_goodbye};

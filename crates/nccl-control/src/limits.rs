@@ -1,6 +1,6 @@
 //! What a job may be at most: numbers beyond these are mistakes, found before memory is taken or anything is sent.
 
-use super::server::Job;
+use super::job::Job;
 use crate::error::{Error, Result};
 
 /// Every rank keeps some hundred bytes for each of them.

@@ -1,7 +1,6 @@
 //! A member of the world that is not a rank: it sees what becomes of the ranks, and survives them.
 //!
-//! One thread per observer ([`scout`](super::scout)) finds the world and looks after what has to be told;
-//! what comes is read by the reactor.
+//! One thread per observer ([`node`]) finds the world and looks after what has to be told; what comes is read by the reactor.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,18 +9,13 @@ use std::time::{Duration, Instant};
 use super::board::{Board, WorldState};
 use super::environment::Rendezvous;
 use super::events::{Events, Wakers};
-use super::incoming::{Answer, Push};
+use super::job::Job;
 use super::node;
 use super::process;
-use super::reader::{Reader, Sink};
 use super::recordings::Target;
-use super::request::Request;
-use super::scout;
-use super::server::Job;
-use super::succession::Loss;
 #[cfg(doc)]
 use super::world::World;
-use crate::departure::{Lost, ProcessEnd};
+use crate::departure::ProcessEnd;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -48,13 +42,6 @@ pub(super) struct State {
     epoch: u64,
     /// The epoch whose ranks have the numbers that whoever started them has given them, if there is one.
     first: Option<u64>,
-    /// The epoch to which the ranks go on.
-    pub(super) next: Option<u64>,
-    /// Counts connections: of one that is not the last, nothing is heard.
-    pub(super) ear: u64,
-    pub(super) link: Option<Arc<Reader>>,
-    /// How the connection ended.
-    pub(super) broken: Option<Lost>,
     /// Whether it has ever been there.
     pub(super) was_there: bool,
     /// The ranks that this process has started.
@@ -136,13 +123,10 @@ impl Observer {
             changed: Condvar::new(),
             wakers: Wakers::default(),
         });
-        let scout = Arc::clone(&shared);
+        let observed = Arc::clone(&shared);
         std::thread::Builder::new()
             .name(String::from("nccl-observer"))
-            .spawn(move || match node::is_chosen() {
-                true => node::observe(&scout),
-                false => scout::run(&scout),
-            })
+            .spawn(move || node::observe(&observed))
             .map_err(Error::io("starting an observer's thread"))?;
         Ok(Self {
             shared: Resident::new(shared),
@@ -173,7 +157,6 @@ impl Observer {
         let entry = (rank, u64::from(pid));
         state.started.retain(|&(other, _)| other != rank);
         state.started.push(entry);
-        state.watch(&[entry]);
         drop(state);
         self.shared.notify();
         Ok(())
@@ -204,10 +187,6 @@ impl Observer {
             told: false,
         };
         state.words.push(word);
-        let last = state.words.len() - 1;
-        if state.link.is_some() {
-            state.tell(last);
-        }
         drop(state);
         self.shared.notify();
         Ok(())
@@ -247,11 +226,6 @@ fn check_rank(rank: usize, state: &State) -> Result<()> {
     }))
 }
 
-pub(super) fn send(link: &Reader, id: u64, request: Request) {
-    link.connection.enqueue(request.encode(id));
-    link.connection.flush_quietly();
-}
-
 impl State {
     /// The job of the epoch that is observed.
     pub(super) fn job(&self, rendezvous: &Rendezvous) -> Job {
@@ -262,7 +236,6 @@ impl State {
 
     /// From now on, another epoch is observed.
     pub(super) fn set_epoch(&mut self, epoch: u64) {
-        self.next = self.next.filter(|next| *next > epoch);
         if self.epoch != epoch {
             self.epoch = epoch;
             match self.was_there {
@@ -291,48 +264,6 @@ impl State {
             false => self.board.rank_of(pid, process::kernel()),
         }
     }
-
-    /// Tells the coordinator whose parent this process is.
-    pub(super) fn watch_started(&self) {
-        self.watch(&self.started);
-    }
-
-    /// A rank is there: whoever started its process says so, and how it has ended since.
-    fn watch_now(&self, rank: usize, pid: u64) {
-        let is_its = |&&(started, other): &&(usize, u64)| {
-            other == pid && self.rank_now(started, other) == Some(rank)
-        };
-        if let Some(&entry) = self.started.iter().find(is_its) {
-            self.watch(&[entry]);
-        }
-        for (index, word) in self.words.iter().enumerate() {
-            if !word.told && word.pid == pid && self.rank_now(word.rank, pid) == Some(rank) {
-                self.tell(index);
-            }
-        }
-    }
-
-    fn watch(&self, started: &[(usize, u64)]) {
-        let now = |&(rank, pid)| Some((self.rank_now(rank, pid)?, pid));
-        let ranks: Vec<_> = started.iter().filter_map(now).collect();
-        if let (Some(link), false) = (&self.link, ranks.is_empty()) {
-            send(link, u64::MAX, Request::Watches { ranks });
-        }
-    }
-
-    /// Tells the coordinator one of the words.
-    pub(super) fn tell(&self, index: usize) {
-        if let (Some(link), Some(word)) = (&self.link, self.words.get(index))
-            && let Some(rank) = self.rank_now(word.rank, word.pid)
-        {
-            let request = Request::Ended {
-                rank,
-                pid: word.pid,
-                end: word.end.clone(),
-            };
-            send(link, index as u64, request);
-        }
-    }
 }
 
 impl Shared {
@@ -351,88 +282,12 @@ impl Shared {
     }
 }
 
-/// What hears one of an observer's connections.
-pub(super) struct Ear {
-    shared: Arc<Shared>,
-    number: u64,
-}
-
-impl Ear {
-    /// From now on, this one alone is heard.
-    pub(super) fn new(shared: &Arc<Shared>, state: &mut State) -> Arc<Self> {
-        state.ear += 1;
-        Arc::new(Self {
-            shared: Arc::clone(shared),
-            number: state.ear,
-        })
-    }
-
-    fn state(&self) -> Option<MutexGuard<'_, State>> {
-        let state = self.shared.state();
-        (state.ear == self.number).then_some(state)
-    }
-}
-
-impl Sink for Ear {
-    fn answer(&self, id: u64, _: Answer) {
-        let Some(mut state) = self.state() else {
-            return;
-        };
-        let word = usize::try_from(id).ok();
-        if let Some(word) = word.and_then(|index| state.words.get_mut(index)) {
-            word.told = true;
-        }
-    }
-
-    fn push(&self, push: Push) {
-        let Some(mut state) = self.state() else {
-            return;
-        };
-        match push {
-            Push::GoesOn(epoch) => state.next = Some(epoch),
-            Push::Size(size) => state.board.set_size(size),
-            Push::Member(known) => {
-                let (rank, pid) = (known.rank, known.pid);
-                let is_new = state.board.rank_of(pid, process::kernel()) != Some(rank);
-                state.board.learn(known);
-                if is_new && !state.is_numbered() {
-                    state.watch_now(rank, pid);
-                }
-            }
-            Push::Lateness(lateness) => state.board.late(&lateness),
-            _ => {}
-        }
-    }
-
-    fn settle(&self) {
-        self.shared.notify();
-    }
-
-    fn waits_for_word(&self) -> bool {
-        false
-    }
-
-    fn close(&self, loss: Loss) {
-        let Some(mut state) = self.state() else {
-            return;
-        };
-        state.broken = Some(loss.into_lost());
-        state.link = None;
-        state.board.connected = false;
-        drop(state);
-        self.shared.notify();
-    }
-}
-
 #[cfg(test)]
 impl Observer {
     /// As if the network had broken it.
     pub(super) fn cut_for_a_test(&self) {
         let mut state = self.shared.state();
-        match &state.link {
-            Some(link) => link.connection.shut(),
-            None => state.cut = true,
-        }
+        state.cut = true;
         drop(state);
         self.shared.notify();
     }

@@ -5,8 +5,8 @@ use std::panic::PanicHookInfo;
 use std::sync::{Arc, Once, Weak, mpsc};
 use std::time::Duration;
 
-use super::hub::cut;
 use super::line::Line;
+use crate::departure::cut;
 use crate::forked;
 use crate::sync::Mutex;
 

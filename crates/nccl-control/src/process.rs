@@ -9,24 +9,17 @@
 //! of the process that calls itself by this number in its own namespace (`NSpid`), and is opened before that
 //! process proves who it is: it was alive then, and had the number all the time.
 
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, LazyLock, Weak};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::LazyLock;
+use std::time::Duration;
 
 use procfs::process::Stat;
 use procfs::{FromRead, ProcessCGroups};
-use rustix::event::PollFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use nccl_base::wire::checksum;
 
 use super::process_state::{Held, ProcessState};
-use super::reactor::{EventFlags, Reactor, Source, poll};
-use crate::sync::Mutex;
-
-/// How long what a process has sent before its end may still take to come.
-const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
 /// The running kernel and the namespace in which the numbers of processes mean something; empty where the
 /// system does not say.
@@ -42,33 +35,6 @@ pub(super) fn kernel() -> &'static str {
     &KERNEL
 }
 
-/// A descriptor of the process at the other end of `socket`, which calls itself `pid` under `kernel`; `None` where
-/// that cannot be had, and for this process itself.
-pub(super) fn of_peer(socket: impl AsFd, pid: u64, kernel: &str) -> Option<OwnedFd> {
-    let socket = socket.as_fd();
-    let here = !kernel.is_empty() && kernel == self::kernel();
-    if here && pid == u64::from(std::process::id()) {
-        return None;
-    }
-    let ends = rustix::net::getsockname(socket)
-        .ok()
-        .and_then(|own| SocketAddr::try_from(own).ok())
-        .zip(
-            rustix::net::getpeername(socket)
-                .ok()?
-                .and_then(|peer| SocketAddr::try_from(peer).ok()),
-        );
-    let target = match ends {
-        Some((own, peer)) if here && own.ip() == peer.ip() => {
-            Pid::from_raw(i32::try_from(pid).ok()?)?
-        }
-        Some(_) => return None,
-        None => rustix::net::sockopt::socket_peercred(socket).ok()?.pid,
-    };
-    let descriptor = rustix::process::pidfd_open(target, PidfdFlags::NONBLOCK).ok()?;
-    (own_number(&descriptor)? == pid).then_some(descriptor)
-}
-
 /// A descriptor of the process that listens at the other end of a Unix socket, and its number here; `None` for this process itself.
 pub(super) fn at_the_other_end(socket: impl AsFd) -> Option<(OwnedFd, u64)> {
     let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
@@ -78,23 +44,6 @@ pub(super) fn at_the_other_end(socket: impl AsFd) -> Option<(OwnedFd, u64)> {
     }
     let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
     Some((descriptor, number))
-}
-
-/// The number by which a process knows itself.
-fn own_number(descriptor: &OwnedFd) -> Option<u64> {
-    number(descriptor, "NSpid:")
-}
-
-/// The number by which this process knows it.
-fn number_here(descriptor: &OwnedFd) -> Option<u64> {
-    number(descriptor, "Pid:")
-}
-
-fn number(descriptor: &OwnedFd, name: &str) -> Option<u64> {
-    let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
 /// What the kernel says of the process at the other end of a Unix socket; `None` for one that runs, and where it
@@ -193,89 +142,6 @@ fn held_back(pid: u64) -> Option<Held> {
     Some(Held::Throttled { cgroup, time })
 }
 
-/// Who wants to hear of a process's end.
-pub(super) trait Bereaved: Send + Sync {
-    /// It has ended a moment ago, and what it has sent before has come.
-    fn process_ended(&self, pid: u64);
-}
-
-/// Looks after one process, until it is dropped.
-pub(super) struct Vigil {
-    pid: u64,
-    descriptor: OwnedFd,
-    bereaved: Weak<dyn Bereaved>,
-    token: Mutex<Option<u64>>,
-    this: Weak<Self>,
-}
-
-impl Vigil {
-    /// `None` when it has ended already: then nobody knows whose number it is.
-    pub(super) fn keep(
-        pid: u64,
-        descriptor: OwnedFd,
-        bereaved: Weak<dyn Bereaved>,
-    ) -> Option<Arc<Self>> {
-        if poll(&descriptor, PollFlags::IN, Instant::now()).ok()? {
-            return None;
-        }
-        let vigil = Arc::new_cyclic(|this| Self {
-            pid,
-            descriptor,
-            bereaved,
-            token: Mutex::default(),
-            this: Weak::clone(this),
-        });
-        let watcher = Watcher(Arc::downgrade(&vigil));
-        let reactor = Reactor::get().ok()?;
-        let token = reactor.add(&vigil.descriptor, EventFlags::IN, Arc::new(watcher));
-        *vigil.token.lock() = Some(token.ok()?);
-        Some(vigil)
-    }
-
-    /// How it stands with the process.
-    pub(super) fn state(&self) -> Option<ProcessState> {
-        state_of(number_here(&self.descriptor)?)
-    }
-
-    fn stop(&self) {
-        if let (Some(token), Ok(reactor)) = (self.token.lock().take(), Reactor::get()) {
-            reactor.remove(&self.descriptor, token);
-        }
-    }
-}
-
-/// What the reactor has: it keeps no vigil alive.
-struct Watcher(Weak<Vigil>);
-
-impl Source for Watcher {
-    fn ready(self: Arc<Self>, _: EventFlags) {
-        let Some(vigil) = self.0.upgrade() else {
-            return;
-        };
-        vigil.stop();
-        if let Ok(reactor) = Reactor::get() {
-            let this = Weak::clone(&vigil.this) as Weak<dyn Source>;
-            reactor.wake_at(Instant::now() + ON_ITS_WAY, this);
-        }
-    }
-}
-
-impl Source for Vigil {
-    fn ready(self: Arc<Self>, _: EventFlags) {}
-
-    fn due(self: Arc<Self>, _: Instant) {
-        if let Some(bereaved) = self.bereaved.upgrade() {
-            bereaved.process_ended(self.pid);
-        }
-    }
-}
-
-impl Drop for Vigil {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,29 +149,5 @@ mod tests {
     #[test]
     fn a_process_knows_where_its_number_means_something() {
         assert!(kernel().contains("pid:["), "{}", kernel());
-    }
-
-    #[test]
-    fn a_descriptor_is_of_the_process_that_was_meant() {
-        let mut child = std::process::Command::new("sleep")
-            .arg("5")
-            .spawn()
-            .unwrap();
-        let pid = Pid::from_child(&child);
-        let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        assert_eq!(own_number(&descriptor), Some(child.id().into()));
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let child_pid = u64::from(child.id());
-        assert!(of_peer(&socket, child_pid, kernel()).is_some());
-        assert!(of_peer(&socket, child_pid, "another boot").is_none());
-        assert!(of_peer(&socket, std::process::id().into(), kernel()).is_none());
-        // Over a Unix socket it is the kernel that knows.
-        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(of_peer(&one, child_pid, kernel()).is_none());
-        assert!(of_peer(&one, std::process::id().into(), "").is_some());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(own_number(&descriptor).is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! The recordings of all ranks, asked for by one of them or by an observer, whatever their threads do.
 //!
-//! Every rank has a door of its own, at which its process's reading thread listens ([`server`](super::server)).
-//! Whoever asks goes from door to door, so that nothing passes through rank 0, which may itself be what hangs:
+//! Every process listens at an address of its own, and answers on the thread that reads its connections ([`node`](super::node)).
+//! Whoever asks goes from one to the other, so that nothing passes through rank 0, which may itself be what hangs:
 //!
 //! ```text
 //! asks                                   a rank's reading thread
@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 
 use nccl_base::clock;
 
+use super::admission::PATIENCE;
 use super::attached::ClockReading;
 use super::client::{self, Claim, Tried};
 use super::connection::Connection;
-use super::door::PATIENCE;
 use super::frame::{Decoder, Frame};
 use super::incoming::{Answer, Incoming};
+use super::job::Job;
 use super::launcher;
 use super::line::{Line, Link};
 use super::observer::Observer;
 use super::place::Address;
 use super::process;
 use super::request::Request;
-use super::server::Job;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 
@@ -44,13 +44,16 @@ const TOTAL: usize = 64 << 20;
 const LEAST: usize = 32 << 10;
 const MOST: usize = 4 << 20;
 
+/// The longest recording that is sent.
+pub(super) const LARGEST_ANSWER: usize = 8 << 20;
+
 /// How often a clock is read; the shortest round trip counts.
 const READINGS: usize = 5;
 
 /// One try to be let in.
 const TRY: Duration = Duration::from_secs(2);
 
-/// A rank that is gone, as far as is known, may still have a door.
+/// A rank that is gone, as far as is known, may still answer.
 const GONE: Duration = Duration::from_millis(300);
 
 /// A rank that is to be asked.
@@ -58,7 +61,7 @@ pub(super) struct Target {
     pub(super) rank: usize,
     pub(super) host: Option<String>,
     pub(super) pid: Option<u32>,
-    /// Where its door is.
+    /// Where it listens.
     pub(super) at: Option<String>,
     /// How it ended.
     pub(super) end: Option<String>,
@@ -120,7 +123,7 @@ impl Line {
     ) -> Option<Asked<T>> {
         let job = match self.link() {
             Link::Node { node, generation } => node.job_of(generation),
-            _ => self.own_door()?.job().clone(),
+            Link::Threads(_) => return None,
         };
         let departures = self.departures();
         let members = self.members();

@@ -7,10 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::{Broken, Frame, Outgoing};
 use super::inquiry::{Attendance, Suspicion};
-use super::mailbox::Notice;
 use super::message::Round;
 use super::process_state::ProcessState;
-use super::succession::Report;
 use crate::departure::{Failure, ProcessEnd, Reason};
 
 /// The coordinator answers those that expect it with an [`Answer`](super::incoming::Answer) of the same
@@ -68,13 +66,6 @@ pub(super) enum Request {
         why: Option<Failure>,
     },
     Goodbye,
-    /// This rank wants to go on in the next epoch; answered when all that are left do.
-    GoOn {
-        #[serde(deserialize_with = "clean")]
-        patience: Duration,
-        /// Without those who do not come in time.
-        leaves_behind: bool,
-    },
     /// A message of a channel, to one rank or to all others; answered when all of them have room for it.
     Send {
         channel: String,
@@ -89,10 +80,6 @@ pub(super) enum Request {
         channel: String,
         count: usize,
     },
-    /// Where this rank listens.
-    Listens {
-        at: String,
-    },
     /// What the clock of this process's recorder says; answered at once.
     Clock,
     /// What this rank's communicators did last, in no more than about so many bytes. Of those who ask for
@@ -105,11 +92,7 @@ pub(super) enum Request {
     /// Whether this rank has entered an operation: the answer to
     /// [`Push::Inquire`](super::incoming::Push::Inquire), and once more when it has.
     Attends(Attendance),
-    /// To a successor, first: what this rank has heard so far.
-    Report(Report<Notice>),
-    /// The answer to a [`Push::Ping`](super::incoming::Push::Ping), with its number.
-    Pong(u64),
-    /// Beside it: the last call of this process, where there is one.
+    /// The last call of this process, where there is one.
     Last {
         #[serde(deserialize_with = "clean")]
         call: String,

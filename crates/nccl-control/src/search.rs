@@ -1,7 +1,7 @@
 //! How somebody who is new to a world finds who coordinates it by now.
 //!
 //! Rank 0 may be gone, and another rank coordinates. It listens at those of the job's addresses that are of its own
-//! host ([`Server::take_places`](super::server::Server::take_places)). So a process that asks to come in, or wants
+//! host. So a process that asks to come in, or wants
 //! to observe, goes around all addresses that it was told. Whoever answers there proves that it belongs to the job,
 //! and either coordinates or says who does, and where:
 //!
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! What somebody says about another is a hint and nothing more: only the one that coordinates itself lets in, and
-//! only when it knows of no later epoch ([`standing`](super::handover::Standing)). So an answer that is out of date
+//! only when it knows of no later epoch. So an answer that is out of date
 //! costs a try.
 
 use std::io;
@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 
 use super::client::{self, Claim, Met, Tried};
 use super::environment::Rendezvous;
+use super::job::Job;
 use super::launcher;
 use super::place::Address;
-use super::server::Job;
 use super::service::REPORT;
 use crate::error::{Error, Result};
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub(super) struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Of any length: [`Job::check`](super::server::Job::check) refuses one that is too short.
+    /// Of any length: [`Job::check`](super::job::Job::check) refuses one that is too short.
     pub(super) fn new(bytes: impl Into<Vec<u8>>) -> Self {
         let bytes = bytes.into();
         Self(bytes.trim_ascii().to_vec())

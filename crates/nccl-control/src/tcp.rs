@@ -415,7 +415,7 @@ pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(1))?;
     sockopt::set_tcp_keepintvl(socket, Duration::from_secs(1))?;
     sockopt::set_tcp_keepcnt(socket, 2)?;
-    sockopt::set_tcp_user_timeout(socket, 3000)?;
+    sockopt::set_tcp_user_timeout(socket, 2000)?;
     Ok(())
 }
 

@@ -39,8 +39,7 @@ impl Witness {
     /// for the rendezvous's timeout. It has to be one for an observer, of the first epoch.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when the ranks do not all come, expect no such witness, or
-    /// meet with the other control plane.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when the ranks do not all come, or expect no such witness.
     ///
     /// ```no_run
     /// # use nccl::{Rendezvous, Witness};

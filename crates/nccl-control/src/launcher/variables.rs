@@ -7,10 +7,10 @@ use super::address::{self, FORMS};
 use super::of_process::Descent;
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result, ranks};
+use crate::job::Job;
 use crate::limits;
 use crate::place::Address;
 use crate::secret::Secret;
-use crate::server::Job;
 
 /// How ranks on several hosts find where to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Line, Link};
+use crate::admission::PATIENCE;
 use crate::departure::Reason;
 use crate::departure::Unfinished;
 use crate::departure::{Departure, Lost};
-use crate::door::PATIENCE;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::frame::LARGEST;
 use crate::incoming::Answer;
 use crate::inquiry::{Attendance, Suspicion};
-use crate::mailbox::{Notice, Waited};
+use crate::mailbox::Waited;
 use crate::message::{Incomplete, Missing, Round};
 use crate::phase::Phase;
 use crate::request::Request;
@@ -40,11 +40,7 @@ impl Line {
         let started = Instant::now();
         self.takes_part(topic)?;
         let request = request(deadline.saturating_duration_since(started));
-        let ticket = match &request {
-            // Those who go on without a coordinator ask the next one.
-            Request::GoOn { .. } => self.mailbox.lasting_ticket(),
-            _ => self.mailbox.ticket(),
-        };
+        let ticket = self.mailbox.ticket();
         let is_round = matches!(request, Request::Collect { .. });
         let mut given_up = false;
         self.send(ticket.id, request);
@@ -80,32 +76,26 @@ impl Line {
                 }
                 Waited::Interrupted => return give_up(&Incomplete::Interrupted, Reason::Aborted),
                 Waited::Late if given_up => return Err(self.gave_up(topic)),
-                // The hub keeps the deadline, so that all hear the same.
-                Waited::Late => match self.link() {
-                    Link::Here { hub, .. } => {
-                        hub.tick(Instant::now());
-                        patience = Instant::now() + Duration::from_millis(1);
-                    }
-                    _ if patience == deadline => patience = deadline + PATIENCE,
-                    // This is for the case that the coordinator stands still.
-                    _ => {
-                        let silent = Incomplete::TimedOut {
-                            missing: vec![Missing {
-                                rank: self.coordinator(),
-                                phase: Some((
-                                    Phase::Said(String::from("no answer")),
-                                    started.elapsed(),
-                                )),
-                            }],
-                            waited: started.elapsed(),
-                            remarks: Vec::new(),
-                        };
-                        let by = self.coordinator();
-                        let gave_up: Result<Answer> = give_up(&silent, Reason::Unanswered);
-                        let unanswered = Some(Unfinished::Unanswered { by });
-                        return gave_up.map_err(|error| error.of_exchange(unanswered));
-                    }
-                },
+                // The coordinator keeps the deadline, so that all hear the same.
+                Waited::Late if patience == deadline => patience = deadline + PATIENCE,
+                // This is for the case that the coordinator stands still.
+                Waited::Late => {
+                    let silent = Incomplete::TimedOut {
+                        missing: vec![Missing {
+                            rank: self.coordinator(),
+                            phase: Some((
+                                Phase::Said(String::from("no answer")),
+                                started.elapsed(),
+                            )),
+                        }],
+                        waited: started.elapsed(),
+                        remarks: Vec::new(),
+                    };
+                    let by = self.coordinator();
+                    let gave_up: Result<Answer> = give_up(&silent, Reason::Unanswered);
+                    let unanswered = Some(Unfinished::Unanswered { by });
+                    return gave_up.map_err(|error| error.of_exchange(unanswered));
+                }
             }
         }
     }
@@ -217,7 +207,7 @@ impl Line {
         let request = |patience| Request::Collect {
             round,
             patience,
-            // The hub has to hear of the round, so that it can end it for all.
+            // The coordinator has to hear of the round, so that it can end it for all.
             part: if too_large { Vec::new() } else { part.to_vec() },
         };
         let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
@@ -231,11 +221,6 @@ impl Line {
 
     /// Tells all ranks, this one included.
     pub fn announce(&self, topic: &str, bytes: &[u8]) {
-        self.mailbox.say(Notice::Announced {
-            from: self.rank,
-            topic: topic.to_owned(),
-            bytes: bytes.into(),
-        });
         let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
         self.send(u64::MAX, Request::Announce { topic, bytes });
     }
@@ -261,32 +246,8 @@ impl Line {
         if forked::is_child() {
             return;
         }
-        let link = {
-            let mut way = self.way.lock();
-            // Whoever was told meanwhile that there is no answer does not ask any more.
-            if matches!(way.link, Link::Between { .. })
-                && id != u64::MAX
-                && !self.mailbox.is_waited_for(id)
-            {
-                return;
-            }
-            if !matches!(way.link, Link::Node { .. } | Link::Threads(_)) {
-                way.keep(id, &request, &self.mailbox);
-            }
-            if let Link::Elsewhere { connection, .. } = &way.link {
-                connection.enqueue(request.encode(id));
-            }
-            way.link.clone()
-        };
-        match link {
-            Link::Here { hub, server } => {
-                hub.handle(self.rank, id, request);
-                hub.flush();
-                server.schedule();
-            }
-            Link::Elsewhere { connection, .. } => connection.flush_quietly(),
-            Link::Between { .. } => {}
-            Link::Node { node, generation } => node.send(generation, id, request),
+        match &self.link {
+            Link::Node { node, generation } => node.send(*generation, id, request),
             Link::Threads(threads) => threads.send(self.rank, id, request),
         }
     }

@@ -1,11 +1,11 @@
 //! The end of a communicator: its members tell each other that they are done with it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nccl_base::departure::Ended;
 
-use super::{Line, Link};
+use super::Line;
 use crate::forked;
 use crate::incoming::Answer;
 use crate::mailbox::Waited;
@@ -51,14 +51,8 @@ impl Line {
                 Waited::Answer(_) | Waited::Closed(..) | Waited::Interrupted => {
                     return Ended::Unheard;
                 }
-                Waited::Late => match self.link() {
-                    Link::Here { hub, .. } => {
-                        hub.tick(Instant::now());
-                        deadline = Instant::now() + Duration::from_millis(1);
-                    }
-                    _ if deadline < last => deadline = last,
-                    _ => return Ended::Missing(vec![self.coordinator()]),
-                },
+                Waited::Late if deadline < last => deadline = last,
+                Waited::Late => return Ended::Missing(vec![self.coordinator()]),
             }
         }
     }

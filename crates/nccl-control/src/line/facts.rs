@@ -108,12 +108,11 @@ impl Line {
     /// a second; elsewhere the coordinator.
     pub fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
         match self.link() {
-            Link::Here { hub, .. } => hub.heartbeat_ages(),
             Link::Node { node, generation } if self.coordinator() == self.rank => {
                 node.heartbeat_ages(generation)
             }
             Link::Threads(_) => Vec::new(),
-            Link::Elsewhere { .. } | Link::Between { .. } | Link::Node { .. } => {
+            Link::Node { .. } => {
                 let age = self.mailbox.coordinator_age();
                 let age = age.map(|age| (self.coordinator(), age));
                 age.into_iter().collect()

@@ -1,7 +1,7 @@
 //! How a rank takes its leave of the others: with its world, with its communicators, or with its process.
 
 use std::sync::Weak;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Line, Link};
 use crate::departure::{Departure, Failure};
@@ -49,13 +49,7 @@ impl Line {
             // Its communicators still have to end, and the others wait for that.
             return self.send(u64::MAX, Request::Stay { why: Some(why) });
         }
-        match self.link() {
-            Link::Here { hub, .. } => hub.leave(self.rank, Departure::Failed(why)),
-            Link::Elsewhere { connection, .. } => {
-                connection.enqueue(Request::Fail { why }.encode(0));
-                let _ = connection.drain(Instant::now() + FAREWELL);
-            }
-            Link::Between { .. } => self.send(u64::MAX, Request::Fail { why }),
+        match &self.link {
             Link::Node { node, .. } => node.fail(why),
             Link::Threads(threads) => threads.leave(self.rank, Departure::Failed(why)),
         }
@@ -77,45 +71,11 @@ impl Line {
     /// Says goodbye, for good.
     fn leave(&self) {
         let farewell = std::mem::replace(&mut *self.farewell.lock(), Departure::Left);
-        let link = self.last_link();
-        match &link {
-            Link::Here { hub, .. } => hub.leave(self.rank, farewell),
-            Link::Between { .. } => {}
+        match &self.link {
             Link::Node { node, generation } => node.leave(*generation, farewell),
             Link::Threads(threads) => threads.leave(self.rank, farewell),
-            Link::Elsewhere { connection, .. } => {
-                let last = match farewell {
-                    Departure::Failed(why) => Request::Fail { why },
-                    _ => Request::Goodbye,
-                };
-                connection.enqueue(last.encode(0));
-                // A rank 0 that is gone misses nothing.
-                let _ = connection.drain(Instant::now() + FAREWELL);
-                connection.forget();
-                connection.shut();
-            }
         }
         self.has_left();
-    }
-
-    /// The way over which to say goodbye: while there is no coordinator, the next one is waited for, unless
-    /// the last has left in order, and most leave with it.
-    fn last_link(&self) -> Link {
-        let deadline = Instant::now() + FAREWELL;
-        loop {
-            let mut way = self.way.lock();
-            let has_left = self.mailbox.departure(self.coordinator()) == Some(Departure::Left);
-            if !matches!(way.link, Link::Between { .. })
-                || has_left
-                || self.mailbox.is_closed()
-                || Instant::now() >= deadline
-            {
-                way.left = true;
-                return way.link.clone();
-            }
-            drop(way);
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 
     /// Whoever ends the process need not wait for it any more.
@@ -130,10 +90,5 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         self.leave();
-        // Who looks for another coordinator just now may have a hand on it.
-        if let Some(server) = self.own_door() {
-            server.finish();
-        }
-        self.mailbox.forget_loss();
     }
 }

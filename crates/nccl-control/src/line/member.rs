@@ -39,12 +39,6 @@ impl Member {
         own.is_some() && own == other.address()
     }
 
-    /// Whether it is reached without a network.
-    pub(crate) fn is_at_unix_socket(&self) -> bool {
-        let at = self.at.as_deref();
-        at.is_none_or(|at| at.starts_with("unix:"))
-    }
-
     /// A thread of this process.
     pub(crate) fn here() -> Self {
         Self {

@@ -22,20 +22,16 @@ mod member;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use self::farewell::{OPEN, UNSAID};
 use super::attached::{Attached, Watcher, host};
-use super::connection::Connection;
 use super::events::WorldEvent;
-use super::heir::{self, Heir, Way};
-use super::hub::Hub;
 use super::mailbox::{Mailbox, Notice};
 use super::node::Node;
 use super::panics;
-use super::server::Server;
 use super::threads::Threads;
 use crate::departure::Departure;
 use crate::forked;
@@ -48,9 +44,7 @@ pub use self::member::{Member, launched};
 pub struct Line {
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    pub(crate) way: Arc<Mutex<Way>>,
-    /// Whether it has communicators, or had.
-    watched: Arc<AtomicBool>,
+    link: Link,
     pub(crate) mailbox: Arc<Mailbox>,
     /// Known when all have met.
     members: Arc<OnceLock<Vec<Member>>>,
@@ -72,24 +66,8 @@ pub struct Line {
 
 #[derive(Clone)]
 pub(crate) enum Link {
-    Here {
-        hub: Arc<Hub>,
-        server: Arc<Server>,
-    },
-    Elsewhere {
-        connection: Arc<Connection>,
-        /// This rank's own door, which stays open as long as the line.
-        server: Arc<Server>,
-    },
-    /// The coordinator is gone, and there is no other yet.
-    Between {
-        server: Arc<Server>,
-    },
     /// The driver of this process's machine knows.
-    Node {
-        node: Arc<Node>,
-        generation: u64,
-    },
+    Node { node: Arc<Node>, generation: u64 },
     /// The ranks are threads of this process.
     Threads(Arc<Threads>),
 }
@@ -106,8 +84,7 @@ impl Line {
         let line = Arc::new(Self {
             rank,
             size,
-            way: Arc::new(Mutex::new(Way::new(link))),
-            watched: Arc::default(),
+            link,
             mailbox,
             members: Arc::default(),
             watcher: OnceLock::new(),
@@ -118,9 +95,6 @@ impl Line {
             phase: Mutex::default(),
             farewell: Mutex::new(Departure::Left),
         });
-        if let Some(server) = line.own_door() {
-            server.attach(&line.attached);
-        }
         if let Link::Node { node, .. } = line.link() {
             node.attach(&line.attached);
         }
@@ -129,63 +103,35 @@ impl Line {
         line
     }
 
-    /// All have said who they are. From now on, another takes over when the coordinator goes.
+    /// All have said who they are.
     pub(crate) fn meet(&self, members: Vec<Member>) {
         let _ = self.members.set(members);
-        if matches!(self.link(), Link::Elsewhere { .. }) {
-            let heir = Heir {
-                rank: self.rank,
-                size: self.size,
-                way: Arc::clone(&self.way),
-                mailbox: Arc::clone(&self.mailbox),
-                members: Arc::clone(&self.members),
-                watched: Arc::clone(&self.watched),
-            };
-            self.mailbox.on_loss(move |loss| heir::bereave(&heir, loss));
-        }
     }
 
     /// The way to the coordinator, as it is now.
     pub(crate) fn link(&self) -> Link {
-        self.way.lock().link.clone()
+        self.link.clone()
     }
 
     /// As if this process died after so many sends to ranks.
     #[cfg(test)]
     pub(crate) fn die_after_for_a_test(&self, sends: usize) {
-        match self.link() {
-            Link::Node { node, .. } => node.die_after_for_a_test(sends),
-            _ => {
-                let server = self.server().unwrap();
-                server.hub().die_after(sends, Arc::clone(&server));
-            }
+        if let Link::Node { node, .. } = &self.link {
+            node.die_after_for_a_test(sends);
         }
     }
 
-    /// Whether this rank coordinates, and lets new ones in.
+    /// Whether this rank coordinates.
     #[cfg(test)]
     pub(crate) fn leads_for_a_test(&self) -> bool {
-        match self.link() {
-            Link::Node { node, .. } => node.leads_for_a_test(),
-            _ => {
-                let door = self.own_door().unwrap();
-                door.hub().standing() == super::handover::Standing::Leads
-            }
-        }
+        matches!(&self.link, Link::Node { node, .. } if node.leads_for_a_test())
     }
 
     /// As if this process died.
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {
-        match self.link() {
-            Link::Here { server, .. } => server.cut_for_a_test(),
-            Link::Threads(_) => {}
-            Link::Elsewhere { connection, server } => {
-                server.cut_for_a_test();
-                connection.shut();
-            }
-            Link::Between { server } => server.cut_for_a_test(),
-            Link::Node { node, .. } => node.cut_for_a_test(),
+        if let Link::Node { node, .. } = &self.link {
+            node.cut_for_a_test();
         }
     }
 
@@ -200,29 +146,8 @@ impl Line {
     /// The world has gone on to `epoch`: what is left of this one ends, but communicators with the keys `kept`.
     pub(crate) fn has_gone_on(&self, epoch: u64, kept: &[&str]) {
         self.gone_on.store(epoch, Ordering::Release);
-        if let Some(door) = self.own_door() {
-            door.has_gone_on();
-        }
         if let Some(watcher) = self.watcher.get() {
             watcher.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
-        }
-    }
-
-    /// The coordinator's door, where that is this rank's.
-    pub(crate) fn server(&self) -> Option<Arc<Server>> {
-        match self.link() {
-            Link::Here { server, .. } => Some(server),
-            _ => None,
-        }
-    }
-
-    /// This rank's own door; none where all ranks are threads.
-    pub(crate) fn own_door(&self) -> Option<Arc<Server>> {
-        match self.link() {
-            Link::Here { server, .. }
-            | Link::Elsewhere { server, .. }
-            | Link::Between { server } => Some(server),
-            Link::Node { .. } | Link::Threads(_) => None,
         }
     }
 
@@ -252,7 +177,6 @@ impl Line {
             open.retain(|line| line.strong_count() > 0);
             open.push(Arc::downgrade(self));
             *UNSAID.lock() += 1;
-            self.watched.store(true, Ordering::Release);
             start(self)
         }))
     }

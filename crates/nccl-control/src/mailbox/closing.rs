@@ -1,9 +1,10 @@
 //! When nothing comes any more: who waits learns why.
 
-use super::{Mailbox, Notice};
-use crate::departure::{Departure, Lost};
+use std::time::Instant;
+
+use super::{Mailbox, Notice, State};
+use crate::departure::Lost;
 use crate::events::WorldEvent;
-use crate::succession::Loss;
 
 impl Mailbox {
     /// Whether nothing comes any more.
@@ -16,8 +17,7 @@ impl Mailbox {
         self.state.lock().cut_off.clone()
     }
 
-    /// This rank hears no more of those others, and they not of it. The handlers hear it with
-    /// [`settle`](crate::reader::Sink::settle).
+    /// This rank hears no more of those others, and they not of it.
     pub(crate) fn cut_off(&self, from: Vec<usize>, why: &str) {
         {
             let mut state = self.state.lock();
@@ -35,25 +35,6 @@ impl Mailbox {
         self.end(&Lost::said(why));
     }
 
-    /// Nothing comes any more: everybody who waits learns why. Unless the coordinator has said that it
-    /// leaves, that is how its death shows.
-    pub(crate) fn close(&self, loss: Loss) {
-        let on_loss = self.on_loss.lock().clone();
-        if let Some(on_loss) = on_loss {
-            return on_loss(loss);
-        }
-        let mut state = self.state.lock();
-        let coordinator = state.coordinator();
-        let why = loss.into_lost();
-        if state.closed.is_none() && !state.departed.contains_key(&coordinator) {
-            let departure = Departure::Lost(why.clone());
-            let rank = coordinator;
-            state.deliver(Notice::Gone { rank, departure });
-        }
-        drop(state);
-        self.end(&why);
-    }
-
     /// Nobody gets an answer any more.
     pub(crate) fn end(&self, why: &Lost) {
         let mut state = self.state.lock();
@@ -61,11 +42,29 @@ impl Mailbox {
             return;
         }
         state.closed = Some(why.clone());
-        let coordinator = state.coordinator();
+        let coordinator = state.coordinator;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.bell.notify_all();
         for slot in waiting.into_values() {
+            slot.put(Err((coordinator, why.clone())));
+        }
+    }
+
+    /// Those who wait for the coordinator's answer learn that it is gone, but for those whose question goes
+    /// on to the next one.
+    pub(crate) fn interrupt(&self, why: &Lost) {
+        let mut state = self.state.lock();
+        state.suspects.begin_anew(Instant::now());
+        // They ask it once more.
+        state.newcomers = 0;
+        let coordinator = state.coordinator;
+        let State {
+            waiting, lasting, ..
+        } = &mut *state;
+        let ended: Vec<_> = waiting.extract_if(|id, _| !lasting.contains(id)).collect();
+        drop(state);
+        for (_, slot) in ended {
             slot.put(Err((coordinator, why.clone())));
         }
     }

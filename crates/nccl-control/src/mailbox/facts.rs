@@ -10,7 +10,7 @@ use crate::heartbeat::Suspect;
 impl Mailbox {
     /// Who coordinates, as far as this rank knows.
     pub(crate) fn coordinator(&self) -> usize {
-        self.state.lock().coordinator()
+        self.state.lock().coordinator
     }
 
     /// Records which rank coordinates. With `tell`, that is an event of the world.

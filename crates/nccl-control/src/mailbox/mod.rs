@@ -6,7 +6,6 @@
 //! - `ticket`: a request whose answer is waited for;
 //! - `notice`, `handlers`: what comes unasked, and who is called with it;
 //! - `messages`: what comes over channels;
-//! - `succession`: what is kept and done so that another can take over when the coordinator is gone.
 
 mod closing;
 mod facts;
@@ -15,7 +14,6 @@ mod happenings;
 mod messages;
 mod notice;
 mod sink;
-mod succession;
 mod ticket;
 
 use std::collections::hash_map::{self, HashMap};
@@ -25,11 +23,9 @@ use std::sync::Arc;
 
 use self::handlers::Handler;
 use self::messages::Queue;
-use self::succession::OnLoss;
 use self::ticket::Slot;
 use super::events::{Happenings, WorldEvent};
 use super::heartbeat::Suspects;
-use super::succession::Succession;
 use crate::departure::{Departure, Lost};
 use crate::sync::{Condvar, Mutex};
 
@@ -44,7 +40,6 @@ pub(crate) struct Mailbox {
     bell: Condvar,
     /// Runs the handlers, one thread at a time, so that notices stay in their order.
     handlers: Mutex<Vec<Handler>>,
-    on_loss: Mutex<Option<Arc<OnLoss>>>,
 }
 
 #[derive(Default)]
@@ -53,9 +48,7 @@ struct State {
     waiting: HashMap<u64, Arc<Slot>>,
     /// The tickets that outlast a coordinator: its successor is asked the same.
     lasting: HashSet<u64>,
-    /// Where ranks are processes: who coordinates, and what it has told.
-    succession: Option<Succession<Notice>>,
-    /// The same, where a machine says who that is.
+    /// Who coordinates.
     coordinator: usize,
     inbox: VecDeque<Notice>,
     running: bool,
@@ -64,8 +57,6 @@ struct State {
     departed: HashMap<usize, Departure>,
     /// Who died or failed before everybody else.
     first_failed: Option<usize>,
-    /// Whether somebody will say how rank 0's process ends.
-    watched: bool,
     channels: HashMap<String, Queue>,
     /// Who left first, and how: the end of all channels.
     over: Option<(usize, Departure)>,
@@ -83,11 +74,6 @@ struct State {
 }
 
 impl State {
-    fn coordinator(&self) -> usize {
-        let coordinator = self.succession.as_ref().map(Succession::coordinator);
-        coordinator.unwrap_or(self.coordinator)
-    }
-
     /// For the handlers, in order.
     fn deliver(&mut self, notice: Notice) {
         if let Notice::Gone { rank, departure } = &notice {

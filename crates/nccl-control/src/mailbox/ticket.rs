@@ -50,7 +50,7 @@ impl Mailbox {
             None => {
                 state.waiting.insert(id, Arc::clone(&slot));
             }
-            Some(why) => *slot.answer.lock() = Some(Err((state.coordinator(), why.clone()))),
+            Some(why) => *slot.answer.lock() = Some(Err((state.coordinator, why.clone()))),
         }
         Ticket {
             mailbox: self,

@@ -15,18 +15,14 @@ use rustix::net::SocketFlags;
 
 use super::Node;
 use super::guest::Guest;
+use crate::admission::{PATIENCE, stranger};
 use crate::connection::Connection;
 use crate::departure::cut;
-use crate::door::stranger;
 use crate::error::{Error, Result};
 use crate::greeting::Plain;
 use crate::place::{self, Address, Listener};
 use crate::reactor::{EventFlags, Reactor, Source};
-use crate::server::{INSISTENCE, untaken};
 use crate::sync::Mutex;
-
-/// How long a guest may take to prove who it is.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long no connection is accepted when the system has no room for one.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -264,6 +260,9 @@ impl Source for Acceptor {
     }
 }
 
+/// How long a place is waited for that is still taken: by what a rank that is gone has left running, say.
+const INSISTENCE: Duration = Duration::from_secs(30);
+
 fn insist(acceptor: &Weak<Acceptor>) {
     let until = Instant::now() + INSISTENCE;
     let mut pause = Duration::from_millis(10);
@@ -283,5 +282,11 @@ fn insist(acceptor: &Weak<Acceptor>) {
         if Instant::now() >= until {
             return untaken(&left, "it is still taken");
         }
+    }
+}
+
+fn untaken(left: &[(Address, Error)], why: &str) {
+    for (place, error) in left {
+        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", %place, %error, why, "new processes cannot come in by this address");
     }
 }

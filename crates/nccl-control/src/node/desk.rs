@@ -13,7 +13,7 @@ use crate::message::Incomplete;
 use crate::message::Round;
 use crate::proto::{MemberId, SharedMembership};
 use crate::request::Request;
-use crate::service::{self, Service, To};
+use crate::service::{self, LONGEST_NAME, Service, To};
 
 #[derive(Default)]
 pub(super) struct Desk {
@@ -175,7 +175,8 @@ impl Desk {
                 let value = Answer::Value(now.as_slice().into());
                 self.own.push_back(answer(value));
             }
-            Request::Saw { rank, state } if rank < served.membership.members.len() => {
+            Request::Saw { rank, mut state } if rank < served.membership.members.len() => {
+                state.cut(LONGEST_NAME);
                 let silent = Some(Duration::ZERO);
                 let to = served
                     .membership

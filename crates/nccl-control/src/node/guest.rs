@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::acceptor::Acceptor;
 use super::port::Port;
-use crate::admission::Refusal;
+use crate::admission::{PATIENCE, Refusal};
 use crate::connection::{Connection, Received};
 use crate::frame::{Decoder, GREETING, LARGEST_FRAME};
 use crate::greeting::{Again, Greeting, Hello, OTHER_VERSION, Plain, Role, Unproved};
@@ -246,7 +246,7 @@ impl Source for Guest {
             Stage::In(_) => {}
             Stage::Asks | Stage::Dismissed => self.end(&acceptor, None),
             Stage::Hello => {
-                let limit = super::acceptor::PATIENCE.as_secs();
+                let limit = PATIENCE.as_secs();
                 let why = format!("it did not say who it is within {limit} s");
                 self.end(&acceptor, Some(&why));
             }

@@ -1,9 +1,10 @@
 //! How a process comes into a world, and goes on with it.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::sync::Arc;
+use std::io::{self, Write as _};
 #[cfg(test)]
 use std::sync::Weak;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use super::acceptor::Acceptor;
@@ -24,7 +25,6 @@ use crate::place::{self, Listener};
 use crate::process;
 use crate::proto::{Command, Input, MemberId, Peer, Seat, SharedMembership};
 use crate::search::Search;
-use crate::server::warn_of_open_door;
 use crate::service::REPORT;
 use crate::sync::MutexGuard;
 use crate::time::deadline_after;
@@ -39,9 +39,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// How long a coordinator that leaves waits for others that leave.
 const LINGERS: Duration = Duration::from_millis(50);
 
-/// How long the members may take to agree on a generation beyond the limit of the wish: a member that does not answer is left
-/// out after twelve beats.
-const AGREEMENT: Duration = Duration::from_secs(20);
+/// How long the members may take to agree on a generation beyond the limit of the wish and the time for which a majority is waited
+/// for: a member that does not answer is left out after twelve beats.
+const AGREEMENT: Duration = Duration::from_secs(8);
 
 /// A generation that has become active.
 pub(crate) struct Entered {
@@ -146,7 +146,7 @@ impl Node {
             first = None;
         } else {
             let claim = Claim::rank(*rank, size);
-            let met = client::meet(address, job, claim, deadline, None)?;
+            let met = client::meet(address, job, claim, deadline)?;
             let fd = met.connection.fd();
             listener = place::listen_beside(address, &rank.to_string(), fd)?;
             former = fd.try_clone_to_owned().ok();
@@ -180,7 +180,7 @@ impl Node {
         deadline: Instant,
     ) -> Result<Arc<Self>> {
         let Rendezvous { address, job, .. } = rendezvous;
-        let met = client::meet(address, job, Claim::member(slot as usize), deadline, None)?;
+        let met = client::meet(address, job, Claim::member(slot as usize), deadline)?;
         let listener = place::listen_beside(address, &format!("{slot}"), met.connection.fd())?;
         let at = address.to_string();
         let me = peer(slot as usize, &listener.at)?;
@@ -375,7 +375,7 @@ impl Node {
         self.pump(&mut state);
         drop(state);
         self.settle();
-        let late = begun.checked_add(patience.saturating_add(AGREEMENT));
+        let late = begun.checked_add(patience.saturating_add(self.cut_off_after + AGREEMENT));
         let late = late.unwrap_or(begun + Duration::from_secs(1 << 30));
         let mut state = self.state.lock();
         loop {
@@ -586,4 +586,24 @@ impl Node {
             node.wait(&mut state, Instant::now() + Duration::from_millis(20));
         }
     }
+}
+
+/// Says once per process that nothing keeps strangers out: in the log, and where a program without a log shows it.
+fn warn_of_open_door(at: &str) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            name: "nccl.rendezvous.open_door",
+            target: "nccl",
+            at,
+            "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
+        );
+        // A program that has closed its stderr does not want to hear it.
+        let _ = writeln!(
+            io::stderr(),
+            "nccl: rank 0 listens at {at} without a secret: anybody who reaches this address may join the job, read and change \
+             what its ranks tell each other; make a secret with (umask 077; openssl rand -hex 32 > FILE) and set \
+             NCCL_RUN_SECRET_FILE=FILE on all ranks"
+        );
+    });
 }

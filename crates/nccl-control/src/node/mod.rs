@@ -46,18 +46,19 @@ use self::kept::Kept;
 use self::port::{Driver, Port};
 use self::ports::Ports;
 use self::vigil::Vigil;
-use crate::admission::Refusal;
+use crate::admission::{Refusal, has_room};
 use crate::attached::{Attached, host};
 use crate::client;
 use crate::connection::Connection;
 use crate::departure::{Departure, How, Lost, ProcessEnd, cut};
 use crate::discovery::Found;
 use crate::environment::Rendezvous;
+use crate::explain::apart;
 use crate::frame::Decoder;
 use crate::greeting::{Again, Greeting, Hello, Role};
-use crate::handover::apart;
 use crate::heartbeat::Said as Spoken;
 use crate::incoming::{Incoming, Known, Push};
+use crate::job::Job;
 use crate::mailbox::Mailbox;
 use crate::message::Incomplete;
 use crate::process;
@@ -67,10 +68,8 @@ use crate::proto::{
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
-use crate::server::Job;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::watching::{LONGEST_WORD, WORD, has_room};
 
 pub(crate) use self::join::{Entered, Vain, line};
 pub(crate) use self::observing::run as observe;
@@ -79,14 +78,12 @@ pub(crate) use self::observing::run as observe;
 #[cfg(test)]
 static ALL: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
 
-/// Whether worlds of this process meet with the machines: `NCCL_RUN_CONTROL_PLANE=machines`.
-pub(crate) fn is_chosen() -> bool {
-    static CHOSEN: OnceLock<bool> = OnceLock::new();
-    *CHOSEN.get_or_init(|| {
-        let chosen = std::env::var_os("NCCL_RUN_CONTROL_PLANE");
-        chosen.is_some_and(|name| name == "machines")
-    })
-}
+/// How long the end of a connection waits for the word of the one that started the process, or the word
+/// for the end of the connection.
+const WORD: Duration = Duration::from_millis(500);
+
+/// The longest text of what is told about the end of a process, in bytes.
+const LONGEST_WORD: usize = 8 << 10;
 
 /// One process's part in a job.
 pub(crate) struct Node {
@@ -98,6 +95,8 @@ pub(crate) struct Node {
     state: Mutex<State>,
     /// What decides between two halves of the job, where there is something.
     discovery: Option<Found>,
+    /// How long it waits for a majority.
+    cut_off_after: Duration,
     /// Whose recordings it gives out.
     attached: Mutex<Option<Arc<dyn Attached>>>,
     /// Rings when a generation is active, a wish came to nothing, or this process is out.
@@ -194,13 +193,11 @@ impl Node {
         first: Option<client::Met>,
     ) -> Arc<Self> {
         let id = me.id;
-        let member = Member::new(
-            me,
-            seat,
-            proto::Timing::default(),
-            proto::Mistakes::default(),
-            Clock::ORIGIN,
-        );
+        let timing = proto::Timing {
+            give_up: rendezvous.cut_off_after.as_nanos() as u64,
+            ..proto::Timing::default()
+        };
+        let member = Member::new(me, seat, timing, proto::Mistakes::default(), Clock::ORIGIN);
         let state = State {
             member,
             clock: Clock::start(),
@@ -236,6 +233,7 @@ impl Node {
             acceptor: OnceLock::new(),
             state: Mutex::new(state),
             discovery: rendezvous.address.discovery().cloned(),
+            cut_off_after: rendezvous.cut_off_after,
             attached: Mutex::default(),
             bell: Condvar::new(),
         });
@@ -1225,34 +1223,37 @@ impl State {
     /// How the process ended that an observer has started as this rank, while the ranks meet.
     fn ended(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
         end.cut(LONGEST_WORD);
-        let forms = self.is_forming(generation);
-        let peer = match forms {
-            true => self.joined(rank),
-            // It has become active meanwhile.
-            false => {
-                let mut lines = self.lines.iter();
-                let line = lines.find(|line| line.generation == generation);
-                line.and_then(|line| line.membership.members.get(rank))
-            }
-        };
-        match peer.map(|peer| (peer.id, u64::from(peer.pid))) {
-            // Of rank 0, it is its process that hears this.
-            _ if forms && rank == 0 => {}
+        if !self.is_forming(generation) {
+            return self.told_of(generation, rank, pid, end);
+        }
+        // Of rank 0, it is its process that hears this.
+        if !(1..self.desk.size).contains(&rank) {
+            return;
+        }
+        match self.joined(rank) {
             // A goodbye, or why it fails, may still be on its way.
-            Some((id, known)) if known == pid => {
-                let until = Instant::now() + WORD;
+            Some(peer) if u64::from(peer.pid) == pid => {
+                let (until, id) = (Instant::now() + WORD, peer.id);
                 self.ends.push((until, id, Proof::Parent(Box::new(end))));
             }
             // A process that had another number may have been another, which has started this one.
-            Some((member, _)) if !forms => {
-                let told = Saying::Told { member, end };
-                self.handle(Input::Command(say(&told)));
-            }
-            None if forms && rank < self.desk.size => {
+            Some(_) => {}
+            None => {
                 let departure = Departure::Lost(end.into());
                 self.dismiss(&Incomplete::Gone { rank, departure });
             }
-            Some(_) | None => {}
+        }
+    }
+
+    /// How the process ended that has started the one that is a rank: all hear it, and tell it with that rank's end.
+    fn told_of(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
+        let peer = self
+            .line(generation)
+            .and_then(|line| line.membership.members.get(rank));
+        if let Some(peer) = peer.filter(|peer| u64::from(peer.pid) != pid) {
+            let member = peer.id;
+            let told = Saying::Told { member, end };
+            self.handle(Input::Command(say(&told)));
         }
     }
 

@@ -16,6 +16,7 @@ use super::ports::Ports;
 use crate::client::{Claim, Met};
 use crate::departure::{Departure, How, Lost, ProcessEnd};
 use crate::incoming::{Incoming, Known, Push};
+use crate::job::Job;
 use crate::message::Incomplete;
 use crate::observer::{Shared, Word};
 use crate::process;
@@ -26,7 +27,6 @@ use crate::proto::{
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::request::Request;
 use crate::search::{Looked, Search};
-use crate::server::Job;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 

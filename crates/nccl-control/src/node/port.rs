@@ -2,19 +2,18 @@
 
 use std::io;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use nccl_base::wire;
 
 use super::dialer::Dialer;
 use crate::client::Met;
 use crate::connection::{Connection, Received};
-use crate::departure::{How, Lost};
+use crate::departure::{How, Lost, Sign};
 use crate::frame::{Broken, Decoder, LARGEST_FRAME, Outgoing};
+use crate::job::Job;
 use crate::proto;
 use crate::reactor::{EventFlags, Reactor, Source};
-use crate::reader::loss_of;
-use crate::server::Job;
-use crate::succession::Loss;
 use crate::sync::{Mutex, MutexGuard};
 
 /// What has a machine, and connections for it.
@@ -178,8 +177,8 @@ impl Port {
         }
         let lost = broken.or_else(|| match received {
             Ok(Received::Some) => None,
-            Ok(Received::End) => Some(lost(loss_of(&self.connection, None))),
-            Err(error) => Some(lost(loss_of(&self.connection, Some(&error)))),
+            Ok(Received::End) => Some(loss_of(&self.connection, None)),
+            Err(error) => Some(loss_of(&self.connection, Some(&error))),
         });
         if lost.is_some() {
             *reading = None;
@@ -192,8 +191,17 @@ impl Port {
     }
 }
 
-fn lost(loss: Loss) -> Lost {
-    loss.into_lost()
+/// What the end of a connection, or how it failed, says of the process at its other end.
+fn loss_of(connection: &Connection, error: Option<&io::Error>) -> Lost {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    let failed = error.filter(|error| !matches!(error.kind(), ConnectionReset | BrokenPipe));
+    match (failed, connection.unacknowledged_for(Instant::now())) {
+        (Some(error), _) => Lost::from(Sign::Error(error.to_string())),
+        // Its kernel says so.
+        (None, None) => Lost::from(How::Closed),
+        // The same, but of a host that does not hear this one: it gives up what works as far as it can see.
+        (None, Some(unacknowledged)) => Lost::from(Sign::GaveUp { unacknowledged }),
+    }
 }
 
 /// What the reactor has of a connection that this process has dialled.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use super::dialer::Dialer;
 use super::port::{Driver, Port};
@@ -158,8 +159,9 @@ impl Work {
         for (peer, at) in self.dial {
             dialer.dial(driver, peer, at);
         }
+        let now = Instant::now();
         for connection in self.flush {
-            connection.flush_quietly();
+            connection.flush_and_mark(now);
         }
         for port in self.start {
             if let Err(error) = port.start() {

@@ -10,10 +10,10 @@ use super::port::Driver as _;
 use crate::attached::host;
 use crate::connection::Connection;
 use crate::departure::Reason;
-use crate::door::LARGEST_ANSWER;
 use crate::frame::{Frame, Outgoing};
 use crate::incoming::Answer;
 use crate::message::Incomplete;
+use crate::recordings::LARGEST_ANSWER;
 use crate::request::Request;
 
 /// How many recordings a process writes at once; who asks besides comes again.

@@ -974,7 +974,7 @@ impl Coordinator {
         if self.claim(core) {
             return None;
         }
-        if core.now.since(since) < 2 * core.timing.confirm {
+        if core.now.since(since) < (2 * core.timing.confirm).max(core.timing.give_up / 2) {
             return None;
         }
         let all = core.others();

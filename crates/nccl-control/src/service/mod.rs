@@ -98,10 +98,6 @@ pub(crate) enum Output {
 }
 
 impl Rank {
-    pub(crate) fn has_come(&self) -> bool {
-        self.phase.is_some()
-    }
-
     /// Whether nothing can come from it any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.departure.is_some() && !self.is_connected
@@ -150,11 +146,6 @@ impl Service {
     pub(crate) fn departed_before(&mut self, rank: usize, departure: Departure) {
         self.ranks[rank].departure = Some(departure.clone());
         self.channels.over.get_or_insert((rank, departure));
-    }
-
-    /// Forgets what is known of the ranks, as if none had arrived.
-    pub(crate) fn forget_ranks(&mut self) {
-        self.ranks.fill_with(Rank::default);
     }
 
     /// One request of a rank that is connected: [`Collect`](Request::Collect), [`Cancel`](Request::Cancel), [`Set`](Request::Set),
@@ -243,11 +234,6 @@ impl Service {
             self.remarks.pop_front();
         }
         self.remarks.push_back(text);
-    }
-
-    /// Whether a rank waits for a round or for a key.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        !self.gets.is_empty() || self.rounds.values().any(|open| !open.waiting.is_empty())
     }
 
     /// Whether this request of `rank` waits for its answer.

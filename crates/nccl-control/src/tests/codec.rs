@@ -5,8 +5,6 @@
 
 use std::path::PathBuf;
 
-use nccl_base::wire::{self, Broken};
-
 use super::*;
 use crate::departure::{
     Departure, Exit, Failure, HeardOnly, How, LastCall, Lost, OomKill, ProcessEnd, Reason, Sign,
@@ -14,17 +12,15 @@ use crate::departure::{
 };
 use crate::endpoint::Endpoint;
 use crate::frame::{Decoder, Frame, GREETING, HEADER, LARGEST_FRAME, Outgoing};
-use crate::going::Epoch;
 use crate::greeting::{Again, Greeting, Hello, Plain, Role, Unproved};
 use crate::incoming::{Answer, Incoming, Known, Push};
-use crate::mailbox::Notice;
 use crate::message::{Incomplete, Missing};
 use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
+use crate::request::Request;
 use crate::secret::Secret;
-use crate::succession::{Loss, Report};
 use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 use crate::{interface, tcp};
 
@@ -39,11 +35,6 @@ fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
 
 fn answer(answer: &Answer) -> Outgoing {
     Outgoing::new(7, answer.encode())
-}
-
-fn epoch() -> Arc<Epoch> {
-    let from = vec![Some(0), Some(2), None];
-    Arc::new(Epoch { number: 4, from })
 }
 
 /// One of each message.
@@ -78,40 +69,6 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             rank: 1,
             at: text("tcp:10.0.0.6:31001"),
         },
-    };
-    let told = vec![
-        Notice::Announced {
-            from: 2,
-            topic: text("t"),
-            bytes: b"b"[..].into(),
-        },
-        Notice::Gone {
-            rank: 0,
-            departure: Departure::lost(How::Unknown),
-        },
-    ];
-    let report = Report {
-        synced: 1,
-        first: 7,
-        log: told.clone(),
-        unheard: told[..1].to_vec(),
-        lost: vec![
-            (0, Loss::Lost(ProcessEnd::in_words("t", "").into())),
-            (1, Loss::Lost(How::Closed.into())),
-            (2, Loss::Lost(Sign::Error(text("s")).into())),
-            (3, Loss::Mute),
-            (4, Loss::Elsewhere),
-            (5, Loss::Left),
-        ],
-    };
-    let succeeded = Push::Succeeded {
-        by: 1,
-        start: 7,
-        entries: told,
-    };
-    let cut_off = Push::CutOff {
-        from: vec![0, 1],
-        why: text("w"),
     };
     let collect = |members: Option<Arc<[usize]>>| Request::Collect {
         round: Round {
@@ -235,8 +192,6 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         ("refused-at", refused_at.encode()),
-        ("report", Request::Report(report).encode(0)),
-        ("pong", Request::Pong(7).encode(0)),
         (
             "last",
             Request::Last {
@@ -273,9 +228,6 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(),
         ),
-        ("succeeded", succeeded.encode()),
-        ("cut-off", cut_off.encode()),
-        ("ping", Push::Ping(7).encode()),
         ("look", Push::Look { rank: 2, pid: 77 }.encode()),
         (
             "suspected",
@@ -328,21 +280,6 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 departure: Departure::Left,
             }
             .encode(),
-        ),
-        (
-            "go-on",
-            Request::GoOn {
-                patience: Duration::from_secs(1),
-                leaves_behind: true,
-            }
-            .encode(3),
-        ),
-        (
-            "listens",
-            Request::Listens {
-                at: text("unix:@a"),
-            }
-            .encode(0),
         ),
         (
             "watches",
@@ -424,17 +361,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(),
         ),
-        ("epoch", answer(&Answer::Epoch(epoch()))),
         ("newcomers", Push::Newcomers(2).encode()),
-        (
-            "invited",
-            Push::Invited {
-                epoch: epoch(),
-                rank: 2,
-            }
-            .encode(),
-        ),
-        ("watched", Push::Watched(true).encode()),
         ("size", Push::Size(4).encode()),
         ("goes-on", Push::GoesOn(3).encode()),
         (
@@ -707,18 +634,6 @@ fn texts_that_people_write_make_no_parser_panic() {
 }
 
 #[test]
-fn a_notice_that_no_rank_tells_another_is_not_read() {
-    let told = Notice::Told {
-        from: 1,
-        topic: String::new(),
-        bytes: [].into(),
-    };
-    assert!(wire::encode(&told).is_empty());
-    let unknown = Broken("a message of an unknown kind");
-    assert_eq!(wire::decode::<Notice>(&[2, 0, 0, 0]), Err(unknown));
-}
-
-#[test]
 fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     let text = || String::from("\x1b[2Jline\r\n");
     let time = Duration::MAX;
@@ -753,10 +668,6 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             patience: time,
         },
         Request::Phase { name: text() },
-        Request::GoOn {
-            patience: time,
-            leaves_behind: false,
-        },
         Request::Send {
             channel: String::from("c"),
             to: None,
@@ -807,10 +718,6 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         last: text(),
     };
     let pushes = [
-        Push::CutOff {
-            from: vec![0],
-            why: text(),
-        },
         Push::Lateness(Arc::new(Lateness {
             subject,
             ranks: 2,

@@ -83,12 +83,8 @@ fn a_rank_that_dies_after_its_world_is_gone_is_heard_of() {
         let heard = departures(&other);
         let line = Arc::clone(&stays.line);
         drop(stays);
-        // The machines know of the process, and by its connection nothing.
         let pid = std::process::id().into();
-        let how = match crate::node::is_chosen() {
-            true => How::Exited { pid },
-            false => How::Closed,
-        };
+        let how = How::Exited { pid };
         line.cut_for_a_test();
         eventually("the death", || {
             *heard.lock() == [(rank, Departure::lost(how.clone()))]
@@ -172,11 +168,9 @@ fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
                     std::thread::sleep(Duration::from_millis(5));
                     seen.wait();
                     let mut all = heard.lock().clone();
-                    if crate::node::is_chosen() {
-                        // Behind that, another coordinates, which hears the goodbyes of the others.
-                        let others = all.split_off(1);
-                        assert!(others.iter().all(|(_, how)| *how == Departure::Left));
-                    }
+                    // Behind that, another coordinates, which hears the goodbyes of the others.
+                    let others = all.split_off(1);
+                    assert!(others.iter().all(|(_, how)| *how == Departure::Left));
                     assert_eq!(all, [(0, Departure::Left)]);
                 });
             }

@@ -1,13 +1,8 @@
 //! Going on: who is left agrees on the next epoch, whatever happens meanwhile.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use super::super::hub::{Hub, Outlet};
-use super::super::incoming::Answer;
-use super::super::mailbox::{Mailbox, Waited};
-use super::super::message::Incomplete;
-use super::super::request::Request;
 use super::super::{Rendezvous, World};
 use super::rendezvous;
 use crate::error::Result;
@@ -114,36 +109,6 @@ fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
 }
 
 #[test]
-fn who_gave_up_going_on_does_not_count_when_it_is_waited_again() {
-    let hub = Hub::new(2);
-    let mailbox = Arc::new(Mailbox::default());
-    for rank in 0..2 {
-        let outlet = Outlet::Local(Arc::clone(&mailbox));
-        hub.attach(rank, outlet, ("here", 1, "this"), None).unwrap();
-    }
-    let long = Duration::from_millis(600);
-    let wish = |patience| Request::GoOn {
-        patience,
-        leaves_behind: false,
-    };
-    let first = mailbox.ticket();
-    hub.handle(0, first.id, wish(LIMIT));
-    std::thread::sleep(long);
-    let reason = crate::departure::Reason::Aborted;
-    hub.handle(0, first.id, Request::Cancel { reason });
-    let second = mailbox.ticket();
-    hub.handle(0, second.id, wish(Duration::ZERO));
-    hub.tick(Instant::now());
-    match second.wait(Instant::now(), None) {
-        Waited::Answer(Answer::Incomplete(why)) => match &*why {
-            Incomplete::TimedOut { waited, .. } => assert!(*waited < long, "{waited:?}"),
-            other => panic!("{other:?}"),
-        },
-        _ => panic!("it is not answered"),
-    }
-}
-
-#[test]
 fn a_rank_that_does_not_come_is_left_behind_where_all_want_that() {
     let late = Barrier::new(3);
     ranks("behind", 3, |world| {
@@ -181,26 +146,6 @@ fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
         }
         let next = world.next_epoch(LIMIT).unwrap();
         assert_eq!(next.size(), 2);
-        talk(&next);
-    });
-    assert!(begun.elapsed() < LIMIT / 2);
-}
-
-#[test]
-fn a_rank_that_dies_between_agreeing_and_meeting_is_not_waited_for() {
-    if crate::node::is_chosen() {
-        return println!("left out: between the machines, agreeing and meeting are one step");
-    }
-    let begun = Instant::now();
-    ranks("between", 4, |world| {
-        if world.rank() == 1 {
-            let epoch = world.agree_for_a_test(LIMIT).unwrap();
-            assert_eq!(epoch, 1);
-            std::thread::sleep(Duration::from_millis(50));
-            return die(&world);
-        }
-        let next = world.next_epoch(LIMIT).unwrap();
-        assert_eq!((next.epoch(), next.size()), (2, 3));
         talk(&next);
     });
     assert!(begun.elapsed() < LIMIT / 2);
@@ -256,41 +201,6 @@ fn who_asks_to_come_in_is_a_rank_of_the_next_epoch() {
         });
         new.join().unwrap();
     });
-}
-
-#[test]
-fn a_coordinator_that_dies_between_agreeing_and_meeting_is_waited_for_by_nobody() {
-    if crate::node::is_chosen() {
-        return println!("left out: between the machines, agreeing and meeting are one step");
-    }
-    let begun = Instant::now();
-    std::thread::scope(|scope| {
-        let new = scope.spawn(|| talk(&newcomer("gone", LIMIT).unwrap()));
-        ranks("gone", 3, |world| {
-            let until_somebody_comes = |world: &World| {
-                while world.newcomers() == 0 {
-                    assert!(begun.elapsed() < LIMIT, "nobody came");
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            };
-            until_somebody_comes(&world);
-            if world.rank() == 0 {
-                world.agree_for_a_test(LIMIT).unwrap();
-                // All three are on their way to it.
-                std::thread::sleep(Duration::from_millis(50));
-                return die(&world);
-            }
-            let mut next = world.next_epoch(LIMIT).unwrap();
-            if next.size() < 3 {
-                until_somebody_comes(&next);
-                next = next.next_epoch(LIMIT).unwrap();
-            }
-            assert_eq!(next.size(), 3);
-            talk(&next);
-        });
-        new.join().unwrap();
-    });
-    assert!(begun.elapsed() < LIMIT / 2);
 }
 
 #[test]
@@ -378,4 +288,38 @@ fn nothing_is_left_of_many_epochs() {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_thread_that_gave_up_going_on_does_not_count_when_it_is_waited_again() {
+    let worlds = World::threads(2);
+    let long = Duration::from_millis(600);
+    let error = worlds[0].next_epoch(long).unwrap_err().to_string();
+    assert!(error.contains("rank 1 of 2 did not come"), "{error}");
+    let begun = Instant::now();
+    let error = worlds[0]
+        .next_epoch(Duration::ZERO)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("within 0.0 s"), "{error}");
+    assert!(begun.elapsed() < long);
+}
+
+#[test]
+fn threads_are_left_behind_and_go_on_without_those_that_fail() {
+    let mut worlds = World::threads(4);
+    worlds.remove(1).fail(&std::io::Error::other("it broke"));
+    let late = worlds.remove(1);
+    let next: Vec<_> = std::thread::scope(|scope| {
+        let go_on = |world: World| world.next_epoch_leaving_behind(Duration::from_millis(300));
+        let all: Vec<_> = worlds
+            .into_iter()
+            .map(|world| scope.spawn(move || go_on(world).unwrap()))
+            .collect();
+        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(next.iter().map(World::rank).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(next[1].previous_rank(1), Some(3));
+    let error = late.next_epoch(LIMIT).unwrap_err().to_string();
+    assert!(error.contains("left behind"), "{error}");
 }

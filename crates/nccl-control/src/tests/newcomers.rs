@@ -3,12 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Barrier;
 
-use super::super::handover::Standing;
 use super::super::{Observer, WorldEvent};
 use super::*;
-use crate::departure::Sign;
 use crate::error::Result;
-use crate::succession::Loss;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -88,22 +85,17 @@ fn after_rank_0s_death_it_is_the_next_one_that_is_found_at_its_place_time_and_ag
         worlds = take_in(worlds, meet(0).epoch(7));
         talk(&worlds);
         assert_eq!(worlds[0].epoch(), round + 1);
-        let names = worlds.iter().map(|world| match world.line.own_door() {
-            Some(door) => door.at().len(),
-            None => world.line.address_of(world.rank()).map_or(0, str::len),
-        });
+        let names = worlds
+            .iter()
+            .map(|world| world.line.address_of(world.rank()).map_or(0, str::len));
         longest = names.max().unwrap();
     }
-    // The names of doors do not grow with the deaths.
+    // The names do not grow with the deaths.
     let place = match meet(0).address {
         super::super::place::Address::Path(path) => path,
         other => panic!("{other}"),
     };
-    let ending = match crate::node::is_chosen() {
-        true => ".0-ffffffff",
-        false => ".4-2",
-    };
-    let most = "unix:".len() + place.as_os_str().len() + ending.len();
+    let most = "unix:".len() + place.as_os_str().len() + ".0-ffffffff".len();
     assert!(longest <= most, "{longest} > {most}");
     assert!(place.exists());
     drop(worlds);
@@ -203,34 +195,6 @@ fn a_new_observer_finds_the_epoch_of_today_and_the_rank_that_coordinates_it() {
 }
 
 #[test]
-fn a_side_that_may_not_decide_lets_nobody_in() {
-    if crate::node::is_chosen() {
-        return println!(
-            "left out: it makes a hub lose a rank; the simulator splits worlds of machines"
-        );
-    }
-    let meet = |rank| rendezvous("apart", rank, 2);
-    let worlds = joined(2, meet);
-    let door = worlds[0].line.own_door().unwrap();
-    // As if the host of the other had fallen silent: of two, one is no majority.
-    let silent = Loss::Lost(Sign::Error(String::from("no answer")).into());
-    door.hub().lost(1, silent);
-    let begun = Instant::now();
-    while door.hub().standing() != Standing::Apart {
-        assert!(begun.elapsed() < LIMIT, "{:?}", door.hub().standing());
-        std::thread::sleep(Duration::from_millis(10));
-        door.hub().tick(Instant::now());
-    }
-    let error = World::rejoin(meet(1).timeout(Duration::from_secs(2))).unwrap_err();
-    let error = error.to_string();
-    assert!(
-        error.contains("does not hear the others any more"),
-        "{error}"
-    );
-    assert!(worlds[0].next_epoch(Duration::from_millis(200)).is_err());
-}
-
-#[test]
 fn where_nobody_answers_the_error_says_where_it_looked_and_what_to_do() {
     let soon = Duration::from_millis(200);
     let one = rendezvous("nobody", 0, 2).timeout(soon).job("job-7");
@@ -268,66 +232,9 @@ fn a_leftover_of_the_last_epoch_refers_to_the_new_one_and_takes_nobody_in() {
             .collect();
         all.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    match worlds[0].line.own_door() {
-        Some(door) => assert_eq!(door.hub().standing(), Standing::HasGoneOn),
-        None => assert!(
-            crate::node::is_chosen(),
-            "a machine's process has one door for all epochs"
-        ),
-    }
-    // A door of the past, which is open as long as its world is kept.
-    let door = worlds[2].line.address_of(2).unwrap().to_owned();
-    let all = take_in(next, Rendezvous::observer(&door).unwrap().timeout(LIMIT));
+    // An address of the past: a process has one for all epochs.
+    let at = worlds[2].line.address_of(2).unwrap().to_owned();
+    let all = take_in(next, Rendezvous::observer(&at).unwrap().timeout(LIMIT));
     assert_eq!(all[0].epoch(), 2);
     talk(&all);
-}
-
-#[test]
-fn what_is_left_of_an_epoch_does_not_stand_in_the_way_of_the_next_when_both_lose_their_coordinator()
-{
-    if crate::node::is_chosen() {
-        return println!(
-            "left out: a process has one machine, and an epoch before loses nobody by itself"
-        );
-    }
-    for leftover_first in [true, false] {
-        let meet = |rank| rendezvous("both", rank, 4);
-        let mut worlds = joined(4, meet);
-        let dead = worlds.remove(1);
-        dead.line.cut_for_a_test();
-        drop(dead);
-        // As communicators keep it that are not dropped yet.
-        let mut before: Vec<_> = worlds.iter().map(|world| Arc::clone(&world.line)).collect();
-        let going = worlds.into_iter();
-        let mut worlds: Vec<_> = std::thread::scope(|scope| {
-            let all: Vec<_> = going
-                .map(|world| scope.spawn(move || world.next_epoch(LIMIT).unwrap()))
-                .collect();
-            all.into_iter().map(|rank| rank.join().unwrap()).collect()
-        });
-        let first = before.remove(0);
-        let lose_the_leftover = || {
-            first.cut_for_a_test();
-            let begun = Instant::now();
-            while before[0].coordinator() != before[0].rank {
-                assert!(begun.elapsed() < LIMIT, "nobody takes over");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let door = before[0].own_door().unwrap();
-            while door.hub().standing() != Standing::HasGoneOn {
-                assert!(begun.elapsed() < LIMIT, "{:?}", door.hub().standing());
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        if leftover_first {
-            lose_the_leftover();
-            bereave(&mut worlds);
-        } else {
-            bereave(&mut worlds);
-            lose_the_leftover();
-        }
-        let all = take_in(worlds, meet(0));
-        assert_eq!((all[0].epoch(), all.len()), (2, 3));
-        talk(&all);
-    }
 }

@@ -4,13 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::board::RankEnd;
-use crate::client::Claim;
 use crate::events::{Events, WorldEvent};
-use crate::hub::Hub;
-use crate::node::is_chosen;
 use crate::observer::Observer;
 use crate::operation::OperationKind;
-use crate::reader::Reader;
 use crate::{Attendance, Subject, Suspicion};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -32,63 +28,6 @@ fn joined(events: &mut Events, rank: usize) {
     wait_for(events, |event| {
         matches!(event, WorldEvent::Joined { rank: r, .. } if *r == rank).then_some(())
     });
-}
-
-/// A rank that has joined, and can be as if its process died.
-enum Fragile {
-    Reader(Arc<Reader>),
-    World(Box<World>),
-}
-
-impl Fragile {
-    /// As which process it is known.
-    fn pid() -> u32 {
-        match is_chosen() {
-            true => std::process::id(),
-            false => 4711,
-        }
-    }
-
-    fn join(meet: Rendezvous) -> Self {
-        match is_chosen() {
-            true => Self::World(Box::new(World::join(meet).unwrap())),
-            false => Self::Reader(fragile(meet)),
-        }
-    }
-
-    fn die(&self) {
-        match self {
-            Self::Reader(reader) => reader.connection.shut(),
-            Self::World(world) => world.line.cut_for_a_test(),
-        }
-    }
-}
-
-fn fragile(meet: Rendezvous) -> Arc<Reader> {
-    let deadline = Instant::now() + LONG;
-    let claim = Claim::rank(meet.rank, meet.world_size);
-    let mailbox = Arc::new(Mailbox::default());
-    let reader = client::join(&meet.address, &meet.job, claim, deadline, mailbox, None).unwrap();
-    let part = nccl_base::wire::encode(&crate::world::Introduction {
-        pid: Fragile::pid(),
-        host: String::from("there"),
-        at: String::new(),
-        kernel: String::new(),
-        kernel_sum: 0,
-        launched: None,
-    });
-    let request = Request::Collect {
-        round: Round {
-            topic: String::from("join"),
-            number: 0,
-            members: None,
-        },
-        patience: LONG,
-        part,
-    };
-    reader.connection.enqueue(request.encode(0));
-    reader.connection.drain(deadline).unwrap();
-    reader
 }
 
 #[test]
@@ -262,11 +201,8 @@ fn there_are_not_too_many_observers_and_room_again_when_some_go() {
 
 #[test]
 fn how_a_process_ended_is_what_every_rank_hears_when_its_parent_says_so_in_time() {
-    let silence = match is_chosen() {
-        true => "ended without goodbye: it died",
-        false => "its connection closed without goodbye",
-    };
-    let pid = Fragile::pid();
+    let silence = "ended without goodbye: it died";
+    let pid = std::process::id();
     for (name, says_so, word) in [
         (
             "word",
@@ -279,7 +215,7 @@ fn how_a_process_ended_is_what_every_rank_hears_when_its_parent_says_so_in_time(
         std::thread::scope(|scope| {
             let observer = Observer::start(meet(0)).unwrap();
             observer.rank_started(1, pid).unwrap();
-            let dying = scope.spawn(move || Fragile::join(meet(1)));
+            let dying = scope.spawn(move || World::join(meet(1)).unwrap());
             let others: Vec<_> = [0, 2]
                 .into_iter()
                 .map(|rank| {
@@ -301,7 +237,7 @@ fn how_a_process_ended_is_what_every_rank_hears_when_its_parent_says_so_in_time(
             });
             std::thread::sleep(Duration::from_millis(50));
             let cut = Instant::now();
-            dying.die();
+            dying.line.cut_for_a_test();
             if says_so {
                 std::thread::sleep(Duration::from_millis(20));
                 let how = "killed by SIGKILL (out of memory)";
@@ -404,24 +340,18 @@ fn a_rank_0_that_ended_before_it_listened_is_named_to_all_who_come() {
 #[test]
 fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
     let meet = |rank| rendezvous("again", rank, 3);
-    let hub = std::sync::OnceLock::<Arc<Hub>>::new();
-    let pid = Fragile::pid();
+    let pid = std::process::id();
     let went_on = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (hub, went_on) = (&hub, &went_on);
+        let went_on = &went_on;
         let observer = Observer::start(meet(0)).unwrap();
         observer.rank_started(1, pid).unwrap();
-        let dying = scope.spawn(move || Fragile::join(meet(1)));
+        let dying = scope.spawn(move || World::join(meet(1)).unwrap());
         let others: Vec<_> = [0, 2]
             .into_iter()
             .map(|rank| {
                 scope.spawn(move || {
                     let world = World::join(meet(rank)).unwrap();
-                    if rank == 0
-                        && let Some(door) = world.line.own_door()
-                    {
-                        hub.set(Arc::clone(door.hub())).unwrap();
-                    }
                     world.phase("waiting");
                     let deadline = Instant::now() + LONG;
                     while !went_on.load(Ordering::Acquire) && Instant::now() < deadline {
@@ -439,32 +369,14 @@ fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
                 matches!(event, WorldEvent::Phase { .. }).then_some(())
             });
         }
-        // Over which connection rank 0 is told how rank 1 ends; not the one of `before`.
-        let parent_after = |before: Option<u64>| {
-            let deadline = Instant::now() + LONG;
-            loop {
-                let parent = hub.get().unwrap().state.lock().members[1].parent;
-                if parent.is_some() && parent != before {
-                    return parent;
-                }
-                assert!(Instant::now() < deadline, "no parent after {before:?}");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        if is_chosen() {
-            observer.cut_for_a_test();
-        } else {
-            let first = parent_after(None);
-            observer.cut_for_a_test();
-            parent_after(first);
-        }
+        observer.cut_for_a_test();
         went_on.store(true, Ordering::Release);
         wait_for(&mut events, |event| {
             matches!(event, WorldEvent::Phase { rank: 0, name } if name == "after the cut")
                 .then_some(())
         });
         assert!(observer.snapshot().connected, "it comes again");
-        dying.die();
+        dying.line.cut_for_a_test();
         std::thread::sleep(Duration::from_millis(20));
         observer.rank_ended(1, pid, "killed by SIGBUS", "").unwrap();
         for rank in others {

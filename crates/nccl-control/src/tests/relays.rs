@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::*;
 use crate::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, Outgoing};
 use crate::greeting::{Again, Greeting};
-use crate::node::is_chosen;
 use crate::noise::Seal;
 use crate::sync::Mutex;
 
@@ -311,8 +310,6 @@ fn what_a_relay_changes_repeats_leaves_out_or_puts_in_ends_the_connection_and_is
         }),
     ];
     // There, another connection goes on with what the other side has not got.
-    let goes_on = is_chosen();
-    let turns = if goes_on { 100 } else { 100_000 };
     for way in [Way::There, Way::Back] {
         for (what, change) in changes {
             let changed = AtomicBool::new(false);
@@ -329,7 +326,7 @@ fn what_a_relay_changes_repeats_leaves_out_or_puts_in_ends_the_connection_and_is
                 }
             };
             let (relay, said) = meet_through(Arc::new(tamper), "tampered", |world| {
-                for turn in 0..turns {
+                for turn in 0..100 {
                     match world.all_gather("x", &u64::to_le_bytes(turn)) {
                         Ok(parts) => assert_eq!(parts, vec![u64::to_le_bytes(turn); 2]),
                         Err(error) => return error.to_string(),
@@ -337,20 +334,9 @@ fn what_a_relay_changes_repeats_leaves_out_or_puts_in_ends_the_connection_and_is
                 }
                 String::from("nothing was noticed")
             });
-            if goes_on {
-                assert_eq!(said, ["nothing was noticed"; 2], "{what} {way:?}");
-                let connections = relay.connections.load(Ordering::SeqCst);
-                assert!(connections > 1, "{what} {way:?}: {connections}");
-                continue;
-            }
-            let noticed = said.iter().any(|said| {
-                said.contains("a message whose seal does not hold: its bytes were changed")
-            });
-            assert!(noticed, "{what} {way:?}: {said:?}");
-            assert!(
-                !said.iter().any(|said| said.contains("noticed")),
-                "{said:?}"
-            );
+            assert_eq!(said, ["nothing was noticed"; 2], "{what} {way:?}");
+            let connections = relay.connections.load(Ordering::SeqCst);
+            assert!(connections > 1, "{what} {way:?}: {connections}");
         }
     }
 }

@@ -3,12 +3,14 @@
 //! ```console
 //! $ cargo run --release -p nccl-control-sim -- random --schedules 1400000
 //! $ cargo run --release -p nccl-control-sim -- random --seconds 600
+//! $ cargo run --release -p nccl-control-sim -- all
 //! $ cargo run --release -p nccl-control-sim -- replay 1234
 //! $ cargo run --release -p nccl-control-sim -- large
 //! $ cargo run --release -p nccl-control-sim --features mistakes -- mistakes
 //! ```
 //!
-//! A schedule is drawn from its seed, so that what has broken a promise breaks it again.
+//! A schedule is drawn from its seed, so that what has broken a promise breaks it again. `all` runs those of a small kind, each of
+//! them: up to five ranks, of which one or two die before any of their first frames, with the network cut or whole.
 
 mod large;
 mod network;
@@ -58,6 +60,12 @@ fn main() -> ExitCode {
             random(Duration::from_secs(seconds), u64::MAX)
         }
         ["random", "--schedules", most] => random(Duration::MAX, most.parse().expect("a number")),
+        ["all"] => {
+            let all = Schedule::all();
+            report(Duration::MAX, all.len() as u64, &|number| {
+                all[number as usize - 1].clone()
+            })
+        }
         ["large"] => large::run(10_000, 100),
         ["large", size, dies] => large::run(
             size.parse().expect("how many ranks"),
@@ -76,7 +84,8 @@ fn mistakes() -> ExitCode {
     for mistake in Mistake::ALL {
         let made = Mistakes(Some(mistake));
         let begun = Instant::now();
-        let found = on_all_cores(Duration::from_secs(60), u64::MAX, 1, made);
+        let limit = Duration::from_secs(60);
+        let found = on_all_cores(limit, u64::MAX, 1, made, &Schedule::draw);
         let seconds = begun.elapsed().as_secs_f64();
         let total: u64 = found.iter().map(|sum| sum.total).sum();
         let broken = found.iter().flat_map(|sum| &sum.broken).min();
@@ -98,8 +107,17 @@ fn mistakes() -> ExitCode {
     }
 }
 
+/// Makes the schedule with a number.
+type Make<'m> = &'m (dyn Fn(u64) -> Schedule + Sync);
+
 /// Runs schedules until the time is over, or so many on each core have broken a promise.
-fn on_all_cores(limit: Duration, last: u64, most: usize, mistakes: Mistakes) -> Vec<Sum> {
+fn on_all_cores(
+    limit: Duration,
+    last: u64,
+    most: usize,
+    mistakes: Mistakes,
+    make: Make<'_>,
+) -> Vec<Sum> {
     let begun = Instant::now();
     let next = AtomicU64::new(1);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -115,7 +133,7 @@ fn on_all_cores(limit: Duration, last: u64, most: usize, mistakes: Mistakes) -> 
                 if seed > last {
                     return sum;
                 }
-                sum.run(seed, mistakes);
+                sum.run(&make(seed), mistakes);
                 stop.fetch_or(!sum.broken.is_empty(), Ordering::Relaxed);
             }
         }
@@ -133,11 +151,15 @@ fn on_all_cores(limit: Duration, last: u64, most: usize, mistakes: Mistakes) -> 
 /// How many broken promises are shown.
 const SHOWN: usize = 4;
 
-/// Schedules until the time is over, on all cores.
 fn random(limit: Duration, last: u64) -> ExitCode {
+    report(limit, last, &Schedule::draw)
+}
+
+/// Schedules until the time is over, on all cores.
+fn report(limit: Duration, last: u64, make: Make<'_>) -> ExitCode {
     let begun = Instant::now();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let all = on_all_cores(limit, last, SHOWN, Mistakes::default());
+    let all = on_all_cores(limit, last, SHOWN, Mistakes::default(), make);
     let total: u64 = all.iter().map(|sum| sum.total).sum();
     let counted: u64 = all.iter().map(|sum| sum.counted).sum();
     let seconds = begun.elapsed().as_secs_f64();
@@ -157,7 +179,7 @@ fn random(limit: Duration, last: u64) -> ExitCode {
     println!("{excluded:>12} processes excluded");
     let broken: Vec<_> = all.iter().flat_map(|sum| &sum.broken).collect();
     for (seed, why) in &broken {
-        println!("{}{why}", Schedule::draw(*seed));
+        println!("{}{why}", make(*seed));
     }
     match broken.is_empty() {
         true => ExitCode::SUCCESS,
@@ -176,9 +198,8 @@ struct Sum {
 }
 
 impl Sum {
-    fn run(&mut self, seed: u64, mistakes: Mistakes) {
-        let schedule = Schedule::draw(seed);
-        match Run::new(&schedule, mistakes, false).run() {
+    fn run(&mut self, schedule: &Schedule, mistakes: Mistakes) {
+        match Run::new(schedule, mistakes, false).run() {
             Ok(outcome) => {
                 self.total += 1;
                 self.counted += u64::from(outcome.counts);
@@ -189,7 +210,7 @@ impl Sum {
                 self.excluded += u64::from(outcome.excluded);
             }
             Err(broken) => {
-                self.broken.push((seed, broken.to_string()));
+                self.broken.push((schedule.seed, broken.to_string()));
             }
         }
     }

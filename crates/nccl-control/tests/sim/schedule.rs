@@ -145,7 +145,81 @@ impl fmt::Display for Schedule {
     }
 }
 
+/// How many frames a process of an enumerated schedule sends at most before it dies.
+const FRAMES: usize = 24;
+
+/// The kernels of the ranks of an enumerated schedule: all on one, each on its own, or two with every split.
+fn layouts(size: usize) -> Vec<Vec<usize>> {
+    let split = |first: usize| (0..size).map(|slot| usize::from(slot >= first)).collect();
+    let mut all: Vec<_> = (1..=size).map(split).collect();
+    if size > 2 {
+        all.push((0..size).collect());
+    }
+    all
+}
+
 impl Schedule {
+    /// All schedules of up to five ranks in which one process dies before each of its first frames, another, or none, before each of
+    /// its own, and the network between two kernels is cut at the same time, or not: each of them once, by its number from 1.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for size in 2..=5 {
+            for kernels in layouts(size) {
+                let many = kernels.iter().max().map_or(1, |most| most + 1);
+                for (first, at) in (0..size).flat_map(|slot| (0..FRAMES).map(move |at| (slot, at)))
+                {
+                    let others = (0..size).filter(|slot| *slot != first);
+                    let others =
+                        others.flat_map(|slot| (0..FRAMES).map(move |at| Some((slot, at))));
+                    for second in others.chain([None]) {
+                        for cut in 0..=usize::from(many == 2) {
+                            let number = all.len() as u64 + 1;
+                            all.push(Self::of(number, &kernels, (first, at), second, cut == 1));
+                        }
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn of(
+        number: u64,
+        kernels: &[usize],
+        first: (usize, usize),
+        second: Option<(usize, usize)>,
+        is_cut: bool,
+    ) -> Self {
+        let begin = 20 * MILLI;
+        let mut steps: Vec<_> = (0..kernels.len())
+            .map(|slot| (begin + 2 * MILLI, Step::Say(slot)))
+            .collect();
+        for (slot, frames) in [Some(first), second].into_iter().flatten() {
+            steps.push((begin, Step::Fuse(slot, frames as u32)));
+        }
+        if is_cut {
+            for (from, to) in [(0, 1), (1, 0)] {
+                let rejects = false;
+                steps.push((begin + MILLI, Step::Cut { from, to, rejects }));
+            }
+        }
+        steps.sort_by_key(|(time, _)| *time);
+        Self {
+            seed: number,
+            kernels: kernels.to_vec(),
+            witnesses: Vec::new(),
+            observers: Vec::new(),
+            parent: false,
+            watches: true,
+            launcher: false,
+            claims: false,
+            goes_on: true,
+            leaves_behind: true,
+            forming: Vec::new(),
+            steps,
+        }
+    }
+
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let size = random.usize(2..=7);
