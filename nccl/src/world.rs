@@ -324,7 +324,7 @@ impl World {
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when all values together have more than 64 MiB; [`ErrorKind::Rendezvous`] when
-    /// rank 0 is gone.
+    /// the rank that coordinates is gone.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -425,8 +425,8 @@ impl World {
     /// Drop this value when the next epoch is there.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`. When rank 0 is gone, the next
-    /// one coordinates.
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`, or says that this rank
+    /// reaches no majority of the others.
     ///
     /// ```
     /// use std::time::{Duration, Instant};

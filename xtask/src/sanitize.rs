@@ -92,7 +92,6 @@ const ONE_THREAD: &[&str] = &[
     "preflight::tests::random::",
     "system::variables::tests::no_file_makes_the_parser_panic_or_give_more_than_nccl_takes",
     "launcher::nodelist::tests::",
-    "succession::check::",
     "timeline::tests::json::",
     "timeline::tests::large::",
 ];

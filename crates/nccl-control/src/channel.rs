@@ -30,7 +30,7 @@ impl World {
 /// Ordered messages between all ranks of a [`World`], from [`World::channel`].
 ///
 /// When a rank leaves, fails or dies, every other rank gets what was sent before that, and then the same
-/// error, which names it. When it is rank 0 that dies, through which all messages go, some ranks may have got
+/// error, which names it. When it is the rank that coordinates, through which all messages go, some ranks may have got
 /// more of the last messages than others.
 ///
 /// ```

@@ -244,7 +244,7 @@ impl Rendezvous {
     }
 
     /// Where the coordinator may be found as well, when rank 0 is gone: `tcp:HOST:PORT` on another host, say. A rank
-    /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a process
+    /// that coordinates after it listens at those of these addresses, and of rank 0's, that are of its own host; a process
     /// that is new (`World::rejoin`, `Observer`) looks at all of them.
     /// All ranks should be told the same. In `NCCL_RUN_RENDEZVOUS`, they stand behind the first, after commas.
     ///

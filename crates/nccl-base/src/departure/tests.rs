@@ -73,16 +73,8 @@ fn all() -> Vec<(Departure, &'static str)> {
             "its process (pid 4711) ended without goodbye: it died",
         ),
         (
-            lost(How::Orphaned { pid: 4711 }),
-            "its process (pid 4711) ended without goodbye: it died, and a child of it keeps its connection open",
-        ),
-        (
             lost(How::NobodyListens),
-            "nobody listens at its door any more: it died",
-        ),
-        (
-            lost(How::Replaced { by: 3 }),
-            "rank 3 listens at its door: it died",
+            "nobody listens at its address any more: its process has ended, or a firewall refuses connections",
         ),
         (lost(How::NoAddress), "it has no address"),
         (

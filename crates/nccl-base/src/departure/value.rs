@@ -61,12 +61,8 @@ pub enum How {
     Closed,
     /// Its process of this number ended, says the kernel.
     Exited { pid: u64 },
-    /// Its process of this number ended, while a child holds its connection open.
-    Orphaned { pid: u64 },
     /// Its host refuses connections to the address at which it listened.
     NobodyListens,
-    /// Another rank listens where it did.
-    Replaced { by: usize },
     /// Nobody knows where it listens.
     NoAddress,
     /// It sent what it must not, and was let go.
@@ -371,12 +367,9 @@ impl fmt::Display for How {
             Self::Exited { pid } => {
                 write!(f, "its process (pid {pid}) ended without goodbye: it died")
             }
-            Self::Orphaned { pid } => write!(
-                f,
-                "its process (pid {pid}) ended without goodbye: it died, and a child of it keeps its connection open"
+            Self::NobodyListens => f.write_str(
+                "nobody listens at its address any more: its process has ended, or a firewall refuses connections",
             ),
-            Self::NobodyListens => f.write_str("nobody listens at its door any more: it died"),
-            Self::Replaced { by } => write!(f, "rank {by} listens at its door: it died"),
             Self::NoAddress => f.write_str("it has no address"),
             Self::Sent(what) => write!(f, "it sent {what}"),
             Self::LeftBehind { after } => write!(

@@ -21,8 +21,7 @@ use crate::request::Request;
 /// How long the coordinator may take to say how a round ended that a rank has given up.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// How long a successor may take to say how the coordinator ended: as long as it waits for the others, and at most
-/// so long beyond the caller's deadline.
+/// How long the next coordinator may take to say how this one ended, and how long beyond the caller's deadline at most.
 const SUCCESSION: Duration = Duration::from_secs(6);
 const BEYOND: Duration = Duration::from_secs(1);
 

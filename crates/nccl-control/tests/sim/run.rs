@@ -853,7 +853,7 @@ fn calls_dead(departure: &Departure) -> bool {
         Departure::Left | Departure::Failed(_) => false,
         Departure::Lost(lost) => matches!(
             lost.how,
-            How::Ended(_) | How::Closed | How::Exited { .. } | How::Orphaned { .. }
+            How::Ended(_) | How::Closed | How::Exited { .. }
         ),
     }
 }
