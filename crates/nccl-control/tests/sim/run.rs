@@ -851,10 +851,9 @@ fn calls_dead(departure: &Departure) -> bool {
     use nccl_base::departure::How;
     match departure {
         Departure::Left | Departure::Failed(_) => false,
-        Departure::Lost(lost) => matches!(
-            lost.how,
-            How::Ended(_) | How::Closed | How::Exited { .. }
-        ),
+        Departure::Lost(lost) => {
+            matches!(lost.how, How::Ended(_) | How::Closed | How::Exited { .. })
+        }
     }
 }
 
