@@ -36,6 +36,9 @@ const BEYOND: Duration = Duration::from_secs(2);
 /// How long a goodbye may take to arrive.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// How long another process may take to read and open a large answer that the system has taken.
+const LARGE: Duration = Duration::from_secs(10);
+
 /// How long a coordinator that leaves waits for others that leave.
 const LINGERS: Duration = Duration::from_millis(50);
 
@@ -429,32 +432,33 @@ impl Node {
             self.wait(&mut state, lingers);
         }
         // Its machine waits a second for those that it tells, whatever goes out before that.
-        self.wait_while_sending(&mut state, |state| {
-            !state.member.leads() || state.ports.backlog() == 0
+        self.wait_while_sending(&mut state, LARGE, |state| {
+            !state.member.leads() || (state.ports.backlog() == 0 && !state.member.sends_large())
         });
         state.handle(Input::Command(Command::Leave(farewell)));
         self.pump(&mut state);
         drop(state);
         self.settle();
         let mut state = self.state.lock();
-        self.wait_while_sending(&mut state, |state| {
+        self.wait_while_sending(&mut state, FAREWELL, |state| {
             state.left || state.excluded.is_some() || state.dismissed.is_some()
         });
         self.close(state);
     }
 
-    /// Waits until it is `enough`, or for [`FAREWELL`]; a slow network may take longer, as long as it takes something.
+    /// Waits until it is `enough`, or so long; a slow network may take longer, as long as it takes something.
     fn wait_while_sending(
         &self,
         state: &mut MutexGuard<'_, State>,
+        limit: Duration,
         enough: impl Fn(&State) -> bool,
     ) {
-        let mut deadline = Instant::now() + FAREWELL;
+        let mut deadline = Instant::now() + limit;
         let mut backlog = usize::MAX;
         while !enough(state) && Instant::now() < deadline {
             let now = state.ports.backlog();
             if now < backlog {
-                (backlog, deadline) = (now, Instant::now() + FAREWELL);
+                (backlog, deadline) = (now, Instant::now() + limit);
             }
             self.wait(state, deadline.min(Instant::now() + LINGERS));
         }

@@ -47,13 +47,17 @@ struct Incoming {
 /// The most bytes of a part: what asks whether a process is there does not wait behind more.
 const PART: usize = 256 << 10;
 
-/// The numbers of a part that others follow, and of the last or only one.
+/// The numbers of a part that others follow, of the last or only one, and of a frame that may come between parts.
 const MORE: u64 = 1;
 const LAST: u64 = 0;
+const WHOLE: u64 = 2;
 
 impl Incoming {
     fn next(&mut self) -> Result<Option<proto::Frame>, Broken> {
         while let Some(frame) = self.decoder.next()? {
+            if frame.id == WHOLE {
+                return wire::decode(&frame.payload).map(Some);
+            }
             if self.parts.len() + frame.payload.len() > LARGEST_FRAME {
                 return Err(Broken("a frame that is too long"));
             }
@@ -117,7 +121,7 @@ impl Port {
             frame,
             proto::Frame::Data { .. } | proto::Frame::Acknowledge(_)
         ) {
-            let frame = Outgoing::new(LAST, bytes.into());
+            let frame = Outgoing::new(WHOLE, bytes.into());
             return self.connection.enqueue_first(frame);
         }
         let mut rest = &bytes[..];
@@ -210,5 +214,43 @@ struct Reads(Arc<Port>);
 impl Source for Reads {
     fn ready(self: Arc<Self>, events: EventFlags) {
         self.0.ready(events);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn incoming(frames: &[(u64, &[u8])]) -> Incoming {
+        let mut decoder = Decoder::new(LARGEST_FRAME);
+        for (id, payload) in frames {
+            let frame = Outgoing::new(*id, (*payload).into());
+            decoder.push(&frame.head);
+            decoder.push(&frame.payload);
+        }
+        Incoming {
+            decoder,
+            parts: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_small_frame_between_the_parts_of_a_large_one_is_a_frame_of_its_own() {
+        let [large, small] = [7, 8].map(|number| wire::encode(&proto::Frame::Acknowledge(number)));
+        let (first, rest) = large.split_at(1);
+        let mut incoming =
+            incoming(&[(MORE, first), (WHOLE, &small), (LAST, rest), (LAST, &small)]);
+        for number in [8, 7, 8] {
+            let frame = incoming.next().unwrap();
+            assert_eq!(frame, Some(proto::Frame::Acknowledge(number)));
+        }
+        assert_eq!(incoming.next().unwrap(), None);
+    }
+
+    #[test]
+    fn parts_without_an_end_are_refused() {
+        let part = vec![0; LARGEST_FRAME / 2 + 1];
+        let mut incoming = incoming(&[(MORE, &part), (MORE, &part)]);
+        assert!(incoming.next().is_err());
     }
 }

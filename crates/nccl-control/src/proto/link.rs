@@ -227,6 +227,14 @@ impl Links {
             .is_none_or(|link| link.pending.is_empty())
     }
 
+    /// Whether something large is still on its way to somebody who can be reached.
+    #[must_use]
+    pub(super) fn sends_large(&self) -> bool {
+        let is_large = |(_, message): &(u64, Message)| message.is_large();
+        let mut ready = self.links.values().filter(|link| link.ready);
+        ready.any(|link| link.pending.iter().any(is_large))
+    }
+
     /// Whether everything that was sent to anybody has arrived.
     #[must_use]
     pub(super) fn all_flushed(&self) -> bool {
@@ -459,7 +467,7 @@ impl Links {
                     link.received = sequence;
                 }
                 link.owed += 1;
-                if link.owed >= OWED {
+                if link.owed >= OWED || message.is_large() {
                     link.owed = 0;
                     let acknowledge = Frame::Acknowledge(link.received);
                     self.wires

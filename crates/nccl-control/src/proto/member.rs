@@ -316,6 +316,12 @@ impl Member {
         self.core.links.all_flushed()
     }
 
+    /// Whether something large is still on its way.
+    #[must_use]
+    pub fn sends_large(&self) -> bool {
+        self.core.links.sends_large()
+    }
+
     /// Whether it takes the end of a process off the voters of its generation.
     #[must_use]
     pub fn counts_end_of(&self, member: MemberId) -> bool {

@@ -129,6 +129,19 @@ pub struct Wish {
     pub leaves_behind: bool,
 }
 
+impl Message {
+    /// Whether its way may take long: it is acknowledged at once.
+    pub(super) fn is_large(&self) -> bool {
+        const LARGE: usize = 64 << 10;
+        match self {
+            Self::Ask(bytes) | Self::Reply(bytes) => bytes.len() > LARGE,
+            Self::Tell { bytes, .. } => bytes.len() > LARGE,
+            Self::Say(said) => said.bytes.len() > LARGE,
+            _ => false,
+        }
+    }
+}
+
 /// What a candidate asks with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Solicit {
