@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::time::deadline_after;
 use nccl_base::from_outside::{FromOutside, world as world_limit};
+use nccl_base::ranges::ranges;
 
 /// How long the coordinator may take to say what those do that did not come.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -109,7 +110,7 @@ impl World {
             return Err(Error::rendezvous(format!(
                 "rank {} cannot say that ranks {} go on, of which it is none",
                 self.rank(),
-                crate::explain::ranges(ranks)
+                ranges(ranks)
             )));
         }
         match self.line.link() {

@@ -7,12 +7,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::inquiry::Lateness;
-use super::observer::Shared;
 use crate::departure::Departure;
 use crate::fault::Fault;
 use crate::forked;
@@ -258,6 +258,29 @@ impl Happenings {
     }
 }
 
+impl Recorder for Happenings {
+    fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(event) = state.log.read(next) {
+                return Some(Some(event));
+            }
+            if state.ended {
+                return Some(None);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    fn wakers(&self) -> &Wakers {
+        &self.wakers
+    }
+}
+
 /// A reader of events, from `World::events` or `Observer::events`, with a
 /// place of its own. Each thread or task makes its own, or takes turns with one.
 ///
@@ -270,28 +293,22 @@ impl Happenings {
 /// }
 /// ```
 pub struct Events {
-    source: Source,
+    recorder: Arc<dyn Recorder>,
     next: u64,
 }
 
-enum Source {
-    Observer(Arc<Shared>),
-    Rank(Arc<Happenings>),
+/// What records events: a rank's mailbox, or an observer.
+pub(super) trait Recorder: Send + Sync + UnwindSafe + RefUnwindSafe {
+    /// The event at `next`, or that there will be none; `None` when there is none before the deadline.
+    fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>>;
+
+    /// The tasks that wait for an event.
+    fn wakers(&self) -> &Wakers;
 }
 
 impl Events {
-    pub(super) fn of_observer(shared: &Arc<Shared>) -> Self {
-        Self {
-            source: Source::Observer(Arc::clone(shared)),
-            next: 0,
-        }
-    }
-
-    pub(super) fn of_rank(seen: Arc<Happenings>) -> Self {
-        Self {
-            source: Source::Rank(seen),
-            next: 0,
-        }
+    pub(super) fn of(recorder: Arc<dyn Recorder>) -> Self {
+        Self { recorder, next: 0 }
     }
 
     /// The next event; `None` when nothing has happened within `limit`, or at once when nothing will any
@@ -333,10 +350,7 @@ impl Events {
     /// ```
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<WorldEvent>> {
         // Before the look, so that nothing comes in between.
-        match &self.source {
-            Source::Observer(shared) => shared.wakers.add(context.waker()),
-            Source::Rank(seen) => seen.wakers.add(context.waker()),
-        }
+        self.recorder.wakers().add(context.waker());
         match self.wait(Instant::now()) {
             Some(event) => Poll::Ready(event),
             None => Poll::Pending,
@@ -349,39 +363,7 @@ impl Events {
         if forked::is_child() {
             return Some(None);
         }
-        match &self.source {
-            Source::Observer(shared) => {
-                let mut state = shared.state();
-                loop {
-                    if let Some(event) = state.board.read(&mut self.next) {
-                        return Some(Some(event));
-                    }
-                    if state.board.ended().is_some() || state.done {
-                        return Some(None);
-                    }
-                    if Instant::now() >= deadline {
-                        return None;
-                    }
-                    shared.wait(&mut state, deadline);
-                }
-            }
-            Source::Rank(seen) => {
-                let mut state = seen.state.lock();
-                loop {
-                    if let Some(event) = state.log.read(&mut self.next) {
-                        return Some(Some(event));
-                    }
-                    if state.ended {
-                        return Some(None);
-                    }
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    seen.changed.wait_for(&mut state, left);
-                }
-            }
-        }
+        self.recorder.wait_for_event(&mut self.next, deadline)
     }
 }
 
@@ -425,7 +407,7 @@ mod tests {
     #[test]
     fn who_reads_too_late_is_told_how_much_it_missed_and_nobody_waits_for_it() {
         let seen = Arc::new(Happenings::default());
-        let mut slow = Events::of_rank(Arc::clone(&seen));
+        let mut slow = Events::of(seen.clone());
         for rank in 0..KEPT + 10 {
             seen.note(WorldEvent::Answers { rank });
         }
@@ -454,7 +436,7 @@ mod tests {
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
         let seen = Arc::new(Happenings::default());
-        let mut events = Events::of_rank(Arc::clone(&seen));
+        let mut events = Events::of(seen.clone());
         assert!(events.poll_next(&mut context).is_pending());
         assert!(events.poll_next(&mut context).is_pending());
         seen.note(WorldEvent::Left { rank: 3 });

@@ -13,7 +13,7 @@
 //!   inquiries;
 //! - `node`: what drives the machines over sockets; `threads`: worlds whose ranks are threads of one process;
 //! - `client`: getting in; `search`: how somebody who is new finds who coordinates by now; `job`: what all ranks have in common;
-//! - `mailbox`: what has come for a rank;
+//! - `member`: the host, the process and the address of a rank; `mailbox`: what has come for a rank;
 //! - `inquiry`: which ranks have not entered an operation: what is said about it;
 //! - `line`: what a rank's world and its communicators share: the way to the others;
 //! - `observer`, `board`: one who is not a rank, and what it has seen; `events`: what has happened, for those who read it, of an
@@ -22,7 +22,7 @@
 //! - `panics`: how a panic's message gets to the others;
 //! - `channel`: ordered messages, a rank's side;
 //! - `epoch`: how the ranks that are left go on;
-//! - `world`: one rank's view of all of them; `exchange`: what it can tell them; `explain`: how it reads;
+//! - `world`: one rank's view of all of them; `exchange`: what it can tell them;
 //! - `attached`: what it asks of the program that it runs in.
 //!
 //! It knows neither NCCL nor CUDA: what these have to do with a job is `nccl`'s.
@@ -52,7 +52,6 @@ mod environment;
 mod epoch;
 mod events;
 mod exchange;
-mod explain;
 mod frame;
 mod greeting;
 mod heartbeat;
@@ -65,6 +64,7 @@ mod launcher;
 pub mod limits;
 mod line;
 mod mailbox;
+mod member;
 mod message;
 mod node;
 mod noise;
@@ -96,8 +96,9 @@ pub use attached::{Attached, ClockReading, Host, Watcher, set_host};
 pub use discovery::{Discovery, FileDiscovery};
 pub use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub use interface::{Interface, Own, is_within, own as own_addresses};
-pub use line::{Line, Member, launched, say_goodbye};
+pub use line::{Line, lines, say_goodbye};
 pub use mailbox::Notice;
+pub use member::{Member, launched};
 pub use process_state::ProcessState;
 
 pub use board::{RankEnd, RankState, WorldState};
@@ -107,7 +108,6 @@ pub use events::{Events, WorldEvent};
 pub use exchange::Subgroup;
 pub use observer::Observer;
 pub use panics::install_panic_hook;
-pub use panics::lines;
 pub use recordings::Asked;
 pub use witness::Witness;
 pub use world::World;

@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::board::{Board, WorldState};
 use super::environment::Rendezvous;
-use super::events::{Events, Wakers};
+use super::events::{Events, Recorder, Wakers, WorldEvent};
 use super::job::Job;
 use super::node;
 use super::process;
-use super::recordings::Target;
-#[cfg(doc)]
-use super::world::World;
+use super::recordings::{Asked, Asker, Decode};
 use crate::departure::ProcessEnd;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
@@ -144,7 +142,7 @@ impl Observer {
     /// What has happened since this observer has been there, and what will. Each reader has its own place;
     /// the last 4096 events are kept.
     pub fn events(&self) -> Events {
-        Events::of_observer(&self.shared)
+        Events::of(Arc::<Shared>::clone(&self.shared))
     }
 
     /// Says that this process has started `rank`, as process `pid`, and will say how it ends, with
@@ -203,13 +201,21 @@ impl Observer {
         self.shared.state.lock().doors()
     }
 
-    /// Whom to ask for recordings.
-    pub(super) fn targets(&self) -> (Job, Vec<Target>) {
-        if forked::is_child() {
-            return (State::default().job(&self.shared.rendezvous), Vec::new());
-        }
-        let state = self.shared.state.lock();
-        (state.job(&self.shared.rendezvous), state.board.targets())
+    /// The recordings of all ranks.
+    pub fn ask_for_recordings<T: Send>(&self, limit: Duration, decode: &Decode<'_, T>) -> Asked<T> {
+        let (job, targets) = match forked::is_child() {
+            true => (State::default().job(&self.shared.rendezvous), Vec::new()),
+            false => {
+                let state = self.shared.state.lock();
+                (state.job(&self.shared.rendezvous), state.board.targets())
+            }
+        };
+        let asker = Asker {
+            job: &job,
+            size: targets.len(),
+            limit,
+        };
+        asker.ask(targets, decode)
     }
 }
 
@@ -279,6 +285,28 @@ impl Shared {
     pub(super) fn notify(&self) {
         self.changed.notify_all();
         self.wakers.wake();
+    }
+}
+
+impl Recorder for Shared {
+    fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>> {
+        let mut state = self.state();
+        loop {
+            if let Some(event) = state.board.read(next) {
+                return Some(Some(event));
+            }
+            if state.board.ended().is_some() || state.done {
+                return Some(None);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            self.wait(&mut state, deadline);
+        }
+    }
+
+    fn wakers(&self) -> &Wakers {
+        &self.wakers
     }
 }
 

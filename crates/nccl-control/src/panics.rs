@@ -2,13 +2,12 @@
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
-use std::sync::{Arc, Once, Weak, mpsc};
+use std::sync::{Once, mpsc};
 use std::time::Duration;
 
-use super::line::Line;
+use super::line;
 use crate::departure::cut;
 use crate::forked;
-use crate::sync::Mutex;
 
 /// The longest message that is kept, in bytes.
 const LONGEST: usize = 4096;
@@ -19,9 +18,6 @@ const TELLING: Duration = Duration::from_secs(1);
 thread_local! {
     static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
 }
-
-/// Everything through which this process talks to other ranks.
-static LINES: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
 
 /// From now on the other ranks hear the message and the place of a panic that ends a `World`,
 /// instead of only that there was one.
@@ -60,14 +56,6 @@ pub fn install_panic_hook() {
     });
 }
 
-/// Everything through which this process talks to other ranks.
-pub fn lines() -> Vec<Arc<Line>> {
-    if forked::is_child() {
-        return Vec::new();
-    }
-    LINES.lock().iter().filter_map(Weak::upgrade).collect()
-}
-
 fn describe(info: &PanicHookInfo<'_>) -> String {
     let payload = info.payload();
     let message = match (
@@ -94,16 +82,6 @@ pub(super) fn of_this_thread() -> String {
         .unwrap_or_else(|| String::from("its thread panicked"))
 }
 
-/// A line is open from now on.
-pub(super) fn remember(line: Weak<Line>) {
-    if forked::is_child() {
-        return;
-    }
-    let mut lines = LINES.lock();
-    lines.retain(|line| line.strong_count() > 0);
-    lines.push(line);
-}
-
 /// Tells the others of all worlds that this process is about to abort. On a thread of its own: this one may
 /// hold any lock.
 pub(super) fn tell_all(text: &str) {
@@ -113,7 +91,7 @@ pub(super) fn tell_all(text: &str) {
     let text = text.to_owned();
     let (done, told) = mpsc::channel();
     let telling = move || {
-        let lines: Vec<_> = LINES.lock().iter().filter_map(Weak::upgrade).collect();
+        let lines = line::lines();
         for line in &lines {
             line.fail(text.clone());
         }

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use nccl_base::clock;
 
-use super::admission::PATIENCE;
 use super::attached::ClockReading;
 use super::client::{self, Claim, Tried};
 use super::connection::Connection;
@@ -26,8 +25,6 @@ use super::frame::{Decoder, Frame};
 use super::incoming::{Answer, Incoming};
 use super::job::Job;
 use super::launcher;
-use super::line::{Line, Link};
-use super::observer::Observer;
 use super::place::Address;
 use super::process;
 use super::request::Request;
@@ -48,7 +45,7 @@ const MOST: usize = 4 << 20;
 pub(super) const LARGEST_ANSWER: usize = 8 << 20;
 
 /// How often a clock is read; the shortest round trip counts.
-const READINGS: usize = 5;
+pub(super) const READINGS: usize = 5;
 
 /// One try to be let in.
 const TRY: Duration = Duration::from_secs(2);
@@ -70,10 +67,10 @@ pub(super) struct Target {
 }
 
 /// Who asks whom.
-struct Asker<'a> {
-    job: &'a Job,
-    size: usize,
-    limit: Duration,
+pub(super) struct Asker<'a> {
+    pub(super) job: &'a Job,
+    pub(super) size: usize,
+    pub(super) limit: Duration,
 }
 
 /// What was asked of the ranks of a job.
@@ -100,92 +97,16 @@ pub struct Unheard {
 /// Makes a value of what a rank answered, whose clock stands so to that of this process.
 pub(crate) type Decode<'d, T> = dyn Fn(usize, ClockReading, &[u8]) -> Result<T, String> + Sync + 'd;
 
-impl Observer {
-    /// The recordings of all ranks.
-    pub fn ask_for_recordings<T: Send>(&self, limit: Duration, decode: &Decode<'_, T>) -> Asked<T> {
-        let (job, targets) = self.targets();
-        let size = targets.len();
-        let asker = Asker {
-            job: &job,
-            size,
-            limit,
-        };
-        asker.ask(targets, decode)
-    }
-}
-
-impl Line {
-    /// The recordings of all other ranks, each of its own process; `None` where all ranks are threads of this one.
-    pub fn ask_for_recordings<T: Send>(
-        &self,
-        limit: Duration,
-        decode: &Decode<'_, T>,
-    ) -> Option<Asked<T>> {
-        let job = match self.link() {
-            Link::Node { node, generation } => node.job_of(generation),
-            Link::Threads(_) => return None,
-        };
-        let departures = self.departures();
-        let members = self.members();
-        let members = members.get();
-        let targets = (0..self.size)
-            .filter(|rank| *rank != self.rank)
-            .map(|rank| {
-                let member = members.and_then(|members| members.get(rank));
-                let end = departures.iter().find(|(gone, _)| *gone == rank);
-                Target {
-                    rank,
-                    host: member.map(|member| member.host.clone()),
-                    pid: member.map(|member| member.pid),
-                    at: member.and_then(|member| member.at.clone()),
-                    end: end.map(|(_, departure)| departure.to_string()),
-                    known: None,
-                }
-            })
-            .collect();
-        let asker = Asker {
-            job: &job,
-            size: self.size,
-            limit,
-        };
-        Some(asker.ask(targets, decode))
-    }
-
-    /// Measures how this process's clock stands to rank 0's, where that matters.
-    pub(super) fn compare_clocks(&self) {
-        if !self.attached().wants_clock() {
-            return;
-        }
-        if self.rank == 0 {
-            return self.attached().set_clock(None);
-        }
-        let deadline = deadline_after(PATIENCE);
-        let mut readings = Readings::default();
-        for _ in 0..READINGS {
-            let ask = || match self.ask("clock", |_| Request::Clock, deadline, None, None) {
-                Ok(Answer::Value(value)) => Some(value),
-                _ => None,
-            };
-            if readings.take(ask).is_none() {
-                break;
-            }
-        }
-        if let Some(reading) = readings.best {
-            self.attached().set_clock(Some(reading));
-        }
-    }
-}
-
 /// Readings of another process's clock.
 #[derive(Default)]
-struct Readings {
+pub(super) struct Readings {
     /// The one with the shortest round trip: how long that took, and by how much the other clock was ahead.
-    best: Option<ClockReading>,
+    pub(super) best: Option<ClockReading>,
 }
 
 impl Readings {
     /// Reads it once; `None` where there is no time in the answer.
-    fn take(&mut self, ask: impl FnOnce() -> Option<Arc<[u8]>>) -> Option<()> {
+    pub(super) fn take(&mut self, ask: impl FnOnce() -> Option<Arc<[u8]>>) -> Option<()> {
         let own = i128::from(clock::clock());
         let begun = Instant::now();
         let answer = ask()?;
@@ -201,7 +122,7 @@ impl Readings {
 
 impl Asker<'_> {
     /// Asks all of them.
-    fn ask<T: Send>(self, targets: Vec<Target>, decode: &Decode<'_, T>) -> Asked<T> {
+    pub(super) fn ask<T: Send>(self, targets: Vec<Target>, decode: &Decode<'_, T>) -> Asked<T> {
         let until = deadline_after(self.limit);
         // Ranks that do not answer must not use up the time of those behind them.
         let each = match targets.len() {

@@ -8,10 +8,11 @@ use super::environment::Rendezvous;
 use super::events::Events;
 use super::incoming::Answer;
 use super::launcher;
-use super::line::{Line, Link, Member};
+use super::line::{Line, Link};
 use super::mailbox::Mailbox;
+use super::member::Member;
 use super::message::Incomplete;
-use super::node::{self, Entered, Node};
+use super::node::{Entered, Node};
 use super::panics;
 use super::request::Request;
 use super::threads::Threads;
@@ -95,8 +96,7 @@ impl World {
 
     /// The world of a generation that this process has come into, or has gone on to.
     pub(super) fn entered(entered: &Entered, local_rank: usize, timeout: Duration) -> Self {
-        let job = entered.node.job_name().to_owned();
-        Self::new(node::line(entered, &job), local_rank, timeout)
+        Self::new(Line::of(entered), local_rank, timeout)
     }
 
     /// The worlds of `size` ranks that are threads of this process.
@@ -187,7 +187,7 @@ impl World {
     /// who leaves, fails, dies, is silent or answers again, who has not entered an operation, who coordinates, each
     /// [`Fault`], and the next epochs. It ends when the world, in its last epoch, is dropped.
     pub fn events(&self) -> Events {
-        Events::of_rank(self.line.happenings())
+        Events::of(self.line.happenings())
     }
 
     #[doc(hidden)]

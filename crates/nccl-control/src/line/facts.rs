@@ -4,13 +4,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::{Line, Link, Member, launched};
+use super::{Line, Link};
 use crate::attached::Attached;
 use crate::departure::Departure;
 use crate::events::{Happenings, WorldEvent};
 use crate::fault::{Fault, Roster};
 use crate::forked;
 use crate::heartbeat::Suspect;
+use crate::member::{Member, launched};
 
 impl Line {
     /// Who coordinates, as far as this rank knows.

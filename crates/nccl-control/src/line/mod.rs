@@ -10,15 +10,18 @@
 //!
 //! The value itself, the way to the coordinator, and how both come to be are here.
 //!
-//! - `member`: who a rank is; `facts`: what this one knows of itself and of the others;
-//! - `asking`: requests and their answers; `ends`: the end of a communicator, waited for together;
-//! - `farewell`: how the line says goodbye.
+//! - `facts`: what this rank knows of itself and of the others;
+//! - `asking`: requests and their answers; `explain`: the errors of those that fail; `ends`: the end of a communicator, waited for together;
+//! - `recordings`: what other processes have recorded, and how their clocks stand to this one's;
+//! - `farewell`: how the line says goodbye; `registry`: all lines of the process.
 
 mod asking;
 mod ends;
+mod explain;
 mod facts;
 mod farewell;
-mod member;
+mod recordings;
+mod registry;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,15 +33,15 @@ use self::farewell::{OPEN, UNSAID};
 use super::attached::{Attached, Watcher, host};
 use super::events::WorldEvent;
 use super::mailbox::{Mailbox, Notice};
-use super::node::Node;
-use super::panics;
+use super::node::{Entered, Node};
 use super::threads::Threads;
 use crate::departure::Departure;
 use crate::forked;
+use crate::member::Member;
 use crate::sync::Mutex;
 
 pub use self::farewell::say_goodbye;
-pub use self::member::{Member, launched};
+pub use self::registry::lines;
 
 #[doc(hidden)]
 pub struct Line {
@@ -99,7 +102,24 @@ impl Line {
             node.attach(&line.attached);
         }
         forked::watch();
-        panics::remember(Arc::downgrade(&line));
+        registry::remember(Arc::downgrade(&line));
+        line
+    }
+
+    /// The line of a generation that this process has come into, or has gone on to.
+    pub(crate) fn of(entered: &Entered) -> Arc<Self> {
+        let link = Link::Node {
+            node: Arc::clone(&entered.node),
+            generation: entered.generation,
+        };
+        let line = Self::open(
+            entered.rank,
+            entered.membership.members.len(),
+            (entered.node.job_name().to_owned(), entered.generation),
+            link,
+            Arc::clone(&entered.mailbox),
+        );
+        line.meet(entered.members());
         line
     }
 

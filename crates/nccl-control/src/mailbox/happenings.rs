@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Mailbox, State};
 use crate::events::{Happenings, WorldEvent};
 use crate::fault::Fault;
-use crate::line::Member;
+use crate::member::Member;
 
 impl Mailbox {
     /// What happens from now on, to these ranks; who is there and who is not, the last `fault` and who is silent are

@@ -7,6 +7,8 @@ use std::sync::Weak;
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
+use nccl_base::ranges::ranges;
+
 use super::acceptor::Acceptor;
 use super::port::Driver as _;
 use super::{LineOf, Node, State, vigil};
@@ -14,10 +16,9 @@ use crate::client::{self, Claim};
 use crate::departure::{Departure, Failure, How};
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result};
-use crate::explain::ranges;
 use crate::launcher;
-use crate::line::{Line, Link, Member};
 use crate::mailbox::Mailbox;
+use crate::member::Member;
 #[cfg(test)]
 use crate::message::Round;
 use crate::message::{Incomplete, Missing};
@@ -515,23 +516,6 @@ impl Node {
             other.process_ended(self.me);
         }
     }
-}
-
-/// A line to the ranks of a generation.
-pub(crate) fn line(entered: &Entered, job: &str) -> Arc<Line> {
-    let link = Link::Node {
-        node: Arc::clone(&entered.node),
-        generation: entered.generation,
-    };
-    let line = Line::open(
-        entered.rank,
-        entered.membership.members.len(),
-        (job.to_owned(), entered.generation),
-        link,
-        Arc::clone(&entered.mailbox),
-    );
-    line.meet(entered.members());
-    line
 }
 
 impl Node {

@@ -35,6 +35,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use nccl_base::ranges::ranges;
 use nccl_base::wire;
 
 use self::acceptor::Acceptor;
@@ -53,7 +54,6 @@ use crate::connection::Connection;
 use crate::departure::{Departure, How, Lost, ProcessEnd, cut};
 use crate::discovery::Found;
 use crate::environment::Rendezvous;
-use crate::explain::apart;
 use crate::frame::Decoder;
 use crate::greeting::{Again, Greeting, Hello, Role};
 use crate::heartbeat::Said as Spoken;
@@ -71,7 +71,7 @@ use crate::request::Request;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-pub(crate) use self::join::{Entered, Vain, line};
+pub(crate) use self::join::{Entered, Vain};
 pub(crate) use self::observing::run as observe;
 
 /// All of this process, which die one by one in tests.
@@ -1462,6 +1462,23 @@ impl State {
             self.work.mailboxes.push(Arc::clone(&line.mailbox));
         }
     }
+}
+
+/// What is said of those who are out of reach of a side that may not decide.
+fn apart(from: &[usize], is_on_one_host: bool) -> String {
+    let ranks = ranges(from);
+    let (who, fault) = match from.len() {
+        1 => (format!("rank {ranks}"), "it or this side is at fault"),
+        _ => (format!("ranks {ranks}"), "they or this side are at fault"),
+    };
+    let how = match is_on_one_host {
+        true => "on this host one side stands still or did (stopped, frozen, no processor)",
+        false => "a partition of the network",
+    };
+    format!(
+        "cut off from {who}: {how}, and the ranks on this side are no majority, so that nobody here can tell \
+         whether {fault}"
+    )
 }
 
 fn say(saying: &Saying) -> Command {

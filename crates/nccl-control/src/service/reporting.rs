@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use nccl_base::ranges::ranges;
+
 use super::Service;
-use crate::explain::ranges;
 
 /// How long a rank waits before the log says so, and again.
 pub(crate) const REPORT: Duration = Duration::from_secs(10);

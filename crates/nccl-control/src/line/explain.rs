@@ -1,16 +1,17 @@
 //! How the end of a round reads.
 
-pub(crate) use nccl_base::ranges::ranges;
 use std::time::Duration;
 
-use super::frame::LARGEST;
-use super::line::Line;
-use super::message::{Incomplete, Missing};
+use nccl_base::ranges::ranges;
+
+use super::Line;
 use crate::error::{Error, ErrorKind};
+use crate::frame::LARGEST;
+use crate::message::{Incomplete, Missing};
 
 impl Line {
     /// The error of a rank whose request about `topic` did not end well.
-    pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
+    pub(crate) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
         self.say(topic, incomplete)
             .of_exchange(incomplete.unfinished())
     }
@@ -112,23 +113,6 @@ impl Line {
         }
         text
     }
-}
-
-/// What is said of those who are out of reach of a side that may not decide.
-pub(super) fn apart(from: &[usize], is_on_one_host: bool) -> String {
-    let ranks = ranges(from);
-    let (who, fault) = match from.len() {
-        1 => (format!("rank {ranks}"), "it or this side is at fault"),
-        _ => (format!("ranks {ranks}"), "they or this side are at fault"),
-    };
-    let how = match is_on_one_host {
-        true => "on this host one side stands still or did (stopped, frozen, no processor)",
-        false => "a partition of the network",
-    };
-    format!(
-        "cut off from {who}: {how}, and the ranks on this side are no majority, so that nobody here can tell \
-         whether {fault}"
-    )
 }
 
 #[cfg(test)]

@@ -1,0 +1,72 @@
+//! What a rank asks of the other processes about their recorders and clocks.
+
+use std::time::Duration;
+
+use super::{Line, Link};
+use crate::admission::PATIENCE;
+use crate::incoming::Answer;
+use crate::recordings::{Asked, Asker, Decode, READINGS, Readings, Target};
+use crate::request::Request;
+use crate::time::deadline_after;
+
+impl Line {
+    /// The recordings of all other ranks, each of its own process; `None` where all ranks are threads of this one.
+    pub fn ask_for_recordings<T: Send>(
+        &self,
+        limit: Duration,
+        decode: &Decode<'_, T>,
+    ) -> Option<Asked<T>> {
+        let job = match self.link() {
+            Link::Node { node, generation } => node.job_of(generation),
+            Link::Threads(_) => return None,
+        };
+        let departures = self.departures();
+        let members = self.members();
+        let members = members.get();
+        let targets = (0..self.size)
+            .filter(|rank| *rank != self.rank)
+            .map(|rank| {
+                let member = members.and_then(|members| members.get(rank));
+                let end = departures.iter().find(|(gone, _)| *gone == rank);
+                Target {
+                    rank,
+                    host: member.map(|member| member.host.clone()),
+                    pid: member.map(|member| member.pid),
+                    at: member.and_then(|member| member.at.clone()),
+                    end: end.map(|(_, departure)| departure.to_string()),
+                    known: None,
+                }
+            })
+            .collect();
+        let asker = Asker {
+            job: &job,
+            size: self.size,
+            limit,
+        };
+        Some(asker.ask(targets, decode))
+    }
+
+    /// Measures how this process's clock stands to rank 0's, where that matters.
+    pub(crate) fn compare_clocks(&self) {
+        if !self.attached().wants_clock() {
+            return;
+        }
+        if self.rank == 0 {
+            return self.attached().set_clock(None);
+        }
+        let deadline = deadline_after(PATIENCE);
+        let mut readings = Readings::default();
+        for _ in 0..READINGS {
+            let ask = || match self.ask("clock", |_| Request::Clock, deadline, None, None) {
+                Ok(Answer::Value(value)) => Some(value),
+                _ => None,
+            };
+            if readings.take(ask).is_none() {
+                break;
+            }
+        }
+        if let Some(reading) = readings.best {
+            self.attached().set_clock(Some(reading));
+        }
+    }
+}
