@@ -5,13 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::address::Address;
 use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::frame::{Decoder, GREETING, LARGEST_FRAME};
 use super::greeting::{Again, Greeting, Hello, Plain, Role, Unproved};
 use super::job::Job;
 use super::noise::Initiator;
-use super::place::{self, Address};
+use super::place;
 use super::process;
 use super::service::REPORT;
 use crate::error::{Error, Result};

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::place::Address;
+use super::address::Address;
 
 /// An address of a listener, written in one way: no scope, no IPv4 in IPv6, no symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,12 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::address::{Address, FORMS, split};
 use super::discovery::{Discovery, FileDiscovery, Found};
 use super::interface::Interface;
 use super::job::Job;
-use super::launcher;
 use super::limits;
-use super::place::Address;
 use super::secret::Secret;
 use super::tcp;
 use crate::error::{Error, Result, ranks};
@@ -137,33 +136,6 @@ impl Rendezvous {
             place.interface = Some(interface);
         }
         Ok(self)
-    }
-
-    /// What the launcher that started this process says: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
-    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. Where the variables of several are set
-    /// that differ, the first of these counts, and errors name both.
-    ///
-    /// Processes that a program starts by itself may set the variables of `nccl-run`:
-    /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
-    /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
-    /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface), `NCCL_RUN_PUBLISH` as
-    /// [`publish`](Self::publish) and `NCCL_RUN_TRANSLATED` as [`translated_addresses`](Self::translated_addresses). A torchrun job on several hosts that sets none of this meets at
-    /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself; a job of Slurm
-    /// at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports between 20000 and 29983
-    /// that follow from the numbers of job and step; an indexed job of Kubernetes, which has to set
-    /// `NCCL_RUN_WORLD_SIZE` and `NCCL_RUN_SERVICE` (the headless service of its pods), at port 29400 of the
-    /// pod with index 0.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing,
-    /// unreadable, or contradicts another, with the value seen.
-    ///
-    /// ```no_run
-    /// let world = nccl::World::join(nccl::Rendezvous::from_env()?)?;
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn from_env() -> Result<Self> {
-        Self::from_variables(|name| std::env::var_os(name))
     }
 
     /// How long the ranks wait for each other; 60 s unless set.
@@ -345,43 +317,13 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn observer(address: &str) -> Result<Self> {
-        let mut places = launcher::places(address).map(understood);
+        let mut places = split(address).map(understood);
         let mut rendezvous = match places.next() {
             Some(first) => Self::observing(first?),
             None => Self::observing(understood(address)?),
         };
         rendezvous.others = places.collect::<Result<_>>()?;
         Ok(rendezvous)
-    }
-
-    /// For an `Observer`: the variables of `nccl-run` but for rank and number of ranks,
-    /// as [`from_env`](Self::from_env) has them.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing or
-    /// unreadable, with the value seen.
-    ///
-    /// ```no_run
-    /// let observer = nccl::Observer::join(nccl::Rendezvous::observer_from_env()?)?;
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn observer_from_env() -> Result<Self> {
-        Self::observer_from_variables(|name| std::env::var_os(name))
-    }
-
-    /// With what the environment says about the job, as [`from_env`](Self::from_env) takes it: its name, the attempt,
-    /// the secret, and whether addresses are translated. For a process that is told the address in another way.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is not understood;
-    /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the secret's file cannot be read.
-    ///
-    /// ```no_run
-    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.job_from_env()?;
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn job_from_env(self) -> Result<Self> {
-        self.job_from_variables(|name| std::env::var_os(name))
     }
 
     /// Where somebody who is new looks for the coordinator.
@@ -438,8 +380,8 @@ impl Rendezvous {
 const CUT_OFF_AFTER: Duration = Duration::from_secs(12);
 
 fn understood(address: &str) -> Result<Address> {
-    launcher::place(address).ok_or_else(|| {
-        let forms = launcher::FORMS;
+    Address::parse(address).ok_or_else(|| {
+        let forms = FORMS;
         Error::rendezvous(format!("{address:?} is not understood: {forms}"))
     })
 }

@@ -2,7 +2,7 @@
 //! beside NCCL.
 //!
 //! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
-//! - `discovery`: where the coordinator is found, and which half of a job goes on; `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
+//! - `discovery`: where the coordinator is found, and which half of a job goes on; `address`, `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
 //! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `noise`: its proof and seal; `endpoint`:
 //!   to which address that is bound; `admission`: who may come in;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
@@ -40,6 +40,7 @@ use nccl_base::{
 };
 
 mod acknowledged;
+mod address;
 mod admission;
 mod attached;
 mod board;

@@ -1,8 +1,5 @@
 //! What a job may be at most: numbers beyond these are mistakes, found before memory is taken or anything is sent.
 
-use super::job::Job;
-use crate::error::{Error, Result};
-
 /// Every rank keeps some hundred bytes for each of them.
 const RANKS: usize = 1 << 20;
 /// There are numbers left for the attempts behind it.
@@ -53,13 +50,4 @@ pub fn secret(what: &str, bytes: &[u8]) -> Result<(), String> {
         "{what} {wrong}, and {SECRET} random ones are the least: make one with (umask 077; openssl rand -hex 32 > FILE) and \
          name that file in NCCL_RUN_SECRET_FILE, or leave it out"
     ))
-}
-
-impl Job {
-    pub(super) fn check(&self) -> Result<()> {
-        if let Some(own) = &self.secret {
-            secret("the job's secret", own.bytes()).map_err(Error::rendezvous)?;
-        }
-        job(&self.name, self.epoch).map_err(Error::rendezvous)
-    }
 }

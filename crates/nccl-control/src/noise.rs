@@ -25,8 +25,8 @@ use snow::params::{HashChoice, NoiseParams};
 use snow::resolvers::{CryptoResolver as _, DefaultResolver};
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
-use super::frame::Broken;
 use super::secret::Secret;
+use nccl_base::wire::Broken;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 

@@ -10,58 +10,12 @@ use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::address::Address;
 use super::discovery::Found;
 use super::endpoint::Endpoint;
 use super::tcp;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
-
-/// Where rank 0 listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Address {
-    Path(PathBuf),
-    /// A name in the abstract namespace, which vanishes with its last user.
-    Abstract(String),
-    Tcp(tcp::Place),
-}
-
-impl Address {
-    /// The interface that was named for it.
-    pub(super) fn interface(&self) -> Option<String> {
-        match self {
-            Self::Tcp(place) => place.interface.as_ref().map(ToString::to_string),
-            Self::Path(_) | Self::Abstract(_) => None,
-        }
-    }
-
-    /// Whether it is an address of this host.
-    pub(super) fn is_here(&self) -> bool {
-        match self {
-            Self::Tcp(place) => place.is_here(),
-            Self::Path(_) | Self::Abstract(_) => true,
-        }
-    }
-}
-
-impl Address {
-    /// Where its coordinator is found, where that is not the address itself.
-    pub(super) fn discovery(&self) -> Option<&Found> {
-        match self {
-            Self::Tcp(place) => place.discovery.as_ref(),
-            Self::Path(_) | Self::Abstract(_) => None,
-        }
-    }
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Path(path) => write!(f, "unix:{}", path.display()),
-            Self::Abstract(name) => write!(f, "unix:@{name}"),
-            Self::Tcp(place) => place.fmt(f),
-        }
-    }
-}
 
 /// A socket that listens, and takes its file away when it goes.
 #[derive(Debug)]

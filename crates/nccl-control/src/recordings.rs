@@ -18,14 +18,13 @@ use std::time::{Duration, Instant};
 
 use nccl_base::clock;
 
+use super::address::Address;
 use super::attached::ClockReading;
 use super::client::{self, Claim, Tried};
 use super::connection::Connection;
 use super::frame::{Decoder, Frame};
 use super::incoming::{Answer, Incoming};
 use super::job::Job;
-use super::launcher;
-use super::place::Address;
 use super::process;
 use super::request::Request;
 use crate::sync::Mutex;
@@ -183,7 +182,7 @@ impl Asker<'_> {
                 "it never joined, or has not said where it listens",
             ));
         };
-        let address = launcher::place(at).ok_or("its address cannot be read")?;
+        let address = Address::parse(at).ok_or("its address cannot be read")?;
         let begun = Instant::now();
         let mut pause = Duration::from_millis(5);
         loop {

@@ -20,11 +20,10 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::address::Address;
 use super::client::{self, Claim, Met, Tried};
 use super::environment::Rendezvous;
 use super::job::Job;
-use super::launcher;
-use super::place::Address;
 use super::service::REPORT;
 use crate::error::{Error, Result};
 
@@ -95,7 +94,7 @@ impl Search {
         match client::attempt(&address, &self.job, self.claim, port, limit) {
             Tried::Met(met) => Looked::Met(met, address),
             Tried::Follows { at, why, .. } => {
-                let lead = launcher::place(&at).filter(|lead| *lead != address);
+                let lead = Address::parse(&at).filter(|lead| *lead != address);
                 if self.leads < LEADS {
                     self.leads += 1;
                     self.lead = lead;

@@ -1,20 +1,14 @@
 //! Where the ranks of a launch meet: as somebody says, or as all of them derive alike.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::launch::{Launch, Scheme};
 use super::nodelist::expand;
-use super::of_process::Descent;
-use super::variables::{Launch, Scheme};
+use crate::address::{Address, FORMS, split};
 use crate::discovery::{FileDiscovery, Found};
 use crate::error::{Error, Result};
 use crate::interface::Interface;
-use crate::place::Address;
 use crate::tcp;
-
-/// What is said where an address is not understood.
-pub(crate) const FORMS: &str =
-    "write unix:PATH, unix:@NAME, tcp:HOST:PORT, tcp:HOST:FIRST-LAST or tcp:[IPV6]:PORT";
 
 /// How many ports a derived address has: some may be taken.
 const PORTS: u16 = 16;
@@ -27,34 +21,20 @@ const SLURM_RANGES: u16 = 624;
 /// The port of a pod, which shares its addresses with nobody.
 const POD: u16 = 29_400;
 
-/// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
-pub(crate) fn place(text: &str) -> Option<Address> {
-    if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::Place::parse) {
-        return Some(Address::Tcp(place));
-    }
-    match text.strip_prefix("unix:")? {
-        "" | "@" => None,
-        name if name.starts_with('@') => Some(Address::Abstract(name[1..].to_owned())),
-        path => Some(Address::Path(PathBuf::from(path))),
-    }
+/// Whose process a rank is, and who started it: what ranks of a launcher without names for its jobs have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Descent {
+    pub(super) user: u32,
+    pub(super) parent: u32,
 }
 
-/// The addresses of a list: a comma is one between two of them where the next begins as an address does.
-pub(crate) fn places(text: &str) -> impl Iterator<Item = &str> {
-    let mut rest = Some(text);
-    std::iter::from_fn(move || {
-        let list = rest?;
-        let ends = [",tcp:", ",unix:"]
-            .into_iter()
-            .filter_map(|end| list.find(end));
-        match ends.min() {
-            Some(at) => {
-                rest = Some(&list[at + 1..]);
-                Some(&list[..at])
-            }
-            None => rest.take(),
+impl Descent {
+    pub(super) fn own() -> Self {
+        Self {
+            user: rustix::process::getuid().as_raw(),
+            parent: std::os::unix::process::parent_id(),
         }
-    })
+    }
 }
 
 /// The first address of `NCCL_RUN_RENDEZVOUS`, and the others.
@@ -62,7 +42,7 @@ pub(super) fn parse(
     text: &str,
     get: impl Fn(&str) -> Option<String>,
 ) -> Result<(Address, Vec<Address>)> {
-    let mut list = places(text);
+    let mut list = split(text);
     let first = parse_one(list.next().unwrap_or_default(), text, &get)?;
     // The file has one address: that of the rank that coordinates.
     let get = |name: &str| get(name).filter(|_| name != "NCCL_RUN_PUBLISH");
@@ -71,7 +51,7 @@ pub(super) fn parse(
 }
 
 fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
-    match place(one) {
+    match Address::parse(one) {
         Some(Address::Tcp(place)) => settled(place, get).map(Address::Tcp),
         Some(address) => Ok(address),
         None => Err(Error::rendezvous(format!(

@@ -7,25 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::address::Descent;
+use crate::address;
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result};
 use crate::process;
-
-/// Whose process a rank is, and who started it: what ranks of a launcher without names for its jobs have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Descent {
-    pub(super) user: u32,
-    pub(super) parent: u32,
-}
-
-impl Descent {
-    pub(super) fn own() -> Self {
-        Self {
-            user: rustix::process::getuid().as_raw(),
-            parent: std::os::unix::process::parent_id(),
-        }
-    }
-}
 
 impl Rendezvous {
     /// As [`from_env`](Self::from_env), in the place of another process of this host, one of the ranks, whoever has launched it:
@@ -98,7 +84,7 @@ fn places_from(directory: &Path, places: &str) -> String {
         Some(path) if !path.starts_with('@') => format!("unix:{}", directory.join(path).display()),
         _ => place.to_owned(),
     };
-    let places: Vec<_> = super::places(places).map(place).collect();
+    let places: Vec<_> = address::split(places).map(place).collect();
     places.join(",")
 }
 

@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::address::LONGEST;
+use crate::address::Address;
 use crate::environment::Rendezvous;
 use crate::error::Result;
-use crate::place::Address;
 
 fn read(variables: &[(&str, &str)]) -> Result<Rendezvous> {
     Rendezvous::from_variables(|name| {
@@ -417,9 +417,9 @@ fn nccl_run_comes_before_the_variables_of_torchrun_that_it_sets_as_well() {
 #[test]
 fn the_rank_of_a_launcher_that_is_no_text_is_an_error() {
     let rank = |value: &[u8]| {
-        super::variables::rank(|name| (name == "RANK").then(|| OsStr::from_bytes(value).to_owned()))
+        super::launch::rank(|name| (name == "RANK").then(|| OsStr::from_bytes(value).to_owned()))
     };
     let error = rank(b"1\xff").unwrap_err().to_string();
     assert!(error.contains("RANK=\"1\\xFF\" is not UTF-8"), "{error}");
-    assert_eq!(super::variables::rank(|_| None).unwrap(), None);
+    assert_eq!(super::launch::rank(|_| None).unwrap(), None);
 }

@@ -1,236 +1,44 @@
 //! Who this process is, by the variables of whatever started it.
 
-use std::cell::RefCell;
 use std::ffi::OsString;
 
-use super::address::{self, FORMS};
-use super::of_process::Descent;
+use super::address::{self, Descent};
+use super::launch::{Launch, Scheme, as_text, first_set};
+use crate::address::{Address, FORMS};
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result, ranks};
 use crate::job::Job;
 use crate::limits;
-use crate::place::Address;
 use crate::secret::Secret;
 
-/// How ranks on several hosts find where to meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scheme {
-    /// Somebody says it.
-    Run,
-    Torchrun,
-    Mpi,
-    Slurm,
-    Kubernetes,
-}
-
-/// A launcher's variables; of several names, the first that is set.
-pub(super) struct Launcher {
-    pub(super) name: &'static str,
-    pub(super) rank: &'static str,
-    size: &'static [&'static str],
-    /// The rank among those of this host.
-    local_rank: &'static str,
-    /// How many there are on this host.
-    local_size: &'static [&'static str],
-    /// What tells its jobs apart, for the name of the meeting place.
-    job: &'static [&'static str],
-    scheme: Scheme,
-}
-
-/// Of the variables of two launchers, the earlier one counts: what started the process last.
-const LAUNCHERS: [Launcher; 6] = [
-    Launcher {
-        name: "nccl-run",
-        rank: "NCCL_RUN_RANK",
-        size: &["NCCL_RUN_WORLD_SIZE"],
-        local_rank: "NCCL_RUN_LOCAL_RANK",
-        local_size: &["NCCL_RUN_LOCAL_WORLD_SIZE"],
-        job: &[],
-        scheme: Scheme::Run,
-    },
-    Launcher {
-        name: "torchrun",
-        rank: "RANK",
-        size: &["WORLD_SIZE"],
-        local_rank: "LOCAL_RANK",
-        local_size: &["LOCAL_WORLD_SIZE"],
-        job: &[
-            "TORCHELASTIC_RUN_ID",
-            "TORCHELASTIC_RESTART_COUNT",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-        ],
-        scheme: Scheme::Torchrun,
-    },
-    Launcher {
-        name: "Open MPI",
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: &["OMPI_COMM_WORLD_SIZE"],
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
-        scheme: Scheme::Mpi,
-    },
-    Launcher {
-        name: "Hydra (MPICH, Intel MPI)",
-        rank: "PMI_RANK",
-        size: &["PMI_SIZE"],
-        local_rank: "MPI_LOCALRANKID",
-        local_size: &["MPI_LOCALNRANKS"],
-        job: &[],
-        scheme: Scheme::Mpi,
-    },
-    Launcher {
-        name: "Slurm",
-        rank: "SLURM_PROCID",
-        size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-        local_rank: "SLURM_LOCALID",
-        local_size: &["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
-        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
-        scheme: Scheme::Slurm,
-    },
-    // One rank for each pod. How many there are is not told to pods.
-    Launcher {
-        name: "an indexed job of Kubernetes",
-        rank: "JOB_COMPLETION_INDEX",
-        size: &["NCCL_RUN_WORLD_SIZE"],
-        local_rank: "NCCL_RUN_LOCAL_RANK",
-        local_size: &["NCCL_RUN_LOCAL_WORLD_SIZE"],
-        job: &[],
-        scheme: Scheme::Kubernetes,
-    },
-];
-
-/// What set torchrun apart from somebody who set `RANK` by hand.
-const TORCHRUNS_OWN: [&str; 3] = ["LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"];
-
-/// The launcher that counts, and those that say the same: `srun` also speaks PMI to its processes, for
-/// example, and only one of the two says where they are.
-pub(super) struct Launch {
-    pub(super) rank: usize,
-    size: usize,
-    agreeing: Vec<&'static Launcher>,
-    /// What is set beside it, and says something else.
-    others: Vec<String>,
-}
-
-/// Which rank the launcher started this process as, where one says so.
-pub(super) fn rank(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<usize>> {
-    as_text(get, |get| {
-        Ok(Launch::find(get).ok().map(|launch| launch.rank))
-    })
-}
-
-impl Launch {
-    fn find(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let mut set = LAUNCHERS
-            .iter()
-            .filter(|launcher| get(launcher.rank).is_some());
-        let Some(launcher) = set.next() else {
-            let names: Vec<_> = LAUNCHERS
-                .iter()
-                .map(|l| format!("{} ({})", l.rank, l.name))
-                .collect();
-            return Err(Error::rendezvous(format!(
-                "no launcher said which rank this process is: none of {} is set",
-                names.join(", ")
-            )));
-        };
-        let (rank, size) = launcher.identity(&get)?;
-        let mut launch = Self {
-            rank,
-            size,
-            agreeing: vec![launcher],
-            others: Vec::new(),
-        };
-        for other in set {
-            match other.identity(&get) {
-                Ok(identity) if identity == (rank, size) => launch.agreeing.push(other),
-                found => {
-                    let by_hand = launcher.scheme == Scheme::Torchrun
-                        && TORCHRUNS_OWN.iter().all(|name| get(name).is_none());
-                    if by_hand && found.is_ok_and(|(_, other)| other == size) {
-                        return Err(Error::rendezvous(format!(
-                            "{} and {} say that this process is another rank each: unset {} and {} if \
-                             no torchrun set them",
-                            launcher.says(&get),
-                            other.says(&get),
-                            launcher.rank,
-                            launcher.size[0]
-                        )));
-                    }
-                    launch.others.push(other.says(&get));
-                }
-            }
-        }
-        Ok(launch)
-    }
-
-    pub(super) fn launcher(&self) -> &'static Launcher {
-        self.agreeing[0]
-    }
-
-    pub(super) fn schemes(&self) -> impl Iterator<Item = Scheme> + '_ {
-        self.agreeing.iter().map(|launcher| launcher.scheme)
-    }
-
-    /// What the launcher calls its job.
-    pub(super) fn job_name(&self, get: impl Fn(&str) -> Option<String>) -> String {
-        let names = |launcher: &&Launcher| {
-            let values: Vec<_> = launcher.job.iter().filter_map(|name| get(name)).collect();
-            (!values.is_empty()).then(|| values.join("/"))
-        };
-        self.agreeing.iter().find_map(names).unwrap_or_default()
-    }
-
-    fn local_rank(&self, get: impl Fn(&str) -> Option<String>) -> Result<usize> {
-        let said = |launcher: &&&Launcher| get(launcher.local_rank).is_some();
-        match self.agreeing.iter().find(said) {
-            Some(launcher) => launcher.number(launcher.local_rank, get),
-            None if self.launcher().scheme == Scheme::Kubernetes => Ok(0),
-            None => Ok(self.rank),
-        }
-    }
-
-    /// What the ranks are, if they are on several hosts.
-    fn several_hosts(&self, get: impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
-        let size = self.size;
-        for launcher in &self.agreeing {
-            let Some((name, text)) = first_set(launcher.local_size, &get) else {
-                continue;
-            };
-            let here = leading_number(&text).ok_or_else(|| launcher.no_number(name, &text))?;
-            return Ok((here != size).then(|| {
-                format!(
-                    "{} started {size} ranks, {here} of them on this host ({name}={text}): ranks on \
-                     several hosts",
-                    launcher.name
-                )
-            }));
-        }
-        if self.launcher().scheme == Scheme::Kubernetes && size > 1 {
-            return Ok(Some(format!(
-                "{} started {size} ranks, each in a pod of its own: ranks on several hosts",
-                self.launcher().name
-            )));
-        }
-        Ok(None)
-    }
-
-    /// What errors say about where rank and number come from, when it could be doubted.
-    fn said(&self, get: impl Fn(&str) -> Option<String>) -> Option<String> {
-        if self.others.is_empty() {
-            return None;
-        }
-        Some(format!(
-            "rank and number are those of {}; {} was set, too, and does not count",
-            self.launcher().says(get),
-            self.others.join(", ")
-        ))
-    }
-}
-
 impl Rendezvous {
+    /// What the launcher that started this process says: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
+    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. Where the variables of several are set
+    /// that differ, the first of these counts, and errors name both.
+    ///
+    /// Processes that a program starts by itself may set the variables of `nccl-run`:
+    /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
+    /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
+    /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface), `NCCL_RUN_PUBLISH` as
+    /// [`publish`](Self::publish) and `NCCL_RUN_TRANSLATED` as [`translated_addresses`](Self::translated_addresses). A torchrun job on several hosts that sets none of this meets at
+    /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself; a job of Slurm
+    /// at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports between 20000 and 29983
+    /// that follow from the numbers of job and step; an indexed job of Kubernetes, which has to set
+    /// `NCCL_RUN_WORLD_SIZE` and `NCCL_RUN_SERVICE` (the headless service of its pods), at port 29400 of the
+    /// pod with index 0.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing,
+    /// unreadable, or contradicts another, with the value seen.
+    ///
+    /// ```no_run
+    /// let world = nccl::World::join(nccl::Rendezvous::from_env()?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
     /// As [`from_env`](Self::from_env), with other variables than those of this process: `get` is asked for them
     /// by name, and answers with a `String` or an `OsString`.
     ///
@@ -322,8 +130,38 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
+    /// For an `Observer`: the variables of `nccl-run` but for rank and number of ranks,
+    /// as [`from_env`](Self::from_env) has them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing or
+    /// unreadable, with the value seen.
+    ///
+    /// ```no_run
+    /// let observer = nccl::Observer::join(nccl::Rendezvous::observer_from_env()?)?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn observer_from_env() -> Result<Self> {
+        Self::observer_from_variables(|name| std::env::var_os(name))
+    }
+
+    /// With what the environment says about the job, as [`from_env`](Self::from_env) takes it: its name, the attempt,
+    /// the secret, and whether addresses are translated. For a process that is told the address in another way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is not understood;
+    /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the secret's file cannot be read.
+    ///
+    /// ```no_run
+    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.job_from_env()?;
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn job_from_env(self) -> Result<Self> {
+        self.job_from_variables(|name| std::env::var_os(name))
+    }
+
     /// What an observer's process is told by the variables of `nccl-run`.
-    pub(crate) fn observer_from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+    fn observer_from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let rendezvous = as_text(&get, |get| {
             let Some(text) = get("NCCL_RUN_RENDEZVOUS") else {
                 return Err(Error::rendezvous(format!(
@@ -338,36 +176,10 @@ impl Rendezvous {
         rendezvous.job_from_variables(get)
     }
 
-    pub(crate) fn job_from_variables(
-        mut self,
-        get: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Self> {
+    fn job_from_variables(mut self, get: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         self.job = as_text(&get, |get| job(String::new(), get))?;
         self.job.secret = Secret::from_variables(get)?;
         Ok(self)
-    }
-}
-
-/// What `read` makes of variables that have to be text: an error where one that it asks for is not, because to take
-/// it as unset would mean another job.
-fn as_text<T>(
-    get: impl Fn(&str) -> Option<OsString>,
-    read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<T>,
-) -> Result<T> {
-    let unreadable = RefCell::new(None);
-    let read = read(&|name| match get(name)?.into_string() {
-        Ok(text) => Some(text),
-        Err(value) => {
-            unreadable.borrow_mut().get_or_insert_with(|| {
-                let why = format!("{name}={value:?} is not UTF-8: set it to text, or unset it");
-                Error::rendezvous(why)
-            });
-            None
-        }
-    });
-    match unreadable.into_inner() {
-        Some(error) => Err(error),
-        None => read,
     }
 }
 
@@ -393,60 +205,4 @@ fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job>
             }
         },
     })
-}
-
-fn first_set(
-    names: &[&'static str],
-    get: impl Fn(&str) -> Option<String>,
-) -> Option<(&'static str, String)> {
-    names.iter().find_map(|name| Some((*name, get(name)?)))
-}
-
-impl Launcher {
-    /// Rank and number of ranks.
-    fn identity(&self, get: impl Fn(&str) -> Option<String>) -> Result<(usize, usize)> {
-        let rank = self.number(self.rank, &get)?;
-        let Some((size, _)) = first_set(self.size, &get) else {
-            let both = match self.scheme {
-                Scheme::Kubernetes => "set it to the number of completions".to_owned(),
-                _ => format!("{} sets both", self.name),
-            };
-            let name = self.size[self.size.len() - 1];
-            return Err(Error::rendezvous(format!(
-                "{} is set, but not {name}: {both}",
-                self.rank
-            )));
-        };
-        Ok((rank, self.number(size, get)?))
-    }
-
-    fn number(&self, name: &'static str, get: impl Fn(&str) -> Option<String>) -> Result<usize> {
-        let text = get(name).unwrap_or_default();
-        let number = text.trim().parse();
-        number.map_err(|_| self.no_number(name, &text))
-    }
-
-    fn no_number(&self, name: &str, text: &str) -> Error {
-        let launcher = self.name;
-        Error::rendezvous(format!("{name}={text:?} of {launcher} is not a number"))
-    }
-
-    /// `RANK=1 WORLD_SIZE=4 (torchrun)`
-    fn says(&self, get: impl Fn(&str) -> Option<String>) -> String {
-        let rank = get(self.rank).unwrap_or_default();
-        let size = match first_set(self.size, get) {
-            Some((name, size)) => format!(" {name}={size}"),
-            None => String::new(),
-        };
-        format!("{}={rank}{size} ({})", self.rank, self.name)
-    }
-}
-
-/// Slurm writes `4`, or `4(x2),3` for several hosts; the first number suffices to see that.
-fn leading_number(text: &str) -> Option<usize> {
-    let text = text.trim();
-    let end = text
-        .find(|letter: char| !letter.is_ascii_digit())
-        .unwrap_or(text.len());
-    text[..end].parse().ok()
 }

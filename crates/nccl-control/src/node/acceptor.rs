@@ -15,12 +15,13 @@ use rustix::net::SocketFlags;
 
 use super::Node;
 use super::guest::Guest;
+use crate::address::Address;
 use crate::admission::{PATIENCE, stranger};
 use crate::connection::Connection;
 use crate::departure::cut;
 use crate::error::{Error, Result};
 use crate::greeting::Plain;
-use crate::place::{self, Address, Listener};
+use crate::place::{self, Listener};
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
 

@@ -5,9 +5,9 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use super::port::Driver;
+use crate::address::Address;
 use crate::client::{self, Claim, Tried};
 use crate::departure::{How, Lost, Sign};
-use crate::launcher;
 use crate::proto::MemberId;
 use crate::sync::Mutex;
 
@@ -78,7 +78,7 @@ fn run(driver: &Weak<dyn Driver>) {
 }
 
 fn connect(driver: &dyn Driver, at: &str) -> Result<client::Met, Lost> {
-    let address = launcher::place(at).ok_or_else(|| Lost::from(How::NoAddress))?;
+    let address = Address::parse(at).ok_or_else(|| Lost::from(How::NoAddress))?;
     let claim = Claim::member(driver.slot());
     match client::attempt(&address, driver.job(), claim, 0, Instant::now() + TRY) {
         Tried::Met(met) => Ok(met),

@@ -92,7 +92,7 @@ fn after_rank_0s_death_it_is_the_next_one_that_is_found_at_its_place_time_and_ag
     }
     // The names do not grow with the deaths.
     let place = match meet(0).address {
-        super::super::place::Address::Path(path) => path,
+        super::super::address::Address::Path(path) => path,
         other => panic!("{other}"),
     };
     let most = "unix:".len() + place.as_os_str().len() + ".0-ffffffff".len();

@@ -5,10 +5,10 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 use crate::Observer;
+use crate::address::Address;
 use crate::connection::Received;
 use crate::error::Error;
 use crate::line::Link;
-use crate::place::Address;
 
 fn path(rendezvous: &Rendezvous) -> std::path::PathBuf {
     match &rendezvous.address {

@@ -1,0 +1,86 @@
+//! The address at which a process of a job listens, and its form as text.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::discovery::Found;
+use super::tcp;
+
+/// What is said where an address is not understood.
+pub(super) const FORMS: &str =
+    "write unix:PATH, unix:@NAME, tcp:HOST:PORT, tcp:HOST:FIRST-LAST or tcp:[IPV6]:PORT";
+
+/// Where rank 0 listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Path(PathBuf),
+    /// A name in the abstract namespace, which vanishes with its last user.
+    Abstract(String),
+    Tcp(tcp::Place),
+}
+
+impl Address {
+    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::Place::parse) {
+            return Some(Self::Tcp(place));
+        }
+        match text.strip_prefix("unix:")? {
+            "" | "@" => None,
+            name if name.starts_with('@') => Some(Self::Abstract(name[1..].to_owned())),
+            path => Some(Self::Path(PathBuf::from(path))),
+        }
+    }
+
+    /// The interface that was named for it.
+    pub(super) fn interface(&self) -> Option<String> {
+        match self {
+            Self::Tcp(place) => place.interface.as_ref().map(ToString::to_string),
+            Self::Path(_) | Self::Abstract(_) => None,
+        }
+    }
+
+    /// Whether it is an address of this host.
+    pub(super) fn is_here(&self) -> bool {
+        match self {
+            Self::Tcp(place) => place.is_here(),
+            Self::Path(_) | Self::Abstract(_) => true,
+        }
+    }
+
+    /// Where its coordinator is found, where that is not the address itself.
+    pub(super) fn discovery(&self) -> Option<&Found> {
+        match self {
+            Self::Tcp(place) => place.discovery.as_ref(),
+            Self::Path(_) | Self::Abstract(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "unix:{}", path.display()),
+            Self::Abstract(name) => write!(f, "unix:@{name}"),
+            Self::Tcp(place) => place.fmt(f),
+        }
+    }
+}
+
+/// The addresses of a list: a comma is one between two of them where the next begins as an address does.
+pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let list = rest?;
+        let ends = [",tcp:", ",unix:"]
+            .into_iter()
+            .filter_map(|end| list.find(end));
+        match ends.min() {
+            Some(at) => {
+                rest = Some(&list[at + 1..]);
+                Some(&list[..at])
+            }
+            None => rest.take(),
+        }
+    })
+}

@@ -1,0 +1,313 @@
+//! The launchers that are known, and what their variables say of this process.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+
+use crate::error::{Error, Result};
+
+/// How ranks on several hosts find where to meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scheme {
+    /// Somebody says it.
+    Run,
+    Torchrun,
+    Mpi,
+    Slurm,
+    Kubernetes,
+}
+
+/// A launcher's variables; of several names, the first that is set.
+pub(super) struct Launcher {
+    pub(super) name: &'static str,
+    pub(super) rank: &'static str,
+    size: &'static [&'static str],
+    /// The rank among those of this host.
+    local_rank: &'static str,
+    /// How many there are on this host.
+    local_size: &'static [&'static str],
+    /// What tells its jobs apart, for the name of the meeting place.
+    job: &'static [&'static str],
+    pub(super) scheme: Scheme,
+}
+
+/// Of the variables of two launchers, the earlier one counts: what started the process last.
+const LAUNCHERS: [Launcher; 6] = [
+    Launcher {
+        name: "nccl-run",
+        rank: "NCCL_RUN_RANK",
+        size: &["NCCL_RUN_WORLD_SIZE"],
+        local_rank: "NCCL_RUN_LOCAL_RANK",
+        local_size: &["NCCL_RUN_LOCAL_WORLD_SIZE"],
+        job: &[],
+        scheme: Scheme::Run,
+    },
+    Launcher {
+        name: "torchrun",
+        rank: "RANK",
+        size: &["WORLD_SIZE"],
+        local_rank: "LOCAL_RANK",
+        local_size: &["LOCAL_WORLD_SIZE"],
+        job: &[
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_RESTART_COUNT",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ],
+        scheme: Scheme::Torchrun,
+    },
+    Launcher {
+        name: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: &["OMPI_COMM_WORLD_SIZE"],
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+        scheme: Scheme::Mpi,
+    },
+    Launcher {
+        name: "Hydra (MPICH, Intel MPI)",
+        rank: "PMI_RANK",
+        size: &["PMI_SIZE"],
+        local_rank: "MPI_LOCALRANKID",
+        local_size: &["MPI_LOCALNRANKS"],
+        job: &[],
+        scheme: Scheme::Mpi,
+    },
+    Launcher {
+        name: "Slurm",
+        rank: "SLURM_PROCID",
+        size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local_rank: "SLURM_LOCALID",
+        local_size: &["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        scheme: Scheme::Slurm,
+    },
+    // One rank for each pod. How many there are is not told to pods.
+    Launcher {
+        name: "an indexed job of Kubernetes",
+        rank: "JOB_COMPLETION_INDEX",
+        size: &["NCCL_RUN_WORLD_SIZE"],
+        local_rank: "NCCL_RUN_LOCAL_RANK",
+        local_size: &["NCCL_RUN_LOCAL_WORLD_SIZE"],
+        job: &[],
+        scheme: Scheme::Kubernetes,
+    },
+];
+
+/// What set torchrun apart from somebody who set `RANK` by hand.
+const TORCHRUNS_OWN: [&str; 3] = ["LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"];
+
+/// The launcher that counts, and those that say the same: `srun` also speaks PMI to its processes, for
+/// example, and only one of the two says where they are.
+pub(super) struct Launch {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    agreeing: Vec<&'static Launcher>,
+    /// What is set beside it, and says something else.
+    others: Vec<String>,
+}
+
+/// The rank that a launcher gave this process, if one did.
+///
+/// # Errors
+/// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) for a variable of a launcher that is no text.
+pub(crate) fn own_rank() -> Result<Option<usize>> {
+    rank(|name| std::env::var_os(name))
+}
+
+pub(super) fn rank(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<usize>> {
+    as_text(get, |get| {
+        Ok(Launch::find(get).ok().map(|launch| launch.rank))
+    })
+}
+
+impl Launch {
+    pub(super) fn find(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let mut set = LAUNCHERS
+            .iter()
+            .filter(|launcher| get(launcher.rank).is_some());
+        let Some(launcher) = set.next() else {
+            let names: Vec<_> = LAUNCHERS
+                .iter()
+                .map(|l| format!("{} ({})", l.rank, l.name))
+                .collect();
+            return Err(Error::rendezvous(format!(
+                "no launcher said which rank this process is: none of {} is set",
+                names.join(", ")
+            )));
+        };
+        let (rank, size) = launcher.identity(&get)?;
+        let mut launch = Self {
+            rank,
+            size,
+            agreeing: vec![launcher],
+            others: Vec::new(),
+        };
+        for other in set {
+            match other.identity(&get) {
+                Ok(identity) if identity == (rank, size) => launch.agreeing.push(other),
+                found => {
+                    let by_hand = launcher.scheme == Scheme::Torchrun
+                        && TORCHRUNS_OWN.iter().all(|name| get(name).is_none());
+                    if by_hand && found.is_ok_and(|(_, other)| other == size) {
+                        return Err(Error::rendezvous(format!(
+                            "{} and {} say that this process is another rank each: unset {} and {} if \
+                             no torchrun set them",
+                            launcher.says(&get),
+                            other.says(&get),
+                            launcher.rank,
+                            launcher.size[0]
+                        )));
+                    }
+                    launch.others.push(other.says(&get));
+                }
+            }
+        }
+        Ok(launch)
+    }
+
+    pub(super) fn launcher(&self) -> &'static Launcher {
+        self.agreeing[0]
+    }
+
+    pub(super) fn schemes(&self) -> impl Iterator<Item = Scheme> + '_ {
+        self.agreeing.iter().map(|launcher| launcher.scheme)
+    }
+
+    /// What the launcher calls its job.
+    pub(super) fn job_name(&self, get: impl Fn(&str) -> Option<String>) -> String {
+        let names = |launcher: &&Launcher| {
+            let values: Vec<_> = launcher.job.iter().filter_map(|name| get(name)).collect();
+            (!values.is_empty()).then(|| values.join("/"))
+        };
+        self.agreeing.iter().find_map(names).unwrap_or_default()
+    }
+
+    pub(super) fn local_rank(&self, get: impl Fn(&str) -> Option<String>) -> Result<usize> {
+        let said = |launcher: &&&Launcher| get(launcher.local_rank).is_some();
+        match self.agreeing.iter().find(said) {
+            Some(launcher) => launcher.number(launcher.local_rank, get),
+            None if self.launcher().scheme == Scheme::Kubernetes => Ok(0),
+            None => Ok(self.rank),
+        }
+    }
+
+    /// What the ranks are, if they are on several hosts.
+    pub(super) fn several_hosts(
+        &self,
+        get: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<String>> {
+        let size = self.size;
+        for launcher in &self.agreeing {
+            let Some((name, text)) = first_set(launcher.local_size, &get) else {
+                continue;
+            };
+            let here = leading_number(&text).ok_or_else(|| launcher.no_number(name, &text))?;
+            return Ok((here != size).then(|| {
+                format!(
+                    "{} started {size} ranks, {here} of them on this host ({name}={text}): ranks on \
+                     several hosts",
+                    launcher.name
+                )
+            }));
+        }
+        if self.launcher().scheme == Scheme::Kubernetes && size > 1 {
+            return Ok(Some(format!(
+                "{} started {size} ranks, each in a pod of its own: ranks on several hosts",
+                self.launcher().name
+            )));
+        }
+        Ok(None)
+    }
+
+    /// What errors say about where rank and number come from, when it could be doubted.
+    pub(super) fn said(&self, get: impl Fn(&str) -> Option<String>) -> Option<String> {
+        if self.others.is_empty() {
+            return None;
+        }
+        Some(format!(
+            "rank and number are those of {}; {} was set, too, and does not count",
+            self.launcher().says(get),
+            self.others.join(", ")
+        ))
+    }
+}
+
+/// What `read` makes of variables that have to be text: an error where one that it asks for is not, because to take
+/// it as unset would mean another job.
+pub(super) fn as_text<T>(
+    get: impl Fn(&str) -> Option<OsString>,
+    read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<T>,
+) -> Result<T> {
+    let unreadable = RefCell::new(None);
+    let read = read(&|name| match get(name)?.into_string() {
+        Ok(text) => Some(text),
+        Err(value) => {
+            unreadable.borrow_mut().get_or_insert_with(|| {
+                let why = format!("{name}={value:?} is not UTF-8: set it to text, or unset it");
+                Error::rendezvous(why)
+            });
+            None
+        }
+    });
+    match unreadable.into_inner() {
+        Some(error) => Err(error),
+        None => read,
+    }
+}
+
+pub(super) fn first_set(
+    names: &[&'static str],
+    get: impl Fn(&str) -> Option<String>,
+) -> Option<(&'static str, String)> {
+    names.iter().find_map(|name| Some((*name, get(name)?)))
+}
+
+impl Launcher {
+    /// Rank and number of ranks.
+    fn identity(&self, get: impl Fn(&str) -> Option<String>) -> Result<(usize, usize)> {
+        let rank = self.number(self.rank, &get)?;
+        let Some((size, _)) = first_set(self.size, &get) else {
+            let both = match self.scheme {
+                Scheme::Kubernetes => "set it to the number of completions".to_owned(),
+                _ => format!("{} sets both", self.name),
+            };
+            let name = self.size[self.size.len() - 1];
+            return Err(Error::rendezvous(format!(
+                "{} is set, but not {name}: {both}",
+                self.rank
+            )));
+        };
+        Ok((rank, self.number(size, get)?))
+    }
+
+    fn number(&self, name: &'static str, get: impl Fn(&str) -> Option<String>) -> Result<usize> {
+        let text = get(name).unwrap_or_default();
+        let number = text.trim().parse();
+        number.map_err(|_| self.no_number(name, &text))
+    }
+
+    fn no_number(&self, name: &str, text: &str) -> Error {
+        let launcher = self.name;
+        Error::rendezvous(format!("{name}={text:?} of {launcher} is not a number"))
+    }
+
+    /// `RANK=1 WORLD_SIZE=4 (torchrun)`
+    pub(super) fn says(&self, get: impl Fn(&str) -> Option<String>) -> String {
+        let rank = get(self.rank).unwrap_or_default();
+        let size = match first_set(self.size, get) {
+            Some((name, size)) => format!(" {name}={size}"),
+            None => String::new(),
+        };
+        format!("{}={rank}{size} ({})", self.rank, self.name)
+    }
+}
+
+/// Slurm writes `4`, or `4(x2),3` for several hosts; the first number suffices to see that.
+fn leading_number(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let end = text
+        .find(|letter: char| !letter.is_ascii_digit())
+        .unwrap_or(text.len());
+    text[..end].parse().ok()
+}
