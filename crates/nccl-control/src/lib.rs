@@ -11,7 +11,9 @@
 //! - `proto`: who is a member, who coordinates and who goes on, as machines;
 //! - `service`: what a coordinator does for the ranks beside their membership, as a machine: rounds, the store, channels,
 //!   inquiries;
-//! - `node`: what drives the machines over sockets; `threads`: worlds whose ranks are threads of one process;
+//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `envelope`: what programs tell each other
+//!   through them;
+//! - `node`: the driver of a process's machines; `threads`: worlds whose ranks are threads of one process;
 //! - `client`: getting in; `search`: how somebody who is new finds who coordinates by now; `job`: what all ranks have in common;
 //! - `member`: the host, the process and the address of a rank; `mailbox`: what has come for a rank;
 //! - `inquiry`: which ranks have not entered an operation: what is said about it;
@@ -46,9 +48,11 @@ mod attached;
 mod board;
 mod channel;
 mod client;
+mod clock;
 mod connection;
 mod discovery;
 mod endpoint;
+mod envelope;
 mod environment;
 mod epoch;
 mod events;
@@ -85,6 +89,7 @@ mod secret;
 mod service;
 mod tcp;
 mod threads;
+mod transport;
 mod witness;
 mod world;
 

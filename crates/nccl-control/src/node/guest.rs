@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::acceptor::Acceptor;
-use super::port::Port;
 use crate::admission::{PATIENCE, Refusal};
 use crate::connection::{Connection, Received};
 use crate::frame::{Decoder, GREETING, LARGEST_FRAME};
@@ -13,6 +12,7 @@ use crate::greeting::{Again, Greeting, Hello, OTHER_VERSION, Plain, Role, Unprov
 use crate::noise::Responder;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
+use crate::transport::Port;
 
 /// The largest question of somebody who asks for recordings.
 const LARGEST_QUESTION: usize = 1 << 20;

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use nccl_base::ranges::ranges;
 
 use super::acceptor::Acceptor;
-use super::port::Driver as _;
 use super::{LineOf, Node, State, vigil};
 use crate::client::{self, Claim};
 use crate::departure::{Departure, Failure, How};
@@ -29,6 +28,7 @@ use crate::search::Search;
 use crate::service::REPORT;
 use crate::sync::MutexGuard;
 use crate::time::deadline_after;
+use crate::transport::Driver as _;
 use crate::visible;
 
 /// How long a rank waits beyond its limit for the coordinator to say who is missing.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::envelope::{Asking, again};
+use crate::envelope::{Asking, again};
 use crate::mailbox::Mailbox;
 use crate::request::Request;
 

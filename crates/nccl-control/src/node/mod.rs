@@ -10,23 +10,15 @@
 //! All that happens goes into the machine under one lock; what comes out of it is carried out at once, and what might call a
 //! program or wait for the system is done by [`Node::settle`] when the lock is free.
 //!
-//! - `acceptor`, `guest`: who is let in; `port`: a connection; `dialer`: connecting;
-//! - `envelope`: what programs tell each other through the machines; `kept`: what each new coordinator has to hear again;
-//! - `ports`: all connections; `clock`: the time of machines; `observing`: the driver of an observer;
+//! - `acceptor`, `guest`: who is let in; `kept`: what each new coordinator has to hear again;
 //! - `desk`: what the coordinator serves; `vigil`: the ends of processes of this kernel; `recording`: what this one has recorded;
 //! - `join`: how a process comes into a world, and goes on with it.
 
 mod acceptor;
-mod clock;
 mod desk;
-mod dialer;
-mod envelope;
 mod guest;
 mod join;
 mod kept;
-mod observing;
-mod port;
-mod ports;
 mod recording;
 mod vigil;
 
@@ -39,20 +31,17 @@ use nccl_base::ranges::ranges;
 use nccl_base::wire;
 
 use self::acceptor::Acceptor;
-use self::clock::Clock;
 use self::desk::Desk;
-use self::dialer::Dialer;
-use self::envelope::{Asking, Saying, Telling, replied};
 use self::kept::Kept;
-use self::port::{Driver, Port};
-use self::ports::Ports;
 use self::vigil::Vigil;
 use crate::admission::{Refusal, has_room};
 use crate::attached::{Attached, host};
 use crate::client;
+use crate::clock::Clock;
 use crate::connection::Connection;
 use crate::departure::{Departure, How, Lost, ProcessEnd, cut};
 use crate::discovery::Found;
+use crate::envelope::{self, Asking, Saying, Telling, replied};
 use crate::environment::Rendezvous;
 use crate::frame::Decoder;
 use crate::greeting::{Again, Greeting, Hello, Role};
@@ -70,9 +59,9 @@ use crate::reactor::{Reactor, Source};
 use crate::request::Request;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::transport::{Dialer, Driver, Port, Ports};
 
 pub(crate) use self::join::{Entered, Vain};
-pub(crate) use self::observing::run as observe;
 
 /// All of this process, which die one by one in tests.
 #[cfg(test)]
@@ -872,10 +861,6 @@ impl Driver for Node {
                 }
             }
         }
-    }
-
-    fn dialer(&self) -> &Dialer {
-        &self.dialer
     }
 
     fn job(&self) -> &Job {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nccl_base::clock;
 
 use super::Node;
-use super::port::Driver as _;
 use crate::attached::host;
 use crate::connection::Connection;
 use crate::departure::Reason;
@@ -15,6 +14,7 @@ use crate::incoming::Answer;
 use crate::message::Incomplete;
 use crate::recordings::LARGEST_ANSWER;
 use crate::request::Request;
+use crate::transport::Driver as _;
 
 /// How many recordings a process writes at once; who asks besides comes again.
 const RECORDINGS: usize = 4;

@@ -1,10 +1,10 @@
 //! Connects to other processes of the job, on threads that end when there is nothing to do: connecting and greeting wait.
 
 use std::collections::VecDeque;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::port::Driver;
+use super::driver::Driver;
 use crate::address::Address;
 use crate::client::{self, Claim, Tried};
 use crate::departure::{How, Lost, Sign};
@@ -18,8 +18,8 @@ const THREADS: usize = 16;
 const TRY: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
-pub(super) struct Dialer {
-    state: Mutex<State>,
+pub(crate) struct Dialer {
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
@@ -29,17 +29,17 @@ struct State {
 }
 
 impl Dialer {
-    /// Connects to `peer`, which listens `at`, and tells `driver`, whose dialer this is; at once where there is no thread for it.
-    pub(super) fn dial(&self, driver: &Weak<dyn Driver>, peer: MemberId, at: String) {
+    /// Connects to `peer`, which listens `at`, and tells `driver`; at once where there is no thread for it.
+    pub(crate) fn dial(&self, driver: &Weak<dyn Driver>, peer: MemberId, at: String) {
         let mut state = self.state.lock();
         state.queue.push_back((peer, at));
         if state.threads == THREADS {
             return;
         }
-        let own = Weak::clone(driver);
+        let (own, shared) = (Weak::clone(driver), Arc::clone(&self.state));
         let spawned = std::thread::Builder::new()
             .name(String::from("nccl-dial"))
-            .spawn(move || run(&own));
+            .spawn(move || run(&own, &shared));
         match spawned {
             Ok(_) => state.threads += 1,
             // Another thread does it.
@@ -56,13 +56,13 @@ impl Dialer {
     }
 }
 
-fn run(driver: &Weak<dyn Driver>) {
+fn run(driver: &Weak<dyn Driver>, state: &Mutex<State>) {
     loop {
         let Some(driver) = driver.upgrade() else {
             return;
         };
         let next = {
-            let mut state = driver.dialer().state.lock();
+            let mut state = state.lock();
             let next = state.queue.pop_front();
             if next.is_none() {
                 state.threads -= 1;

@@ -7,18 +7,15 @@ use std::time::{Duration, Instant};
 
 use nccl_base::wire;
 
-use super::Node;
-use super::clock::Clock;
-use super::dialer::Dialer;
-use super::envelope::{Asking, Saying, replied};
-use super::port::Driver;
-use super::ports::Ports;
+use super::state::{Shared, Word};
 use crate::client::{Claim, Met};
+use crate::clock::Clock;
 use crate::departure::{Departure, How, Lost, ProcessEnd};
+use crate::envelope::{Asking, Saying, replied};
 use crate::incoming::{Incoming, Known, Push};
 use crate::job::Job;
 use crate::message::Incomplete;
-use crate::observer::{Shared, Word};
+use crate::node::Node;
 use crate::process;
 use crate::proto::{
     self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, Output, Peer, Proof,
@@ -29,6 +26,7 @@ use crate::request::Request;
 use crate::search::{Looked, Search};
 use crate::sync::Mutex;
 use crate::time::deadline_after;
+use crate::transport::{Dialer, Driver, Ports};
 
 /// How long the last words of an observer that goes may take to arrive.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -356,10 +354,6 @@ impl Driver for Watching {
         self.input(Input::DialFailed(peer));
     }
 
-    fn dialer(&self) -> &Dialer {
-        &self.dialer
-    }
-
     fn job(&self) -> &Job {
         &self.job
     }
@@ -466,7 +460,7 @@ impl State {
 }
 
 /// What an observer's thread does, until there is nothing more to see.
-pub(crate) fn run(shared: &Arc<Shared>) {
+pub(super) fn run(shared: &Arc<Shared>) {
     let why = observe(shared);
     let mut state = shared.state();
     state.board.end(&why);

@@ -5,24 +5,25 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::dialer::Dialer;
-use super::port::{Driver, Port};
+use super::driver::Driver;
+use super::port::Port;
 use crate::client::Met;
 use crate::connection::Connection;
 use crate::frame::Decoder;
 use crate::proto::{self, Input, MemberId, Wire};
 
 #[derive(Default)]
-pub(super) struct Ports {
+pub(crate) struct Ports {
     all: HashMap<proto::Connection, Arc<Port>>,
     made: u64,
     /// The connection to the first process that the machine wants to reach, which is there already.
     first: Option<Met>,
     /// What is done when the driver's lock is free.
-    pub(super) work: Work,
+    pub(crate) work: Work,
 }
 
 #[derive(Default)]
-pub(super) struct Work {
+pub(crate) struct Work {
     start: Vec<Arc<Port>>,
     dial: Vec<(MemberId, String)>,
     flush: Vec<Arc<Connection>>,
@@ -30,30 +31,30 @@ pub(super) struct Work {
 }
 
 impl Ports {
-    pub(super) fn starting_with(first: Option<Met>) -> Self {
+    pub(crate) fn starting_with(first: Option<Met>) -> Self {
         Self {
             first,
             ..Self::default()
         }
     }
 
-    pub(super) fn get(&self, number: proto::Connection) -> Option<&Arc<Port>> {
+    pub(crate) fn get(&self, number: proto::Connection) -> Option<&Arc<Port>> {
         self.all.get(&number)
     }
 
     /// Whether nobody is connected.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
     /// Bytes that wait to be written.
-    pub(super) fn backlog(&self) -> usize {
+    pub(crate) fn backlog(&self) -> usize {
         let ports = self.all.values();
         ports.map(|port| port.connection.backlog()).sum()
     }
 
     /// What a machine is told of what has come over a connection, unless that was closed meanwhile.
-    pub(super) fn inputs(
+    pub(crate) fn inputs(
         &mut self,
         number: proto::Connection,
         frames: Vec<proto::Frame>,
@@ -72,7 +73,7 @@ impl Ports {
     }
 
     /// What a machine wants; what it is told of that at once.
-    pub(super) fn wire(&mut self, driver: &Weak<dyn Driver>, wire: Wire) -> Option<Input> {
+    pub(crate) fn wire(&mut self, driver: &Weak<dyn Driver>, wire: Wire) -> Option<Input> {
         match wire {
             Wire::Dial { peer, at } => match self.first.take() {
                 Some(met) => return Some(self.connected(driver, peer, met)),
@@ -94,7 +95,7 @@ impl Ports {
     }
 
     /// This process has connected; what its machine is told.
-    pub(super) fn connected(
+    pub(crate) fn connected(
         &mut self,
         driver: &Weak<dyn Driver>,
         peer: MemberId,
@@ -106,7 +107,7 @@ impl Ports {
     }
 
     /// Another process has.
-    pub(super) fn accepted(
+    pub(crate) fn accepted(
         &mut self,
         driver: &Weak<dyn Driver>,
         connection: Arc<Connection>,
@@ -130,18 +131,18 @@ impl Ports {
 
     /// As if the network had broken all of them.
     #[cfg(test)]
-    pub(super) fn cut_for_a_test(&self) {
+    pub(crate) fn cut_for_a_test(&self) {
         self.all.values().for_each(|port| port.connection.shut());
     }
 
-    pub(super) fn close_all(&mut self) {
+    pub(crate) fn close_all(&mut self) {
         let all = std::mem::take(&mut self.all);
         self.work.close.extend(all.into_values());
     }
 }
 
 impl Work {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.start.is_empty()
             && self.dial.is_empty()
             && self.flush.is_empty()
@@ -155,7 +156,7 @@ impl Work {
         }
     }
 
-    pub(super) fn carry_out(self, driver: &Weak<dyn Driver>, dialer: &Dialer) {
+    pub(crate) fn carry_out(self, driver: &Weak<dyn Driver>, dialer: &Dialer) {
         for (peer, at) in self.dial {
             dialer.dial(driver, peer, at);
         }

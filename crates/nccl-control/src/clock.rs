@@ -5,24 +5,24 @@ use std::time::{Duration, Instant};
 use crate::proto::Time;
 
 /// Translates between the system's monotonic clock and the time of one machine.
-pub(super) struct Clock(Instant);
+pub(crate) struct Clock(Instant);
 
 impl Clock {
     /// When a machine begins. Not 0: what is as old as that is over for it.
-    pub(super) const ORIGIN: Time = Time(3_600_000_000_000);
+    pub(crate) const ORIGIN: Time = Time(3_600_000_000_000);
 
     /// It is [`ORIGIN`](Self::ORIGIN) now.
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(Instant::now())
     }
 
-    pub(super) fn time(&self, at: Instant) -> Time {
+    pub(crate) fn time(&self, at: Instant) -> Time {
         let since = at.saturating_duration_since(self.0).as_nanos();
         Self::ORIGIN.after(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
     /// `None` for a time that never comes.
-    pub(super) fn instant(&self, time: Time) -> Option<Instant> {
+    pub(crate) fn instant(&self, time: Time) -> Option<Instant> {
         let since = Duration::from_nanos(time.since(Self::ORIGIN));
         (time != Time::NEVER).then(|| self.0 + since)
     }

@@ -1,66 +1,26 @@
-//! A member of the world that is not a rank: it sees what becomes of the ranks, and survives them.
-//!
-//! One thread per observer ([`node`]) finds the world and looks after what has to be told; what comes is read by the reactor.
+//! What a program has of an observer.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::board::{Board, WorldState};
-use super::environment::Rendezvous;
-use super::events::{Events, Recorder, Wakers, WorldEvent};
-use super::job::Job;
-use super::node;
-use super::process;
-use super::recordings::{Asked, Asker, Decode};
-use crate::departure::ProcessEnd;
-use crate::error::{Error, ErrorKind, Result};
-use crate::forked::{self, Resident};
-use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::time::deadline_after;
 use nccl_base::from_outside::{FromOutside, world as world_limit};
+
+use super::driver;
+use super::state::{Shared, State, Word};
+use crate::board::WorldState;
+use crate::departure::ProcessEnd;
+use crate::environment::Rendezvous;
+use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Events, Wakers};
+use crate::forked::{self, Resident};
+use crate::recordings::{Asked, Asker, Decode};
+use crate::sync::{Condvar, Mutex};
+use crate::time::deadline_after;
 
 /// Sees what becomes of the ranks, and is none of them.
 pub struct Observer {
     shared: Resident<Arc<Shared>>,
-}
-
-pub(super) struct Shared {
-    pub(super) rendezvous: Rendezvous,
-    state: Mutex<State>,
-    changed: Condvar,
-    pub(super) wakers: Wakers,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    pub(super) board: Board,
-    /// Which rank this observer hears, or heard last, and of which epoch.
-    pub(super) coordinator: usize,
-    epoch: u64,
-    /// The epoch whose ranks have the numbers that whoever started them has given them, if there is one.
-    first: Option<u64>,
-    /// Whether it has ever been there.
-    pub(super) was_there: bool,
-    /// The ranks that this process has started.
-    pub(super) started: Vec<(usize, u64)>,
-    pub(super) words: Vec<Word>,
-    pub(super) stop: bool,
-    /// Its thread is to cut its connections.
-    #[cfg(test)]
-    pub(super) cut: bool,
-    /// The thread has nothing left to do.
-    pub(super) done: bool,
-}
-
-/// How a process ended.
-#[derive(Clone, Debug)]
-pub(super) struct Word {
-    pub(super) rank: usize,
-    pub(super) pid: u64,
-    pub(super) end: ProcessEnd,
-    /// Those who have to know do.
-    pub(super) told: bool,
 }
 
 /// How long a dropped observer takes to say what it still has to say.
@@ -124,7 +84,7 @@ impl Observer {
         let observed = Arc::clone(&shared);
         std::thread::Builder::new()
             .name(String::from("nccl-observer"))
-            .spawn(move || node::observe(&observed))
+            .spawn(move || driver::run(&observed))
             .map_err(Error::io("starting an observer's thread"))?;
         Ok(Self {
             shared: Resident::new(shared),
@@ -232,88 +192,10 @@ fn check_rank(rank: usize, state: &State) -> Result<()> {
     }))
 }
 
-impl State {
-    /// The job of the epoch that is observed.
-    pub(super) fn job(&self, rendezvous: &Rendezvous) -> Job {
-        let mut job = rendezvous.job.clone();
-        job.epoch = self.epoch;
-        job
-    }
-
-    /// From now on, another epoch is observed.
-    pub(super) fn set_epoch(&mut self, epoch: u64) {
-        if self.epoch != epoch {
-            self.epoch = epoch;
-            match self.was_there {
-                true => self.board.go_on(epoch),
-                false => self.board.clear(),
-            }
-        }
-    }
-
-    /// Whether the ranks have the numbers that this process has given them.
-    pub(super) fn is_numbered(&self) -> bool {
-        self.first == Some(self.epoch)
-    }
-
-    /// Where the ranks listen that are there, for somebody who is new.
-    pub(super) fn doors(&self) -> Vec<String> {
-        let doors = self.board.doors(0).into_iter();
-        doors.map(|(_, at)| at).collect()
-    }
-
-    /// Which rank of the epoch that is observed a process is that was started as `rank`: in a later epoch than that,
-    /// the process tells.
-    pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
-        match self.is_numbered() {
-            true => Some(rank),
-            false => self.board.rank_of(pid, process::kernel()),
-        }
-    }
-}
-
-impl Shared {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Until something changes, or the deadline.
-    pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
-        self.changed.wait_until(state, deadline);
-    }
-
-    pub(super) fn notify(&self) {
-        self.changed.notify_all();
-        self.wakers.wake();
-    }
-}
-
-impl Recorder for Shared {
-    fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>> {
-        let mut state = self.state();
-        loop {
-            if let Some(event) = state.board.read(next) {
-                return Some(Some(event));
-            }
-            if state.board.ended().is_some() || state.done {
-                return Some(None);
-            }
-            if Instant::now() >= deadline {
-                return None;
-            }
-            self.wait(&mut state, deadline);
-        }
-    }
-
-    fn wakers(&self) -> &Wakers {
-        &self.wakers
-    }
-}
-
 #[cfg(test)]
 impl Observer {
     /// As if the network had broken it.
-    pub(super) fn cut_for_a_test(&self) {
+    pub(crate) fn cut_for_a_test(&self) {
         let mut state = self.shared.state();
         state.cut = true;
         drop(state);

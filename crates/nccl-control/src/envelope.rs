@@ -12,32 +12,32 @@ use crate::request::Request;
 
 /// To the coordinator: a request of the line of a generation, with the number under which it is answered.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Asking {
-    pub(super) generation: u64,
-    pub(super) id: u64,
-    pub(super) request: Request,
+pub(crate) struct Asking {
+    pub(crate) generation: u64,
+    pub(crate) id: u64,
+    pub(crate) request: Request,
 }
 
 impl Asking {
     /// Encoded, and whether it may have been asked before.
-    pub(super) fn encode(&self) -> Arc<[u8]> {
+    pub(crate) fn encode(&self) -> Arc<[u8]> {
         [&[0], &wire::encode(self)[..]].concat().into()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<(bool, Self), Broken> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<(bool, Self), Broken> {
         let (again, rest) = bytes.split_first().ok_or(Broken("an empty question"))?;
         Ok((*again != 0, wire::decode(rest)?))
     }
 }
 
 /// The same question, asked once more.
-pub(super) fn again(bytes: &[u8]) -> Arc<[u8]> {
+pub(crate) fn again(bytes: &[u8]) -> Arc<[u8]> {
     [&[1], bytes.get(1..).unwrap_or_default()].concat().into()
 }
 
 /// To all members, in one order.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Saying {
+pub(crate) enum Saying {
     Announced {
         generation: u64,
         topic: String,
@@ -55,15 +55,15 @@ pub(super) enum Saying {
 
 /// To one member.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Telling {
-    pub(super) generation: u64,
-    pub(super) topic: String,
+pub(crate) struct Telling {
+    pub(crate) generation: u64,
+    pub(crate) topic: String,
     #[serde(with = "bytes")]
-    pub(super) bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// From the coordinator: an answer or something that was not asked for, encoded once for all that get it.
-pub(super) fn reply(generation: u64, id: u64, payload: &[u8]) -> Arc<[u8]> {
+pub(crate) fn reply(generation: u64, id: u64, payload: &[u8]) -> Arc<[u8]> {
     let mut bytes = Vec::with_capacity(16 + payload.len());
     bytes.extend_from_slice(&generation.to_le_bytes());
     bytes.extend_from_slice(&id.to_le_bytes());
@@ -71,7 +71,7 @@ pub(super) fn reply(generation: u64, id: u64, payload: &[u8]) -> Arc<[u8]> {
     bytes.into()
 }
 
-pub(super) fn replied(reply: &[u8]) -> Result<(u64, u64, Incoming), Broken> {
+pub(crate) fn replied(reply: &[u8]) -> Result<(u64, u64, Incoming), Broken> {
     const SHORT: Broken = Broken("a reply without a head");
     let (generation, rest) = reply.split_first_chunk().ok_or(SHORT)?;
     let (id, payload) = rest.split_first_chunk().ok_or(SHORT)?;

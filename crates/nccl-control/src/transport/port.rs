@@ -6,34 +6,18 @@ use std::time::Instant;
 
 use nccl_base::wire;
 
-use super::dialer::Dialer;
-use crate::client::Met;
+use super::driver::Driver;
 use crate::connection::{Connection, Received};
 use crate::departure::{How, Lost, Sign};
 use crate::frame::{Broken, Decoder, LARGEST_FRAME, Outgoing};
-use crate::job::Job;
 use crate::proto;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::{Mutex, MutexGuard};
 
-/// What has a machine, and connections for it.
-pub(super) trait Driver: Send + Sync {
-    /// Frames of one connection have come, and perhaps its end. What follows waits for [`settle`](Self::settle).
-    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>);
-    /// Does what waits for locks to be free.
-    fn settle(&self);
-    fn dialled(&self, peer: proto::MemberId, met: Met);
-    fn dial_failed(&self, peer: proto::MemberId, lost: Lost);
-    fn dialer(&self) -> &Dialer;
-    fn job(&self) -> &Job;
-    /// As which rank it was started.
-    fn slot(&self) -> usize;
-}
-
-pub(super) struct Port {
+pub(crate) struct Port {
     driver: Weak<dyn Driver>,
     number: proto::Connection,
-    pub(super) connection: Arc<Connection>,
+    pub(crate) connection: Arc<Connection>,
     /// `None` when nothing comes any more.
     decoder: Mutex<Option<Incoming>>,
 }
@@ -76,7 +60,7 @@ impl Incoming {
 }
 
 impl Port {
-    pub(super) fn new(
+    pub(crate) fn new(
         driver: &Weak<dyn Driver>,
         number: proto::Connection,
         connection: Arc<Connection>,
@@ -94,7 +78,7 @@ impl Port {
     }
 
     /// Has the reactor read it: for a connection that no other source reads already.
-    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         let events = EventFlags::IN | EventFlags::RDHUP;
         let source = Arc::new(Reads(Arc::clone(self))) as Arc<dyn Source>;
         let token = Reactor::get()?.add(self.connection.fd(), events, source)?;
@@ -106,7 +90,7 @@ impl Port {
     }
 
     /// It cannot be read: as good as ended.
-    pub(super) fn fail(&self, error: &io::Error) {
+    pub(crate) fn fail(&self, error: &io::Error) {
         self.close();
         if let Some(driver) = self.driver.upgrade() {
             let lost = Lost::said(error.to_string());
@@ -115,7 +99,7 @@ impl Port {
         }
     }
 
-    pub(super) fn send(&self, frame: &proto::Frame) {
+    pub(crate) fn send(&self, frame: &proto::Frame) {
         let bytes = wire::encode(frame);
         if !matches!(
             frame,
@@ -135,12 +119,12 @@ impl Port {
         self.connection.enqueue(Outgoing::new(LAST, rest.into()));
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.connection.forget();
         self.connection.shut();
     }
 
-    pub(super) fn ready(&self, events: EventFlags) {
+    pub(crate) fn ready(&self, events: EventFlags) {
         if events.contains(EventFlags::OUT) {
             self.connection.flush_quietly();
         }
@@ -148,12 +132,12 @@ impl Port {
     }
 
     /// Hands on all that has come.
-    pub(super) fn read(&self) {
+    pub(crate) fn read(&self) {
         self.read_with(self.decoder.lock());
     }
 
     /// The same, unless another thread is at it.
-    pub(super) fn read_if_free(&self) {
+    pub(crate) fn read_if_free(&self) {
         if let Some(reading) = self.decoder.try_lock() {
             self.read_with(reading);
         }

@@ -1,0 +1,127 @@
+//! What the program's threads and the observer's own share.
+
+use std::time::Instant;
+
+use crate::board::Board;
+use crate::departure::ProcessEnd;
+use crate::environment::Rendezvous;
+use crate::events::{Recorder, Wakers, WorldEvent};
+use crate::job::Job;
+use crate::process;
+use crate::sync::{Condvar, Mutex, MutexGuard};
+
+pub(super) struct Shared {
+    pub(super) rendezvous: Rendezvous,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+    pub(super) wakers: Wakers,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) board: Board,
+    /// Which rank this observer hears, or heard last, and of which epoch.
+    pub(super) coordinator: usize,
+    pub(super) epoch: u64,
+    /// The epoch whose ranks have the numbers that whoever started them has given them, if there is one.
+    pub(super) first: Option<u64>,
+    /// Whether it has ever been there.
+    pub(super) was_there: bool,
+    /// The ranks that this process has started.
+    pub(super) started: Vec<(usize, u64)>,
+    pub(super) words: Vec<Word>,
+    pub(super) stop: bool,
+    /// Its thread is to cut its connections.
+    #[cfg(test)]
+    pub(super) cut: bool,
+    /// The thread has nothing left to do.
+    pub(super) done: bool,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug)]
+pub(super) struct Word {
+    pub(super) rank: usize,
+    pub(super) pid: u64,
+    pub(super) end: ProcessEnd,
+    /// Those who have to know do.
+    pub(super) told: bool,
+}
+
+impl State {
+    /// The job of the epoch that is observed.
+    pub(super) fn job(&self, rendezvous: &Rendezvous) -> Job {
+        let mut job = rendezvous.job.clone();
+        job.epoch = self.epoch;
+        job
+    }
+
+    /// From now on, another epoch is observed.
+    pub(super) fn set_epoch(&mut self, epoch: u64) {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            match self.was_there {
+                true => self.board.go_on(epoch),
+                false => self.board.clear(),
+            }
+        }
+    }
+
+    /// Whether the ranks have the numbers that this process has given them.
+    pub(super) fn is_numbered(&self) -> bool {
+        self.first == Some(self.epoch)
+    }
+
+    /// Where the ranks listen that are there, for somebody who is new.
+    pub(super) fn doors(&self) -> Vec<String> {
+        let doors = self.board.doors(0).into_iter();
+        doors.map(|(_, at)| at).collect()
+    }
+
+    /// Which rank of the epoch that is observed a process is that was started as `rank`: in a later epoch than that,
+    /// the process tells.
+    pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
+        match self.is_numbered() {
+            true => Some(rank),
+            false => self.board.rank_of(pid, process::kernel()),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Until something changes, or the deadline.
+    pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
+        self.changed.wait_until(state, deadline);
+    }
+
+    pub(super) fn notify(&self) {
+        self.changed.notify_all();
+        self.wakers.wake();
+    }
+}
+
+impl Recorder for Shared {
+    fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>> {
+        let mut state = self.state();
+        loop {
+            if let Some(event) = state.board.read(next) {
+                return Some(Some(event));
+            }
+            if state.board.ended().is_some() || state.done {
+                return Some(None);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            self.wait(&mut state, deadline);
+        }
+    }
+
+    fn wakers(&self) -> &Wakers {
+        &self.wakers
+    }
+}
