@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Line, Link};
+use super::link::{Line, Link};
 use crate::admission::PATIENCE;
 use crate::departure::Reason;
 use crate::departure::Unfinished;

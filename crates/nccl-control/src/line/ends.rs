@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nccl_base::departure::Ended;
 
-use super::Line;
+use super::link::Line;
 use crate::forked;
 use crate::incoming::Answer;
 use crate::mailbox::Waited;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nccl_base::ranges::ranges;
 
-use super::Line;
+use super::link::Line;
 use crate::error::{Error, ErrorKind};
 use crate::frame::LARGEST;
 use crate::message::{Incomplete, Missing};

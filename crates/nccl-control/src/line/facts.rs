@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::{Line, Link};
+use super::link::{Line, Link};
 use crate::attached::Attached;
 use crate::departure::Departure;
 use crate::events::{Happenings, WorldEvent};

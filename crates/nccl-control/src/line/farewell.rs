@@ -1,9 +1,10 @@
 //! How a rank takes its leave of the others: with its world, with its communicators, or with its process.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{Line, Link};
+use super::link::{Line, Link};
+use crate::attached::Watcher;
 use crate::departure::{Departure, Failure};
 use crate::request::Request;
 use crate::sync::{Condvar, Mutex};
@@ -12,10 +13,10 @@ use crate::sync::{Condvar, Mutex};
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The lines that communicators have.
-pub(super) static OPEN: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
 
 /// How many of them have not said goodbye yet, and who waits for that.
-pub(super) static UNSAID: Mutex<usize> = Mutex::new(0);
+static UNSAID: Mutex<usize> = Mutex::new(0);
 
 static SAID: Condvar = Condvar::new();
 
@@ -42,6 +43,21 @@ pub fn say_goodbye(status: i32) {
 }
 
 impl Line {
+    /// What looks after the communicators of this line; made by `start` for the first of them. From then on the line stays open
+    /// until it has said goodbye, also when the process exits.
+    pub fn watcher(
+        self: &Arc<Self>,
+        start: impl FnOnce(&Arc<Self>) -> Arc<dyn Watcher>,
+    ) -> Arc<dyn Watcher> {
+        Arc::clone(self.watcher.get_or_init(|| {
+            let mut open = OPEN.lock();
+            open.retain(|line| line.strong_count() > 0);
+            open.push(Arc::downgrade(self));
+            *UNSAID.lock() += 1;
+            start(self)
+        }))
+    }
+
     /// Says that this rank fails, whatever becomes of this value.
     pub(crate) fn fail(&self, chain: String) {
         let why = Failure::Said(chain);

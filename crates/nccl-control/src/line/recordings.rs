@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Line, Link};
+use super::link::{Line, Link};
 use crate::admission::PATIENCE;
 use crate::incoming::Answer;
 use crate::recordings::{Asked, Asker, Decode, READINGS, Readings, Target};

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::{Mailbox, Notice, State};
+use super::notice::Notice;
+use super::state::{Mailbox, State};
 use crate::departure::Lost;
 use crate::events::WorldEvent;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Mailbox;
+use super::state::Mailbox;
 use crate::departure::Departure;
 use crate::events::WorldEvent;
 use crate::heartbeat::Suspect;

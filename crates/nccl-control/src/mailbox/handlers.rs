@@ -1,8 +1,6 @@
 //! Who is called with the notices, one after the other.
 
-use super::{Mailbox, Notice};
-
-pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
+use super::state::{Handler, Mailbox};
 
 /// How many notices are kept for the first handler.
 const KEPT: usize = 1024;

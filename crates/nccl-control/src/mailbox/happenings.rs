@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Mailbox, State};
+use super::state::{Mailbox, State};
 use crate::events::{Happenings, WorldEvent};
 use crate::fault::Fault;
 use crate::member::Member;

@@ -1,20 +1,11 @@
 //! What comes over channels, in order, until somebody takes it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Mailbox;
+use super::state::Mailbox;
 use crate::departure::{Departure, Lost};
 use crate::service::CAPACITY;
-
-/// What has come over a channel.
-#[derive(Default)]
-pub(super) struct Queue {
-    pub(super) waiting: VecDeque<(usize, Arc<[u8]>)>,
-    /// How many were taken since the coordinator was told.
-    taken: usize,
-}
 
 /// What taking a message came to.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! How what the connection reads gets into the mailbox.
 
-use super::{Mailbox, Notice};
+use super::notice::Notice;
+use super::state::Mailbox;
 use crate::events::WorldEvent;
 use crate::incoming::Push;
 

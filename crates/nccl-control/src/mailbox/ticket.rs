@@ -3,24 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Mailbox;
+use super::slot::Slot;
+use super::state::Mailbox;
 use crate::departure::Lost;
 use crate::incoming::Answer;
-use crate::sync::{Condvar, Mutex};
-
-#[derive(Default)]
-pub(super) struct Slot {
-    /// Who was to give it, and why it cannot.
-    answer: Mutex<Option<Result<Answer, (usize, Lost)>>>,
-    came: Condvar,
-}
-
-impl Slot {
-    pub(super) fn put(&self, answer: Result<Answer, (usize, Lost)>) {
-        *self.answer.lock() = Some(answer);
-        self.came.notify_all();
-    }
-}
 
 /// What waiting for an answer came to.
 #[derive(Debug)]

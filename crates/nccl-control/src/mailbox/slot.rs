@@ -1,0 +1,19 @@
+//! Where the answer to one request comes.
+
+use crate::departure::Lost;
+use crate::incoming::Answer;
+use crate::sync::{Condvar, Mutex};
+
+#[derive(Default)]
+pub(super) struct Slot {
+    /// Who was to give it, and why it cannot.
+    pub(super) answer: Mutex<Option<Result<Answer, (usize, Lost)>>>,
+    pub(super) came: Condvar,
+}
+
+impl Slot {
+    pub(super) fn put(&self, answer: Result<Answer, (usize, Lost)>) {
+        *self.answer.lock() = Some(answer);
+        self.came.notify_all();
+    }
+}
