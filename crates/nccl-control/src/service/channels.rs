@@ -1,78 +1,18 @@
 //! Channels: the messages of all senders in one order. A sender is held back whose receivers do not take what has come.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{LONGEST_NAME, Service, To, gone};
+use super::channel::{LARGEST_MESSAGE, Sending};
+use super::state::{LONGEST_NAME, Service, To, gone};
 use crate::departure::Departure;
 use crate::incoming::{Answer, Push};
 use crate::message::Incomplete;
 use crate::time::later;
 
-/// How many messages of a channel may wait for one rank.
-pub(crate) const CAPACITY: usize = 64;
-
-/// The largest message, in bytes.
-pub(crate) const LARGEST_MESSAGE: usize = 1 << 20;
-
 /// The most channels; a program that has more has lost count of their names.
 const MOST: usize = 1024;
-
-#[derive(Default)]
-pub(super) struct Channels {
-    by_name: BTreeMap<String, Channel>,
-    /// The rank that left first: from then on no channel has all its ranks.
-    pub(super) over: Option<(usize, Departure)>,
-}
-
-#[derive(Default)]
-struct Channel {
-    /// By rank: sent to it, and not yet taken.
-    waiting: Vec<usize>,
-    /// Sends for which there is no room, in their order.
-    held: VecDeque<Sending>,
-}
-
-/// A message on its way.
-struct Sending {
-    from: usize,
-    id: u64,
-    /// To one rank, or to all others.
-    to: Option<usize>,
-    bytes: Arc<[u8]>,
-    begun: Instant,
-    deadline: Instant,
-}
-
-impl Channels {
-    pub(super) fn holds(&self, rank: usize, id: u64) -> bool {
-        let mut channels = self.by_name.values();
-        channels.any(|channel| {
-            let mut held = channel.held.iter();
-            held.any(|sending| (sending.from, sending.id) == (rank, id))
-        })
-    }
-}
-
-impl Sending {
-    fn goes_to(&self, rank: usize) -> bool {
-        match self.to {
-            Some(to) => to == rank,
-            None => self.from != rank,
-        }
-    }
-}
-
-impl Channel {
-    /// The ranks that have no room for it.
-    fn full(&self, sending: &Sending) -> Vec<usize> {
-        let ranks = 0..self.waiting.len();
-        ranks
-            .filter(|&rank| sending.goes_to(rank) && self.waiting[rank] >= CAPACITY)
-            .collect()
-    }
-}
 
 impl Service {
     pub(super) fn send(

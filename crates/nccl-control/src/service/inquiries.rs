@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Service, To};
+use super::inquiry::{Heard, Inquiry, Stage};
+use super::state::{Service, To};
 use crate::incoming::Push;
-use crate::inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
+use crate::inquiry::{Attendance, Latecomer, Lateness, Suspicion};
 
 /// How long ranks may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -19,78 +20,6 @@ const MOST: usize = 256;
 
 /// How many latecomers are listed by name.
 const LISTED: usize = 8;
-
-/// What has been found out about an operation.
-pub(super) struct Inquiry {
-    subject: Subject,
-    /// In the world, by their place in the communicator.
-    members: Vec<usize>,
-    heard: Vec<Heard>,
-    opened: Instant,
-    /// The rank that asks how far apart the ranks came, and nothing else.
-    sample_for: Option<usize>,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// Ranks have been asked.
-    Asking,
-    /// All know which ranks are late, and wait for them.
-    Late,
-    /// Everything is known.
-    Over,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Heard {
-    Nothing,
-    /// It has not entered; what it did last.
-    NotYet(String),
-    Entered(Instant),
-}
-
-impl Inquiry {
-    fn place_of(&self, rank: usize) -> Option<usize> {
-        self.members.iter().position(|&member| member == rank)
-    }
-
-    /// The lowest rank that waits.
-    fn teller(&self) -> usize {
-        let waits = |heard: &Heard| matches!(heard, Heard::Entered(_));
-        let place = self.heard.iter().position(waits).unwrap_or_default();
-        self.members.get(place).copied().unwrap_or_default()
-    }
-
-    fn first(&self) -> Option<Instant> {
-        let entered = self.heard.iter().filter_map(|heard| match heard {
-            Heard::Entered(at) => Some(*at),
-            _ => None,
-        });
-        entered.min()
-    }
-
-    fn last(&self) -> Option<(Instant, usize)> {
-        let entered = self
-            .heard
-            .iter()
-            .enumerate()
-            .filter_map(|(place, heard)| match heard {
-                Heard::Entered(at) => Some((*at, place)),
-                _ => None,
-            });
-        entered.max()
-    }
-
-    fn have_all_entered(&self) -> bool {
-        let mut heard = self.heard.iter();
-        heard.all(|heard| matches!(heard, Heard::Entered(_)))
-    }
-
-    fn is_answered(&self) -> bool {
-        !self.heard.contains(&Heard::Nothing)
-    }
-}
 
 impl Service {
     /// `rank` waits in an operation, which others may not have entered.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nccl_base::ranges::ranges;
 
-use super::Service;
+use super::state::Service;
 
 /// How long a rank waits before the log says so, and again.
 pub(crate) const REPORT: Duration = Duration::from_secs(10);

@@ -11,59 +11,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{LONGEST_NAME, MOST_OPEN, REPORT, Rank, Service, gone};
+use super::reporting::REPORT;
+use super::round::Open;
+use super::state::{LONGEST_NAME, MOST_OPEN, Service, gone};
 use crate::departure::{Departure, Reason};
 use crate::frame::LARGEST;
 use crate::incoming::Answer;
 use crate::message::{Incomplete, Parts, Round};
 use crate::time::later;
-
-pub(super) struct Open {
-    members: Option<Arc<[usize]>>,
-    pub(super) begun: Instant,
-    /// When to say that it is still waited for.
-    pub(super) report: Instant,
-    /// When the first of the ranks that wait runs out of patience.
-    deadline: Instant,
-    parts: Vec<Option<Vec<u8>>>,
-    bytes: usize,
-    /// Which ranks have come, by place.
-    pub(super) came: Vec<bool>,
-    pub(super) waiting: Vec<(usize, u64)>,
-    pub(super) verdict: Option<Answer>,
-}
-
-impl Open {
-    fn rank_at(&self, place: usize) -> usize {
-        self.members
-            .as_ref()
-            .map_or(place, |members| members[place])
-    }
-
-    fn place_of(&self, rank: usize) -> Option<usize> {
-        match &self.members {
-            None => (rank < self.came.len()).then_some(rank),
-            Some(members) => members.iter().position(|&member| member == rank),
-        }
-    }
-
-    pub(super) fn absent(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.came.len())
-            .filter(|&place| !self.came[place])
-            .map(|place| self.rank_at(place))
-    }
-
-    /// For a round of ends: a rank from which nothing can come any more gave an empty part.
-    fn end_without_the_closed(&mut self, ranks: &[Rank]) {
-        if self.absent().all(|rank| ranks[rank].is_closed()) {
-            let parts = self
-                .parts
-                .iter_mut()
-                .map(|part| part.take().unwrap_or_default());
-            self.verdict = Some(Answer::Parts(Parts::new(parts.collect())));
-        }
-    }
-}
 
 impl Service {
     pub(super) fn collect(
@@ -129,7 +84,7 @@ impl Service {
                 let parts = open.parts.iter_mut().filter_map(Option::take).collect();
                 open.verdict = Some(Answer::Parts(Parts::new(parts)));
             } else if round.is_of_ends() {
-                open.end_without_the_closed(&self.ranks);
+                open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
             } else {
                 let why = open
                     .absent()
@@ -201,7 +156,7 @@ impl Service {
             };
             if key.is_of_ends() {
                 if open.verdict.is_none() {
-                    open.end_without_the_closed(&self.ranks);
+                    open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
                 }
                 self.settle(&key);
             } else if open.came[place] {

@@ -3,23 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{LONGEST_NAME, MOST_OPEN, REPORT, Service, gone};
+use super::reporting::REPORT;
+use super::state::{Get, LONGEST_NAME, MOST_OPEN, Service, gone};
 use crate::departure::Departure;
 use crate::frame::LARGEST;
 use crate::incoming::Answer;
 use crate::message::Incomplete;
 use crate::time::later;
-
-/// A rank waits for a key.
-pub(super) struct Get {
-    pub(super) key: String,
-    pub(super) rank: usize,
-    pub(super) id: u64,
-    pub(super) begun: Instant,
-    /// When to say that it is still waited for.
-    pub(super) report: Instant,
-    pub(super) deadline: Instant,
-}
 
 impl Service {
     pub(super) fn set(&mut self, rank: usize, id: u64, key: String, value: Arc<[u8]>) {

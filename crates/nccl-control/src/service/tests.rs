@@ -5,9 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::departure::{Failure, How, Reason};
+use crate::departure::{Departure, Failure, How, Reason};
+use crate::incoming::{Answer, Push};
 use crate::inquiry::{Attendance, Lateness, Subject, Suspicion};
+use crate::message::{Incomplete, Missing, Round};
 use crate::operation::OperationKind;
+use crate::phase::Phase;
+use crate::request::Request;
 
 /// A service, and what time it is for it.
 struct World {

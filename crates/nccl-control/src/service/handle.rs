@@ -1,0 +1,127 @@
+//! What the driver of a service tells it, and asks for.
+
+use std::time::Instant;
+
+use super::state::{LONGEST_NAME, Output, Service};
+use crate::departure::{Departure, cut};
+use crate::phase::Phase;
+use crate::request::Request;
+
+/// How many remarks are kept for ranks that wait in vain.
+const REMARKS: usize = 8;
+
+impl Service {
+    /// As which process `rank` is expected.
+    pub(crate) fn expect(&mut self, rank: usize, host: &str, pid: u64) {
+        let own = &mut self.ranks[rank];
+        host.clone_into(&mut own.host);
+        own.pid = pid;
+    }
+
+    /// `rank` is there, as this process.
+    pub(crate) fn arrive(&mut self, now: Instant, rank: usize, host: &str, pid: u64) {
+        self.expect(rank, host, pid);
+        let own = &mut self.ranks[rank];
+        own.is_connected = true;
+        own.phase = Some((Phase::Joined, now));
+    }
+
+    /// The connection of `rank` is gone. A rank that has departed comes to no round of ends any more either.
+    pub(crate) fn disconnect(&mut self, rank: usize) {
+        self.ranks[rank].is_connected = false;
+    }
+
+    /// `rank` departed before this coordinator began: the ranks know.
+    pub(crate) fn departed_before(&mut self, rank: usize, departure: Departure) {
+        self.ranks[rank].departure = Some(departure.clone());
+        self.channels.over.get_or_insert((rank, departure));
+    }
+
+    /// One request of a rank that is connected: [`Collect`](Request::Collect), [`Cancel`](Request::Cancel), [`Set`](Request::Set),
+    /// [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send), [`Took`](Request::Took),
+    /// [`Suspect`](Request::Suspect) or [`Attends`](Request::Attends). Others are about membership, and nothing follows from them.
+    pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
+        match request {
+            Request::Collect {
+                round,
+                patience,
+                part,
+            } => self.collect(now, (rank, id), round, patience, part),
+            Request::Cancel { reason } => {
+                self.cancel_get(rank, id);
+                self.cancel_round(rank, id, reason);
+            }
+            Request::Set { key, value } => self.set(rank, id, key, value.into()),
+            Request::Get { key, patience } => self.get(now, (rank, id), key, patience),
+            Request::Phase { mut name } => {
+                cut(&mut name, LONGEST_NAME);
+                self.ranks[rank].phase = Some((Phase::Said(name), now));
+            }
+            Request::Send {
+                channel,
+                to,
+                patience,
+                bytes,
+            } => self.send(now, (rank, id), channel, to, patience, bytes.into()),
+            Request::Took { channel, count } => self.took(rank, &channel, count),
+            Request::Suspect(suspicion) => self.inquire(rank, suspicion, now),
+            Request::Attends(attendance) => self.attends(rank, attendance, now),
+            _ => {}
+        }
+    }
+
+    /// `rank` comes to no round any more; one that `stays` comes to those of ends, and leaves a second time when it is through with
+    /// them. Returns whether that is news.
+    pub(crate) fn leave(&mut self, rank: usize, departure: Departure, stays: bool) -> bool {
+        let own = &mut self.ranks[rank];
+        if own.is_closed() || (stays && own.departure.is_some()) {
+            return false;
+        }
+        own.is_connected &= stays;
+        // A rank that has failed has said why it goes.
+        if !matches!(own.departure, Some(Departure::Failed(_))) {
+            own.departure = Some(departure.clone());
+        }
+        self.leave_rounds(rank, &departure, stays);
+        self.leave_store(rank, &departure);
+        self.end_channels(rank, departure);
+        true
+    }
+
+    /// Ends what has run out of time.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        if self.earliest.is_none_or(|earliest| earliest > now) {
+            return;
+        }
+        self.end_late_rounds(now);
+        self.give_up_gets(now);
+        self.give_up_sending(now);
+        self.end_asking(now);
+        let deadlines = [
+            self.next_round_deadline(),
+            self.gets.iter().map(|get| get.deadline).min(),
+            self.next_send_deadline(),
+            self.next_inquiry_deadline(),
+        ];
+        self.earliest = deadlines.into_iter().flatten().min();
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout) and [`reports`](Self::reports) next.
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        self.earliest.into_iter().chain(self.next_report()).min()
+    }
+
+    /// The next to be sent.
+    pub(crate) fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// A process was turned away: ranks that wait in vain are told.
+    pub(crate) fn remark(&mut self, text: String) {
+        self.remarked += 1;
+        if self.remarks.len() == REMARKS {
+            self.remarks.pop_front();
+        }
+        self.remarks.push_back(text);
+    }
+}

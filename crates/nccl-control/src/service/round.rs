@@ -1,0 +1,54 @@
+//! One round.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::incoming::Answer;
+use crate::message::Parts;
+
+pub(super) struct Open {
+    pub(super) members: Option<Arc<[usize]>>,
+    pub(super) begun: Instant,
+    /// When to say that it is still waited for.
+    pub(super) report: Instant,
+    /// When the first of the ranks that wait runs out of patience.
+    pub(super) deadline: Instant,
+    pub(super) parts: Vec<Option<Vec<u8>>>,
+    pub(super) bytes: usize,
+    /// Which ranks have come, by place.
+    pub(super) came: Vec<bool>,
+    pub(super) waiting: Vec<(usize, u64)>,
+    pub(super) verdict: Option<Answer>,
+}
+
+impl Open {
+    pub(super) fn rank_at(&self, place: usize) -> usize {
+        self.members
+            .as_ref()
+            .map_or(place, |members| members[place])
+    }
+
+    pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
+        match &self.members {
+            None => (rank < self.came.len()).then_some(rank),
+            Some(members) => members.iter().position(|&member| member == rank),
+        }
+    }
+
+    pub(super) fn absent(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.came.len())
+            .filter(|&place| !self.came[place])
+            .map(|place| self.rank_at(place))
+    }
+
+    /// For a round of ends: a rank from which nothing can come any more gave an empty part.
+    pub(super) fn end_without_the_closed(&mut self, is_closed: impl Fn(usize) -> bool) {
+        if self.absent().all(is_closed) {
+            let parts = self
+                .parts
+                .iter_mut()
+                .map(|part| part.take().unwrap_or_default());
+            self.verdict = Some(Answer::Parts(Parts::new(parts.collect())));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What a service has of ranks and of their requests.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::channel::Channels;
+use super::inquiry::Inquiry;
+use super::round::Open;
+use crate::departure::Departure;
+use crate::incoming::{Answer, Push};
+use crate::message::{Incomplete, Missing, Round};
+use crate::phase::Phase;
+
+/// The longest name of a topic, a key or a phase, in bytes.
+pub(crate) const LONGEST_NAME: usize = 1024;
+
+/// The most open rounds and waiting gets; a program that has more has lost count of its topics.
+pub(super) const MOST_OPEN: usize = 1 << 16;
+
+/// What a coordinator does for the ranks of one generation beside their membership.
+pub(crate) struct Service {
+    pub(super) ranks: Vec<Rank>,
+    pub(super) rounds: BTreeMap<Round, Open>,
+    pub(super) keys: HashMap<String, Arc<[u8]>>,
+    /// Bytes of all keys and values.
+    pub(super) kept: usize,
+    pub(super) gets: Vec<Get>,
+    pub(super) channels: Channels,
+    /// By the key of their communicator.
+    pub(super) inquiries: BTreeMap<String, Inquiry>,
+    pub(super) remarks: VecDeque<String>,
+    pub(super) remarked: usize,
+    /// No deadline is earlier than this.
+    pub(super) earliest: Option<Instant>,
+    pub(super) outputs: VecDeque<Output>,
+}
+
+/// A rank waits for a key.
+pub(super) struct Get {
+    pub(super) key: String,
+    pub(super) rank: usize,
+    pub(super) id: u64,
+    pub(super) begun: Instant,
+    /// When to say that it is still waited for.
+    pub(super) report: Instant,
+    pub(super) deadline: Instant,
+}
+
+/// What the service knows of a rank.
+#[derive(Default)]
+pub(crate) struct Rank {
+    pub(crate) host: String,
+    pub(crate) pid: u64,
+    /// What it does, and since when; `None` until it arrives.
+    pub(crate) phase: Option<(Phase, Instant)>,
+    /// Why it comes to no round any more. While it is connected, it still comes to those of ends.
+    pub(crate) departure: Option<Departure>,
+    pub(super) is_connected: bool,
+}
+
+/// To which ranks or observers a push goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum To {
+    All,
+    Rank(usize),
+    Ranks(Vec<usize>),
+    Observers,
+}
+
+/// What the driver has to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    Answer {
+        /// Ranks, and the numbers of their requests.
+        to: Vec<(usize, u64)>,
+        answer: Answer,
+    },
+    Push {
+        to: To,
+        push: Push,
+    },
+}
+
+impl Rank {
+    /// Whether nothing can come from it any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.departure.is_some() && !self.is_connected
+    }
+}
+
+impl Service {
+    pub(crate) fn new(size: usize) -> Self {
+        Self {
+            ranks: (0..size).map(|_| Rank::default()).collect(),
+            rounds: BTreeMap::new(),
+            keys: HashMap::new(),
+            kept: 0,
+            gets: Vec::new(),
+            channels: Channels::default(),
+            inquiries: BTreeMap::new(),
+            remarks: VecDeque::new(),
+            remarked: 0,
+            earliest: None,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Whether this request of `rank` waits for its answer.
+    pub(crate) fn expects(&self, rank: usize, id: u64) -> bool {
+        let own = (rank, id);
+        let mut rounds = self.rounds.values();
+        rounds.any(|open| open.waiting.contains(&own))
+            || self.gets.iter().any(|get| (get.rank, get.id) == own)
+            || self.channels.holds(rank, id)
+    }
+
+    pub(crate) fn rank(&self, rank: usize) -> &Rank {
+        &self.ranks[rank]
+    }
+
+    pub(crate) fn departure(&self, rank: usize) -> Option<&Departure> {
+        self.ranks[rank].departure.as_ref()
+    }
+
+    /// The rank that left first, since when no channel has all its ranks.
+    pub(crate) fn over(&self) -> Option<&(usize, Departure)> {
+        self.channels.over.as_ref()
+    }
+
+    /// What a rank that waits for `rank` is told of it.
+    pub(crate) fn missing(&self, rank: usize, now: Instant) -> Missing {
+        let phase = self.ranks[rank].phase.as_ref();
+        Missing {
+            rank,
+            phase: phase.map(|(name, at)| (name.clone(), now.saturating_duration_since(*at))),
+        }
+    }
+}
+
+/// What the parts have in common.
+impl Service {
+    pub(super) fn answer(&mut self, to: Vec<(usize, u64)>, answer: Answer) {
+        if !to.is_empty() {
+            self.outputs.push_back(Output::Answer { to, answer });
+        }
+    }
+
+    pub(super) fn refuse(&mut self, rank: usize, id: u64, why: Incomplete) {
+        self.answer(vec![(rank, id)], Answer::Incomplete(Arc::new(why)));
+    }
+
+    pub(super) fn push(&mut self, to: To, push: Push) {
+        self.outputs.push_back(Output::Push { to, push });
+    }
+
+    pub(super) fn due(&mut self, deadline: Instant) {
+        self.earliest = Some(self.earliest.map_or(deadline, |at| at.min(deadline)));
+    }
+}
+
+/// Why a request ends without a rank that has departed.
+pub(super) fn gone(rank: usize, departure: &Departure) -> Incomplete {
+    Incomplete::Gone {
+        rank,
+        departure: departure.clone(),
+    }
+}
