@@ -1,9 +1,9 @@
-//! The listening sockets of a process of a job. Connections whose other end proves that it belongs to the job go to the [`Node`].
+//! The listening sockets of a process of a job. Connections whose other end proves that it belongs to the job go to its driver,
+//! behind a [`Gate`].
 //!
 //! A guest is a connection whose other end has not proved that yet. It has [`PATIENCE`] to do so and the memory of a greeting. The
 //! number of guests is bounded: beyond it, the oldest is closed. What a guest sends reaches a rank only as a remark in an error.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::Node;
 use super::guest::Guest;
+use super::guests::{Gate, Guests};
 use crate::address::Address;
-use crate::admission::{PATIENCE, stranger};
+use crate::admission::PATIENCE;
 use crate::connection::Connection;
-use crate::departure::cut;
 use crate::error::{Error, Result};
 use crate::greeting::Plain;
+use crate::job::Job;
 use crate::place::{self, Listener};
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
@@ -30,45 +30,36 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Acceptor {
     this: Weak<Self>,
-    pub(super) node: Weak<Node>,
     at: String,
     /// Where those look for the coordinator who are new.
     places: Vec<Address>,
     has_secret: bool,
     translated: bool,
-    most_guests: usize,
     listeners: Mutex<Vec<(Listener, u64)>>,
     closed: AtomicBool,
-    guests: Mutex<Guests>,
-}
-
-#[derive(Default)]
-struct Guests {
-    next: u64,
-    /// In the order in which they came.
-    all: BTreeMap<u64, Arc<Guest>>,
-    paused: bool,
-    turned_away: u64,
+    guests: Arc<Guests>,
+    /// Whether no connection is accepted for a moment.
+    paused: AtomicBool,
 }
 
 impl Acceptor {
     pub(super) fn open(
-        node: &Arc<Node>,
+        gate: Weak<dyn Gate>,
+        job: &Job,
         listener: Listener,
         places: Vec<Address>,
         size: usize,
     ) -> Result<Arc<Self>> {
         let this = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            node: Arc::downgrade(node),
             at: listener.at.clone(),
             places,
-            has_secret: node.job.secret.is_some(),
-            translated: node.job.translated,
-            most_guests: 2 * size + 64,
+            has_secret: job.secret.is_some(),
+            translated: job.translated,
             listeners: Mutex::default(),
             closed: AtomicBool::new(false),
-            guests: Mutex::default(),
+            guests: Guests::new(gate, 2 * size + 64),
+            paused: AtomicBool::new(false),
         });
         this.listen(listener, &mut this.listeners.lock())?;
         Ok(this)
@@ -95,9 +86,7 @@ impl Acceptor {
                 reactor.remove(listener, *token);
             }
         }
-        for guest in std::mem::take(&mut self.guests.lock().all).into_values() {
-            guest.close();
-        }
+        self.guests.close_all();
     }
 
     fn accept(&self) {
@@ -121,7 +110,7 @@ impl Acceptor {
         if let Ok(reactor) = Reactor::get() {
             let error = io::Error::from(error);
             tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "accept", why = %error, "the rendezvous cannot accept a connection");
-            self.guests.lock().paused = true;
+            self.paused.store(true, Ordering::Release);
             for (listener, token) in listeners {
                 reactor.modify(listener, *token, EventFlags::empty());
             }
@@ -146,46 +135,16 @@ impl Acceptor {
             dialled: at,
         };
         let connection = Arc::new(Connection::new(socket));
-        let mut guests = self.guests.lock();
-        let number = guests.next;
-        guests.next += 1;
-        let acceptor = Weak::clone(&self.this);
-        let guest = Guest::new(acceptor, number, from, plain, connection);
+        let number = self.guests.number();
+        let guests = Arc::downgrade(&self.guests);
+        let guest = Guest::new(guests, number, from, plain, connection);
         if let Some(stranger) = stranger {
-            drop(guests);
-            return guest.refuse(self, &stranger.into());
+            return guest.refuse(&self.guests, &stranger.into());
         }
-        guests.all.insert(number, Arc::clone(&guest));
-        let too_many = guests.all.len() > self.most_guests;
-        let oldest = too_many.then(|| guests.all.pop_first()).flatten();
-        drop(guests);
-        if let Some((_, oldest)) = oldest {
-            self.note(&oldest.from, "there were too many who had not greeted");
-            oldest.close();
-        }
+        self.guests.keep(number, &guest.connection, &guest.from);
         if let Err(error) = guest.start(PATIENCE) {
-            self.forget(number);
-            self.note(&guest.from, &error.to_string());
-        }
-    }
-
-    /// A guest is none any more.
-    pub(super) fn forget(&self, number: u64) {
-        self.guests.lock().all.remove(&number);
-    }
-
-    /// Records a refused connection, in the log and for errors of ranks that wait.
-    pub(super) fn note(&self, from: &str, why: &str) {
-        let count = {
-            let mut guests = self.guests.lock();
-            guests.turned_away += 1;
-            guests.turned_away
-        };
-        stranger(from, why, count);
-        let mut text = format!("{from} was turned away: {why}");
-        cut(&mut text, 300);
-        if let Some(node) = self.node.upgrade() {
-            node.remark(text);
+            self.guests.forget(number);
+            self.guests.note(&guest.from, &error.to_string());
         }
     }
 
@@ -250,10 +209,7 @@ impl Source for Acceptor {
     }
 
     fn due(self: Arc<Self>, _: Instant) {
-        if let (true, Ok(reactor)) = (
-            std::mem::take(&mut self.guests.lock().paused),
-            Reactor::get(),
-        ) {
+        if let (true, Ok(reactor)) = (self.paused.swap(false, Ordering::AcqRel), Reactor::get()) {
             for (listener, token) in &*self.listeners.lock() {
                 reactor.modify(listener, *token, EventFlags::IN);
             }

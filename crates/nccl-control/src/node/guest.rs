@@ -1,10 +1,10 @@
-//! Somebody at an [`Acceptor`], until it has proved who it is.
+//! Somebody at a listening socket, until it has proved who it is.
 
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::acceptor::Acceptor;
+use super::guests::{self, Guests};
 use crate::admission::{PATIENCE, Refusal};
 use crate::connection::{Connection, Received};
 use crate::frame::{Decoder, GREETING, LARGEST_FRAME};
@@ -22,13 +22,13 @@ const UNSEEN: &str = "sent a greeting and did not show that it made it: it may b
 
 pub(super) struct Guest {
     this: Weak<Self>,
-    acceptor: Weak<Acceptor>,
+    guests: Weak<Guests>,
     number: u64,
     /// Where it is, for sentences.
     pub(super) from: String,
     /// What a greeting has to say in plain that is meant for this process.
     plain: Plain,
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
     /// Only the reactor's thread takes it.
     talk: Mutex<Talk>,
 }
@@ -54,7 +54,7 @@ enum Stage {
 
 impl Guest {
     pub(super) fn new(
-        acceptor: Weak<Acceptor>,
+        guests: Weak<Guests>,
         number: u64,
         from: String,
         plain: Plain,
@@ -66,7 +66,7 @@ impl Guest {
         });
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            acceptor,
+            guests,
             number,
             from,
             plain,
@@ -86,15 +86,14 @@ impl Guest {
         Ok(())
     }
 
-    pub(super) fn close(&self) {
-        self.connection.forget();
-        self.connection.shut();
+    fn close(&self) {
+        guests::close(&self.connection);
     }
 
     /// Says why, and hears no more.
-    pub(super) fn refuse(&self, acceptor: &Acceptor, refusal: &Refusal) {
+    pub(super) fn refuse(&self, guests: &Guests, refusal: &Refusal) {
         if !matches!(refusal.again, Again::At { .. }) {
-            acceptor.note(&self.from, &refusal.why);
+            guests.note(&self.from, &refusal.why);
         }
         self.connection.greet(&Greeting::Refused {
             why: refusal.why.clone(),
@@ -103,18 +102,10 @@ impl Guest {
         self.connection.flush_quietly();
     }
 
-    fn take(
-        &self,
-        acceptor: &Acceptor,
-        talk: &mut Talk,
-        greeting: Greeting,
-    ) -> Result<(), Refusal> {
+    fn take(&self, guests: &Guests, talk: &mut Talk, greeting: Greeting) -> Result<(), Refusal> {
         match (std::mem::replace(&mut talk.stage, Stage::Hello), greeting) {
             (Stage::Hello, Greeting::Hello { plain, first }) => {
-                let secret = acceptor
-                    .node
-                    .upgrade()
-                    .and_then(|node| node.job.secret.clone());
+                let secret = guests.gate.upgrade().and_then(|gate| gate.secret());
                 let opened = self.plain.refuse(&plain).and_then(|()| {
                     Responder::open(secret.as_ref(), &self.plain.prologue(), &first)
                         .ok_or(Unproved::OtherSecret)
@@ -123,7 +114,7 @@ impl Guest {
                     Ok(opened) => opened,
                     Err(unproved) => {
                         // Instead of the refusal, which says no more.
-                        acceptor.note(&self.from, &unproved.of_sender(&plain));
+                        guests.note(&self.from, &unproved.of_sender(&plain));
                         self.connection.greet(&Greeting::Unproved(unproved));
                         self.connection.flush_quietly();
                         talk.stage = Stage::Dismissed;
@@ -143,12 +134,12 @@ impl Guest {
                 Ok(())
             }
             (Stage::Opened { hello }, Greeting::Present) => {
-                let Some(node) = acceptor.node.upgrade() else {
+                let Some(gate) = guests.gate.upgrade() else {
                     return Err(Refusal::from(String::from("this rank has left")));
                 };
-                let welcome = node.admit(&hello)?;
+                let welcome = gate.admit(&hello)?;
                 self.connection.greet(&welcome);
-                acceptor.forget(self.number);
+                guests.forget(self.number);
                 let mut decoder = std::mem::replace(&mut talk.decoder, Decoder::new(0));
                 decoder.set_limit(LARGEST_FRAME);
                 let connection = Arc::clone(&self.connection);
@@ -158,7 +149,7 @@ impl Guest {
                         talk.decoder = decoder;
                         Stage::Asks
                     }
-                    _ => Stage::In(node.let_in(connection, decoder)),
+                    _ => Stage::In(gate.let_in(connection, decoder)),
                 };
                 self.connection.flush_quietly();
                 Ok(())
@@ -169,18 +160,18 @@ impl Guest {
     }
 
     /// It is not heard any more; `why` is noted.
-    fn end(&self, acceptor: &Acceptor, why: Option<&str>) {
+    fn end(&self, guests: &Guests, why: Option<&str>) {
         if let Some(why) = why {
-            acceptor.note(&self.from, why);
+            guests.note(&self.from, why);
         }
-        acceptor.forget(self.number);
+        guests.forget(self.number);
         self.close();
     }
 }
 
 impl Source for Guest {
     fn ready(self: Arc<Self>, events: EventFlags) {
-        let Some(acceptor) = self.acceptor.upgrade() else {
+        let Some(guests) = self.guests.upgrade() else {
             return self.close();
         };
         let talk = &mut *self.talk.lock();
@@ -196,24 +187,24 @@ impl Source for Guest {
             let taken = match talk.decoder.next() {
                 Ok(None) => break,
                 Ok(Some(frame)) if matches!(talk.stage, Stage::Asks) => {
-                    let node = acceptor.node.upgrade();
-                    let stays = node.map(|node| node.answer_asker(&self.connection, &frame));
+                    let gate = guests.gate.upgrade();
+                    let stays = gate.map(|gate| gate.answer_asker(&self.connection, &frame));
                     match stays {
                         Some(Ok(true)) => continue,
-                        Some(Err(why)) => acceptor.note(&self.from, &why),
+                        Some(Err(why)) => guests.note(&self.from, &why),
                         Some(Ok(false)) | None => {}
                     }
                     return self.close();
                 }
                 Ok(Some(frame)) => match Greeting::decode(&frame) {
-                    Ok(greeting) => self.take(&acceptor, talk, greeting),
+                    Ok(greeting) => self.take(&guests, talk, greeting),
                     Err(OTHER_VERSION) => Err(OTHER_VERSION.0.to_owned().into()),
                     Err(broken) => Err(format!("it sent {}", broken.0).into()),
                 },
                 Err(broken) => Err(format!("it sent {}", broken.0).into()),
             };
             if let Err(refusal) = taken {
-                self.refuse(&acceptor, &refusal);
+                self.refuse(&guests, &refusal);
                 talk.stage = Stage::Dismissed;
                 break;
             }
@@ -227,32 +218,32 @@ impl Source for Guest {
         }
         match &talk.stage {
             Stage::Hello => {
-                self.end(&acceptor, Some("it hung up before it had said who it is"));
+                self.end(&guests, Some("it hung up before it had said who it is"));
             }
             Stage::Opened { hello } => {
                 let why = format!("{}, {UNSEEN}", hello.claim());
-                self.end(&acceptor, Some(&why));
+                self.end(&guests, Some(&why));
             }
-            Stage::Dismissed | Stage::In(_) | Stage::Asks => self.end(&acceptor, None),
+            Stage::Dismissed | Stage::In(_) | Stage::Asks => self.end(&guests, None),
         }
     }
 
     fn due(self: Arc<Self>, _: Instant) {
-        let Some(acceptor) = self.acceptor.upgrade() else {
+        let Some(guests) = self.guests.upgrade() else {
             return;
         };
         let talk = &*self.talk.lock();
         match &talk.stage {
             Stage::In(_) => {}
-            Stage::Asks | Stage::Dismissed => self.end(&acceptor, None),
+            Stage::Asks | Stage::Dismissed => self.end(&guests, None),
             Stage::Hello => {
                 let limit = PATIENCE.as_secs();
                 let why = format!("it did not say who it is within {limit} s");
-                self.end(&acceptor, Some(&why));
+                self.end(&guests, Some(&why));
             }
             Stage::Opened { hello } => {
                 let why = format!("{}, {UNSEEN}", hello.claim());
-                self.end(&acceptor, Some(&why));
+                self.end(&guests, Some(&why));
             }
         }
     }

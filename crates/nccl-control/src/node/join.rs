@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nccl_base::ranges::ranges;
 
 use super::acceptor::Acceptor;
-use super::{LineOf, Node, State, vigil};
+use super::driver::{LineOf, Node, State};
 use crate::client::{self, Claim};
 use crate::departure::{Departure, Failure, How};
 use crate::environment::Rendezvous;
@@ -168,7 +168,7 @@ impl Node {
             let mut state = node.state.lock();
             state.desk.size = size;
             state.mailbox = Some(Arc::clone(mailbox));
-            state.former_vigil = former.and_then(|fd| vigil::keep_former(&node.this, fd));
+            state.former_vigil = former.and_then(|fd| node.watch_former(fd));
             if let Some(why) = unreachable {
                 state.desk.remark(why);
             }
@@ -223,7 +223,7 @@ impl Node {
         rendezvous: &Rendezvous,
         size: usize,
     ) -> Result<()> {
-        let acceptor = Acceptor::open(self, listener, rendezvous.places(), size)?;
+        let acceptor = Acceptor::open(self.gate(), &self.job, listener, rendezvous.places(), size)?;
         let _ = self.acceptor.set(acceptor);
         let mut state = self.state.lock();
         self.pump(&mut state);
@@ -511,7 +511,11 @@ impl Node {
     pub(crate) fn cut_for_a_test(&self) {
         let state = self.state.lock();
         self.close(state);
-        let others: Vec<_> = super::ALL.lock().iter().filter_map(Weak::upgrade).collect();
+        let others: Vec<_> = super::driver::ALL
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
         for other in others.iter().filter(|other| other.me != self.me) {
             other.process_ended(self.me);
         }

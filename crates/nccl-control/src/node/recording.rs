@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nccl_base::clock;
 
-use super::Node;
+use super::driver::Node;
 use crate::attached::host;
 use crate::connection::Connection;
 use crate::departure::Reason;
@@ -23,7 +23,7 @@ static RECORDING: AtomicUsize = AtomicUsize::new(0);
 
 impl Node {
     /// What somebody wants who asks for recordings and for nothing else. Whether it stays.
-    pub(super) fn answer_asker(
+    pub(super) fn answer(
         &self,
         connection: &Arc<Connection>,
         frame: &Frame,

@@ -1,11 +1,10 @@
 //! The ends of the processes of this kernel, each watched by a descriptor of its own.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use super::Node;
 use crate::process::{self, Found};
-use crate::proto::{MemberId, Peer};
+use crate::proto::Peer;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
 
@@ -24,34 +23,36 @@ pub(super) enum Kept {
     Elsewhere,
 }
 
-pub(super) fn keep(node: &Weak<Node>, peer: &Peer) -> Kept {
+/// Watches the process of `peer`, and calls `ended` once when it ends.
+pub(super) fn keep(peer: &Peer, ended: impl FnOnce() + Send + 'static) -> Kept {
     let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
     if !is_here || peer.pid == std::process::id() {
         return Kept::Elsewhere;
     }
     let descriptor = match process::find(peer.pid, peer.started) {
-        Found::Process(descriptor) => Arc::new(descriptor),
+        Found::Process(descriptor) => descriptor,
         Found::Ended => return Kept::Ended,
         Found::Unknown => return Kept::Elsewhere,
     };
-    match watch(node, descriptor, Of::Member(peer.id)) {
+    match watch(descriptor, ended) {
         Some(vigil) => Kept::Watched(vigil),
         None => Kept::Elsewhere,
     }
 }
 
-/// Watches the process that forms the first generation, at the other end of a Unix socket: who it is, it has not said yet.
-pub(super) fn keep_former(node: &Weak<Node>, socket: impl AsFd) -> Option<Arc<Vigil>> {
+/// Watches the process that forms the first generation, at the other end of a Unix socket: who it is, it has not said yet. `ended`
+/// gets its number.
+pub(super) fn keep_former(
+    socket: impl AsFd,
+    ended: impl FnOnce(u64) + Send + 'static,
+) -> Option<Arc<Vigil>> {
     let (descriptor, pid) = process::at_the_other_end(socket)?;
-    watch(node, Arc::new(descriptor), Of::Former(pid))
+    watch(descriptor, move || ended(pid))
 }
 
-fn watch(node: &Weak<Node>, descriptor: Arc<OwnedFd>, of: Of) -> Option<Arc<Vigil>> {
-    let watcher = Arc::new(Watcher {
-        node: Weak::clone(node),
-        of,
-        told: Mutex::new(false),
-    });
+fn watch(descriptor: OwnedFd, ended: impl FnOnce() + Send + 'static) -> Option<Arc<Vigil>> {
+    let descriptor = Arc::new(descriptor);
+    let watcher = Arc::new(Watcher(Mutex::new(Some(Box::new(ended)))));
     let reactor = Reactor::get().ok()?;
     let token = reactor.add(&*descriptor, EventFlags::IN, watcher as Arc<dyn Source>);
     let token = Some(token.ok()?);
@@ -66,29 +67,14 @@ impl Drop for Vigil {
     }
 }
 
-/// Whose end it is.
-enum Of {
-    Member(MemberId),
-    /// Of the process that forms the first generation, with its number.
-    Former(u64),
-}
-
-struct Watcher {
-    node: Weak<Node>,
-    of: Of,
-    told: Mutex<bool>,
-}
+/// What is to be called, until it was.
+struct Watcher(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Source for Watcher {
     fn ready(self: Arc<Self>, _: EventFlags) {
-        if std::mem::replace(&mut *self.told.lock(), true) {
-            return;
-        }
-        if let Some(node) = self.node.upgrade() {
-            match self.of {
-                Of::Member(member) => node.process_ended(member),
-                Of::Former(pid) => node.former_ended(pid),
-            }
+        let ended = self.0.lock().take();
+        if let Some(ended) = ended {
+            ended();
         }
     }
 }

@@ -1,0 +1,145 @@
+//! Whom a node lets in, and what it tells those that it does not.
+
+use std::sync::{Arc, Weak};
+
+use super::driver::{Node, State};
+use super::guests::Gate;
+use crate::admission::{Refusal, has_room};
+use crate::connection::Connection;
+use crate::frame::{Decoder, Frame};
+use crate::greeting::{Again, Greeting, Hello, Role};
+use crate::secret::Secret;
+use crate::transport::{Driver as _, Port};
+
+impl Gate for Node {
+    fn secret(&self) -> Option<Secret> {
+        self.job.secret.clone()
+    }
+
+    fn admit(&self, hello: &Hello) -> Result<Greeting, Refusal> {
+        let Hello {
+            job,
+            epoch,
+            world_size,
+            role,
+            rank,
+            host,
+            pid,
+            ..
+        } = hello;
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let own = state.generation();
+        let size = match state.lines.last() {
+            Some(line) => line.membership.members.len(),
+            None => state.desk.size,
+        };
+        if *job != self.job.name {
+            return Err(Refusal::of_job(job, &self.job.name));
+        }
+        match role {
+            Role::Newcomer => self.may_admit(state)?,
+            Role::Rank => {
+                if *epoch != own {
+                    return Err(Refusal::of_epoch(*epoch, own));
+                }
+                if self.slot() != 0 {
+                    return Err(self.refer(state));
+                }
+                if *world_size != size {
+                    return Err(Refusal::from(format!(
+                        "rank {rank} expects {world_size} ranks, rank 0 expects {size}"
+                    )));
+                }
+                if *rank == self.slot() || *rank >= size {
+                    return Err(Refusal::from(format!("there is no rank {rank} to join")));
+                }
+                let active = state
+                    .lines
+                    .last()
+                    .map(|line| &line.membership.members[*rank]);
+                if let Some(there) = active.or_else(|| state.member.joined(*rank as u32)) {
+                    let end = state.gone.iter().find(|(id, _)| *id == there.id);
+                    let end = end.map_or_else(String::new, |(_, end)| format!("; {end}"));
+                    return Err(Refusal::from(format!(
+                        "rank {rank} has joined already, as {}, pid {}{end}: this one is {}, pid {pid}, and \
+                         two processes cannot be one rank",
+                        there.host,
+                        there.pid,
+                        crate::visible::name(host)
+                    )));
+                }
+            }
+            Role::Observer | Role::Follower | Role::Onlooker => {
+                // Of an epoch that was not the first, an observer need not know the number of ranks.
+                if *epoch == own && ![0, size].contains(world_size) {
+                    return Err(Refusal::of_observer(*world_size, size));
+                }
+                has_room(state.member.observers().len(), size)?;
+            }
+            Role::Member | Role::Asker => {}
+        }
+        let by = match state.lines.last() {
+            Some(line) => line.rank,
+            None => self.slot(),
+        };
+        Ok(Greeting::Welcome { by, epoch: own })
+    }
+
+    fn let_in(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<Port> {
+        let mut state = self.state.lock();
+        state.ports.accepted(&self.driver(), connection, decoder)
+    }
+
+    fn answer_asker(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<bool, String> {
+        self.answer(connection, frame)
+    }
+
+    fn remark(&self, text: String) {
+        self.state.lock().desk.remark(text);
+    }
+}
+
+impl Node {
+    pub(super) fn gate(&self) -> Weak<dyn Gate> {
+        Weak::clone(&self.this) as Weak<dyn Gate>
+    }
+
+    /// Whether a process that asks to come in may do so here.
+    fn may_admit(&self, state: &State) -> Result<(), Refusal> {
+        let Some(line) = state.lines.last() else {
+            return Err(Refusal::later(String::from("the world has not met yet")));
+        };
+        let rank = line.rank;
+        if state.excluded.is_some() {
+            return Err(Refusal::later(format!(
+                "rank {rank} does not hear the others any more, which go on without it if they live"
+            )));
+        }
+        if state.member.leads() {
+            return Ok(());
+        }
+        if !state.member.is_led() {
+            return Err(Refusal::later(format!(
+                "rank {rank} is just looking for another coordinator"
+            )));
+        }
+        Err(self.refer(state))
+    }
+
+    /// That another process coordinates, and where that is, as far as this one has heard.
+    fn refer(&self, state: &State) -> Refusal {
+        let leader = state.member.coordinator();
+        let line = state.lines.last();
+        let rank = line.map_or(self.slot(), |line| line.rank);
+        let found = line.and_then(|line| {
+            let by = line.membership.rank_of(leader)?;
+            Some((by, line.membership.members[by].at.clone()))
+        });
+        let (by, at) = found.unwrap_or_default();
+        Refusal {
+            why: format!("this is rank {rank}, and rank {by} coordinates the job"),
+            again: Again::At { rank: by, at },
+        }
+    }
+}
