@@ -331,7 +331,10 @@ mod tests {
 
     #[test]
     fn the_reason_of_another_rank_moves_no_cursor() {
-        let digests = [digest(Ok(&[])), digest(Err("out of memory\u{1b}[2J".into()))];
+        let digests = [
+            digest(Ok(&[])),
+            digest(Err("out of memory\u{1b}[2J".into())),
+        ];
         let Ok(Compared::Failed(1, reason)) = compare(&digests) else {
             panic!("rank 1 failed");
         };

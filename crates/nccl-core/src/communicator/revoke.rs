@@ -203,7 +203,9 @@ impl Inner {
             let freed = match raw {
                 Some(raw) => {
                     let freed = free(&inner.library, Way::Abort, raw);
-                    freed.inspect_err(|failure| inner.tell_not_freed(failure)).is_ok()
+                    freed
+                        .inspect_err(|failure| inner.tell_not_freed(failure))
+                        .is_ok()
                 }
                 None => true,
             };
