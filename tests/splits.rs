@@ -302,6 +302,36 @@ fn a_network_that_is_whole_again_soon_ends_nothing() {
 }
 
 #[test]
+fn a_rank_that_nobody_saw_end_is_out_of_reach_and_not_dead() {
+    const TEST: &str = "a_rank_that_nobody_saw_end_is_out_of_reach_and_not_dead";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    // The second one coordinates.
+    each(&[([2, 1], 2), ([1, 2], 0)], |(counts, alone)| {
+        let Some(mut split) = Split::new(TEST, counts, false, "-") else {
+            return;
+        };
+        split.ranks[alone].child.kill().expect("it runs");
+        let others = || (0..3).filter(|rank| *rank != alone);
+        let said = split.all("talk");
+        let host = format!("(host{}, ", 1 + usize::from(alone > 0));
+        // Who coordinates is connected to, and only waits itself.
+        let signs = ["refuses connections", "closed from the other end"];
+        for rank in others() {
+            let told = &said[rank];
+            let is_told = signs.iter().any(|sign| told.contains(sign)) && told.contains(&host);
+            assert!(is_told && !told.contains("died"), "{}", split.log);
+        }
+        let said = split.all("next 15000");
+        for rank in others() {
+            assert_eq!(said[rank], "on 1 2", "{}", split.log);
+        }
+        println!("{}", split.log);
+    });
+}
+
+#[test]
 fn of_an_even_split_the_side_goes_on_that_claims_first() {
     const TEST: &str = "of_an_even_split_the_side_goes_on_that_claims_first";
     if let Role::Child(role) = Role::of(TEST) {

@@ -19,7 +19,7 @@ use std::fmt::{self, Write as _};
 
 use crate::digest;
 use crate::op::{Descriptor, Function};
-use nccl_base::wire::{self, Broken};
+use nccl_base::wire::{self, Broken, clean};
 use serde::{Deserialize, Serialize};
 
 /// The most operations that are told when captures differ.
@@ -29,7 +29,7 @@ const MOST: usize = 4096;
 #[derive(Serialize, Deserialize)]
 enum Given {
     Ready(Digest),
-    Failed(String),
+    Failed(#[serde(deserialize_with = "clean")] String),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -327,6 +327,19 @@ mod tests {
         Some(difference(&lists, Done::Captured, |ranks| {
             Roster::default().who(ranks)
         }))
+    }
+
+    #[test]
+    fn the_reason_of_another_rank_moves_no_cursor() {
+        let digests = [
+            digest(Ok(&[])),
+            digest(Err("out of memory\u{1b}[2J".into())),
+        ];
+        let Ok(Compared::Failed(1, reason)) = compare(&digests) else {
+            panic!("rank 1 failed");
+        };
+        assert!(reason.starts_with("out of memory"), "{reason:?}");
+        assert!(!reason.contains('\u{1b}'), "{reason:?}");
     }
 
     #[test]

@@ -172,6 +172,21 @@ pub(crate) fn aborted(of: &Identity, freed: bool, took: Duration) {
     );
 }
 
+/// NCCL refused to free a communicator; one that came too late to become a [`Communicator`](crate::Communicator) has no ranks.
+pub(crate) fn not_freed(of: Option<(&str, &Roster, usize)>, failure: &impl Display) {
+    tracing::warn!(
+        name: "nccl.comm.not_freed",
+        target: "nccl",
+        comm = of.map(|(name, ..)| name),
+        world_ranks = of.and_then(|(_, roster, _)| roster.world_ranks()),
+        rank = of.map(|(.., rank)| rank),
+        world_rank = of.map(|(_, roster, rank)| roster.world_rank(rank)),
+        launcher_rank = of.and_then(|(_, roster, rank)| roster.launcher_rank(rank)),
+        %failure,
+        "a communicator could not be freed"
+    );
+}
+
 /// NCCL has not given a communicator back.
 pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, why: &str) {
     stats::LEAKED_COMMUNICATORS.count();

@@ -297,7 +297,12 @@ impl Watch {
             Departure::Failed(why) => Cause::failed(why),
             Departure::Lost(lost) if lost.may_live() => {
                 let members = who.members.iter().enumerate();
-                let there = members.filter(|(_, member)| self.are_beside(rank, **member));
+                // Where the host itself answers, it says nothing of its other ranks.
+                let is_lost = |member| match lost.is_refused() {
+                    true => member == rank,
+                    false => self.are_beside(rank, member),
+                };
+                let there = members.filter(|(_, member)| is_lost(**member));
                 let there = there.map(|(place, _)| place).collect();
                 Cause::host_lost(&host, there, &roster, lost)
             }

@@ -73,8 +73,13 @@ fn all() -> Vec<(Departure, &'static str)> {
             "its process (pid 4711) ended without goodbye: it died",
         ),
         (
-            lost(How::NobodyListens),
-            "nobody listens at its address any more: its process has ended, or a firewall refuses connections",
+            Departure::Lost(silent(Sign::Refused, None, None)),
+            "its connection broke without goodbye: its host refuses connections to the address at which it listened: \
+             its process has ended, or a firewall refuses them",
+        ),
+        (
+            Departure::Lost(silent(Sign::Closed, None, None)),
+            "its connection broke without goodbye: it was closed from the other end, and none was made again",
         ),
         (lost(How::NoAddress), "it has no address"),
         (
@@ -273,7 +278,7 @@ fn only_a_silent_host_may_have_a_rank_that_lives() {
 fn the_word_of_the_parent_is_the_best_account_and_silence_the_worst() {
     let word = seen(Exit::Code(3), None, None, "");
     let silence = Lost::from(Sign::Error(String::from("no route")));
-    for how in [How::Closed, How::NobodyListens, How::Said(String::new())] {
+    for how in [How::Closed, How::Said(String::new())] {
         let closed = Lost::from(how);
         assert!(word < closed && closed < silence, "{closed:?}");
     }

@@ -61,8 +61,6 @@ pub enum How {
     Closed,
     /// Its process of this number ended, says the kernel.
     Exited { pid: u64 },
-    /// Its host refuses connections to the address at which it listened.
-    NobodyListens,
     /// Nobody knows where it listens.
     NoAddress,
     /// It sent what it must not, and was let go.
@@ -100,6 +98,10 @@ pub struct Silence {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Sign {
+    /// Its host refuses connections to the address at which it listened, which a firewall may do while it lives.
+    Refused,
+    /// The other end closed the connection, which something between may do while it lives, and made no other one.
+    Closed,
     /// The connection broke, or could not be made; what this side's system says.
     Error(#[serde(deserialize_with = "clean")] String),
     /// The other host gave the connection up, and had not acknowledged what was sent to it for so long.
@@ -209,6 +211,13 @@ impl Lost {
     #[doc(hidden)]
     pub fn may_live(&self) -> bool {
         self.silence().is_some()
+    }
+
+    /// Whether connections to it are closed or refused, so that its host need not be down.
+    #[doc(hidden)]
+    pub fn is_refused(&self) -> bool {
+        self.silence()
+            .is_some_and(|silence| matches!(silence.sign, Sign::Refused | Sign::Closed))
     }
 
     #[doc(hidden)]
@@ -367,9 +376,6 @@ impl fmt::Display for How {
             Self::Exited { pid } => {
                 write!(f, "its process (pid {pid}) ended without goodbye: it died")
             }
-            Self::NobodyListens => f.write_str(
-                "nobody listens at its address any more: its process has ended, or a firewall refuses connections",
-            ),
             Self::NoAddress => f.write_str("it has no address"),
             Self::Sent(what) => write!(f, "it sent {what}"),
             Self::LeftBehind { after } => write!(
@@ -407,6 +413,11 @@ pub(super) const ONE_WAY: &str = "packets come through one way only";
 impl fmt::Display for Sign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Refused => f.write_str(
+                "its host refuses connections to the address at which it listened: its process has ended, or a \
+                 firewall refuses them",
+            ),
+            Self::Closed => f.write_str("it was closed from the other end, and none was made again"),
             Self::Error(error) => f.write_str(error),
             Self::GaveUp { unacknowledged } => write!(
                 f,

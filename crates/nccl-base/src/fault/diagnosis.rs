@@ -149,7 +149,7 @@ impl Cause {
     }
 
     /// Its host does not answer any more: those ranks of the communicator live there. With packets that come through
-    /// one way only, the host itself is up.
+    /// one way only, or where it refuses connections, the host itself is up.
     #[doc(hidden)]
     pub fn host_lost(host: &str, ranks: Vec<usize>, roster: &Roster, gone: &Lost) -> Self {
         let (how, heartbeat) = (&gone.how, heartbeat(gone));
@@ -174,6 +174,20 @@ impl Cause {
                 evidence,
                 hint: format!(
                     "look at firewalls and routes between {host} and the others: packets come through one way only"
+                ),
+                ..Self::gone(root, text)
+            };
+        }
+        if gone.is_refused() {
+            let text = format!("cannot be reached on its host {host}: {how}");
+            let unseen = format!(
+                "{host} need not be down; no launcher and no rank of its kernel has seen the process of {lost} end"
+            );
+            return Self {
+                evidence: std::iter::once(unseen).chain(heartbeat).collect(),
+                hint: format!(
+                    "look whether the process of {lost} lives on {host}: if it does, a firewall or proxy ends connections \
+                     to it; started by nccl-run, its end and the reason would be known"
                 ),
                 ..Self::gone(root, text)
             };

@@ -294,6 +294,22 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
     }
 }
 
+#[test]
+fn a_rank_whose_host_refuses_connections_is_out_of_reach_and_its_host_is_not_gone() {
+    for sign in [Sign::Refused, Sign::Closed] {
+        let cause = Cause::host_lost("h2", vec![3], &Roster::default(), &sign.into());
+        let evidence = cause.evidence.join("; ");
+        let told = format!("{}; {evidence}; {}", cause.text, cause.hint);
+        assert!(
+            told.starts_with("cannot be reached on its host h2"),
+            "{told}"
+        );
+        for untrue in ["it died", "is gone with", "acknowledges nothing"] {
+            assert!(!told.contains(untrue), "{told}");
+        }
+    }
+}
+
 /// A roster of these ranks of a world, in which the launcher has started one number `shift` higher.
 fn roster(members: &[usize], shift: usize) -> Roster {
     let people: Vec<_> = (0..8).map(|rank| Some(rank + shift)).collect();

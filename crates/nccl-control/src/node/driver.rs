@@ -16,7 +16,7 @@ use super::vigil::{self, Vigil};
 use crate::attached::{Attached, host};
 use crate::client;
 use crate::clock::Clock;
-use crate::departure::{Departure, How, Lost, ProcessEnd, cut};
+use crate::departure::{Departure, How, Lost, ProcessEnd, Sign, cut};
 use crate::discovery::Found;
 use crate::envelope::{self, Asking, Saying, Telling, replied};
 use crate::environment::Rendezvous;
@@ -675,7 +675,11 @@ impl Driver for Node {
             state.feel();
         }
         // Of a process that may live, why it is out of reach; that a connection has ended says nothing of a process.
-        let silent = lost.clone().filter(Lost::may_live);
+        let silent = lost.clone().map(|lost| match lost.how {
+            How::Closed => Sign::Closed.into(),
+            _ => lost,
+        });
+        let silent = silent.filter(Lost::may_live);
         if let (Some(peer), Some(lost)) = (state.member.peer_of(number), silent) {
             state.handle(Input::Evidence(peer, lost));
         }

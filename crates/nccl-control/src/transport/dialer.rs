@@ -85,7 +85,7 @@ fn connect(driver: &dyn Driver, at: &str) -> Result<client::Met, Lost> {
         Tried::Follows { why, .. } | Tried::Refused(why) => Err(How::Said(why).into()),
         Tried::NotYet(error, _) => Err(match error.kind() {
             std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
-                How::NobodyListens.into()
+                Sign::Refused.into()
             }
             _ => Sign::Error(error.to_string()).into(),
         }),

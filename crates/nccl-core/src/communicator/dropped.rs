@@ -9,6 +9,7 @@ use super::handle::RawComm;
 use super::timeouts::Timeouts;
 use super::{Inner, Switch};
 use crate::abort::AbortSignal;
+use crate::events;
 use crate::inside;
 use crate::library::Library;
 use crate::peers::Supervisor;
@@ -91,6 +92,9 @@ fn reap(dropped: Dropped) {
         |way, raw| free_with(&dropped.library, way, raw, switch.map(|switch| &**switch)),
     );
     let (rank, roster) = (dropped.rank, &dropped.roster);
+    if let Err(failure) = &retired.freed {
+        events::not_freed(Some((&dropped.name, roster, rank)), failure);
+    }
     if let Err(unsettled) = retired.settled {
         tracing::warn!(
             name: "nccl.comm.unclean",

@@ -439,6 +439,7 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     let _first: Vec<_> = launches.iter().map(|launch| launch.0.lock()).collect();
     let freed = abort_in_a_group(&first.library, &raws);
     for ((inner, _), freed) in taken.iter().zip(freed) {
-        inner.phase.set_freed(freed);
+        let freed = freed.inspect_err(|failure| inner.tell_not_freed(failure));
+        inner.phase.set_freed(freed.is_ok());
     }
 }

@@ -43,11 +43,17 @@ impl Native for Arc<Inner> {
             // NCCL has let go of all that was lent to it, and keeps itself.
             return Ok(());
         }
-        free_with(&self.library, way, raw, self.switch.as_deref())
+        let freed = free_with(&self.library, way, raw, self.switch.as_deref());
+        freed.inspect_err(|failure| self.tell_not_freed(failure))
     }
 }
 
 impl Inner {
+    /// NCCL refused to free it.
+    pub(super) fn tell_not_freed(&self, failure: &NcclFailure) {
+        events::not_freed(Some((&self.name, self.roster(), self.rank)), failure);
+    }
+
     /// The launch under way, or left unfinished, that it shares with others. To be locked while it is freed.
     pub(super) fn shared_launch(&self) -> Option<Arc<SharedLaunch>> {
         self.launch.lock().clone()
@@ -91,28 +97,25 @@ pub(crate) fn free_with(
 
 /// Aborts all of them in one group, so that none waits for another one that comes later; for each whether
 /// NCCL let go of it. May block for as long as NCCL likes.
-pub(super) fn abort_in_a_group(library: &Library, raws: &[RawComm]) -> Vec<bool> {
-    let api = library.api();
-    let (Some(start), Some(end)) = (api.ncclGroupStart, api.ncclGroupEnd) else {
-        return vec![false; raws.len()];
+pub(super) fn abort_in_a_group(
+    library: &Library,
+    raws: &[RawComm],
+) -> Vec<Result<(), NcclFailure>> {
+    let group = |call: &'static str, function: Option<unsafe extern "C" fn() -> _>| {
+        let function = function.ok_or_else(|| ffi::missing(library, call))?;
+        // SAFETY: takes no arguments. This thread is in no group before the first call; the second one closes it.
+        ffi::check(library, call, unsafe { function() }).map(drop)
     };
-    // SAFETY: takes no arguments; this thread is in no group.
-    let started = unsafe { start() };
-    if ffi::check(library, "ncclGroupStart", started).is_err() {
-        return vec![false; raws.len()];
+    let none = |failure: NcclFailure| raws.iter().map(|_| Err(failure.clone())).collect();
+    let api = library.api();
+    if let Err(failure) = group("ncclGroupStart", api.ncclGroupStart) {
+        return none(failure);
     }
-    let called: Vec<bool> = raws
-        .iter()
-        .map(|&raw| free(library, Way::Abort, raw).is_ok())
-        .collect();
-    // SAFETY: takes no arguments; closes the group opened above.
-    let ended = unsafe { end() };
-    match ffi::check(library, "ncclGroupEnd", ended) {
-        Ok(_) => called,
-        Err(failure) => {
-            tracing::warn!(name: "nccl.comm.not_freed", target: "nccl", %failure, "communicators could not be freed together");
-            vec![false; raws.len()]
-        }
+    let abort = |&raw: &RawComm| free(library, Way::Abort, raw);
+    let called = raws.iter().map(abort).collect();
+    match group("ncclGroupEnd", api.ncclGroupEnd) {
+        Ok(()) => called,
+        Err(failure) => none(failure),
     }
 }
 

@@ -237,11 +237,7 @@ pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), Nccl
     // SAFETY: `raw` was taken out of its slot by the one caller that is to free it, so nothing else
     // reaches it.
     let code = unsafe { function(raw.as_ptr()) };
-    let freed = ffi::check(library, call, code).map(drop);
-    if let Err(failure) = &freed {
-        tracing::warn!(name: "nccl.comm.not_freed", target: "nccl", %failure, "a communicator could not be freed");
-    }
-    freed
+    ffi::check(library, call, code).map(drop)
 }
 
 impl Unsettled {

@@ -26,6 +26,7 @@ use super::lifecycle::Outcome;
 use super::why::Why;
 use super::{Communicator, Inner};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events;
 use crate::ffi;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
@@ -200,7 +201,12 @@ impl Inner {
             let _handle = inner.handle.wait_for_it();
             let raw = inner.revocation.kept.lock().take();
             let freed = match raw {
-                Some(raw) => free(&inner.library, Way::Abort, raw).is_ok(),
+                Some(raw) => {
+                    let freed = free(&inner.library, Way::Abort, raw);
+                    freed
+                        .inspect_err(|failure| inner.tell_not_freed(failure))
+                        .is_ok()
+                }
                 None => true,
             };
             if !freed {
@@ -224,9 +230,12 @@ impl Inner {
         let Some(raw) = self.revocation.kept.lock().take() else {
             return;
         };
+        let of = (Arc::clone(&self.name), Arc::clone(self.roster()), self.rank);
         let remains = (self.library.clone(), raw, self.own_stream.take());
-        let end = |(library, raw, own_stream): (_, RawComm, _)| {
-            if free(&library, Way::Abort, raw).is_err() {
+        let end = move |(library, raw, own_stream): (_, RawComm, _)| {
+            if let Err(failure) = free(&library, Way::Abort, raw) {
+                let (name, roster, rank) = &of;
+                events::not_freed(Some((name, roster, *rank)), &failure);
                 std::mem::forget(own_stream);
             }
         };

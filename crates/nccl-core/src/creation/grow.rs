@@ -35,6 +35,7 @@ use crate::communicator::handle::{Guard, RawComm, free};
 use crate::communicator::{Communicator, Inner, Why};
 use crate::driver;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::local;
@@ -407,7 +408,8 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
             },
             move |late: Result<(RawComm, Result<()>)>| {
                 if let Ok((raw, _)) = late {
-                    let _ = free(&freeing, Way::Abort, raw);
+                    let freed = free(&freeing, Way::Abort, raw);
+                    let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
                 }
             },
         );

@@ -21,6 +21,7 @@ use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 use nccl_base::fault::Roster;
 use nccl_base::from_outside::FromOutside;
+use nccl_base::visible;
 
 /// What a rank tells the others: whether it takes part, and as what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +191,7 @@ impl Communicator {
                 return Err(Error::rendezvous(format!(
                     "{} cannot take part in {name:?}: {}",
                     self.inner.member(member),
-                    String::from_utf8_lossy(text)
+                    visible::text(&String::from_utf8_lossy(text))
                 )));
             }
         }

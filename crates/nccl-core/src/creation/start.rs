@@ -15,6 +15,7 @@ use crate::communicator::free::free_with;
 use crate::communicator::handle::{RawComm, Unsettled, free, settle};
 use crate::driver;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::library::Library;
@@ -62,7 +63,8 @@ pub(super) fn start_split(
             Ok(())
         },
         move |_: Result<()>| {
-            let _ = free_with(&freeing, Way::Abort, parent, Some(&held));
+            let freed = free_with(&freeing, Way::Abort, parent, Some(&held));
+            let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
         },
     );
     came_back(begun, SPLIT, limit, here)
@@ -145,7 +147,8 @@ pub(super) fn start(
         // Nobody knows of it, and this thread may wait.
         move |made: Result<(RawComm, Result<()>)>| {
             if let Ok((raw, _)) = made {
-                let _ = free(&freeing, Way::Abort, raw);
+                let freed = free(&freeing, Way::Abort, raw);
+                let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
             }
         },
     );
@@ -182,7 +185,8 @@ pub(super) fn settle_apart(
             })
         },
         move |_| {
-            let _ = free_with(&freeing, Way::Abort, raw, switch.as_deref());
+            let freed = free_with(&freeing, Way::Abort, raw, switch.as_deref());
+            let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
         },
     );
     match settled {

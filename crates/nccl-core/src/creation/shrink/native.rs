@@ -17,6 +17,7 @@ use crate::creation::slot::Slot;
 use crate::creation::start::Sent;
 use crate::driver;
 use crate::error::{Error, NcclFailure, Result};
+use crate::events;
 use crate::ffi;
 use crate::library::Library;
 use crate::peers::Supervisor;
@@ -195,7 +196,8 @@ impl Inner {
         {
             let library = self.library.clone();
             within(self.timeouts.abort, "nccl-abort", move || {
-                free(&library, Way::Abort, ruin)
+                let freed = free(&library, Way::Abort, ruin);
+                freed.inspect_err(|failure| events::not_freed(None, failure))
             });
         }
     }
