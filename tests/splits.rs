@@ -301,6 +301,68 @@ fn a_network_that_is_whole_again_soon_ends_nothing() {
     });
 }
 
+/// What comes to a host is answered by a reset.
+const REJECTS: &str = "meta l4proto tcp reject with tcp reset";
+
+#[test]
+fn connections_that_are_reset_are_made_again_and_end_nothing() {
+    const TEST: &str = "connections_that_are_reset_are_made_again_and_end_nothing";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    each(&[[1, 1], [2, 1], [1, 2], [2, 2]], |counts| {
+        let Some(mut split) = Split::new(TEST, counts, false, "-") else {
+            return;
+        };
+        let size = counts[0] + counts[1];
+        let is_whole = |split: &mut Split| {
+            for said in split.all("talk") {
+                assert_eq!(said, format!("on 0 {size}"), "{}", split.log);
+            }
+        };
+        for host in [0, 1, 0] {
+            match split.hosts.reset(host, "") {
+                Ok(count) => assert!(count > 0, "no connection of host {host} was reset"),
+                Err(unable) => return eprintln!("not run: {unable}"),
+            }
+            is_whole(&mut split);
+        }
+        for host in [0, 1] {
+            if let Err(unable) = split.hosts.filter(host, REJECTS) {
+                return eprintln!("not run: {unable}");
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            split.hosts.unfilter(host);
+            is_whole(&mut split);
+        }
+    });
+}
+
+#[test]
+fn a_firewall_that_rejects_splits_a_world_and_is_told_as_that() {
+    const TEST: &str = "a_firewall_that_rejects_splits_a_world_and_is_told_as_that";
+    if let Role::Child(role) = Role::of(TEST) {
+        return process(&role);
+    }
+    let cases = [([2, 1], 0), ([2, 1], 1), ([1, 2], 0), ([1, 2], 1)];
+    each(&cases, |(counts, host)| {
+        let Some(mut split) = Split::new(TEST, counts, false, "-") else {
+            return;
+        };
+        if let Err(unable) = split.hosts.filter(host, REJECTS) {
+            return eprintln!("not run: {unable}");
+        }
+        let larger = usize::from(counts[1] > counts[0]);
+        let said = split.all("next 15000");
+        split.one_side_is_on(&said, larger);
+        split.hosts.unfilter(host);
+        std::thread::sleep(Duration::from_secs(2));
+        let said = split.all("talk");
+        split.one_side_is_on(&said, larger);
+        println!("{}", split.log);
+    });
+}
+
 #[test]
 fn a_rank_that_nobody_saw_end_is_out_of_reach_and_not_dead() {
     const TEST: &str = "a_rank_that_nobody_saw_end_is_out_of_reach_and_not_dead";
