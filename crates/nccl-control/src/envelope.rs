@@ -46,8 +46,8 @@ pub(crate) enum Saying {
     },
     /// The sender fails, and stays for the ends of its communicators.
     Failed { generation: u64, why: Failure },
-    /// Whoever has started these processes, by slot, is there and will say how they end; or is gone.
-    Watched { slots: Vec<u32>, watched: bool },
+    /// The launcher of these members' processes is there, and will say how they end.
+    Watched(Vec<MemberId>),
     /// How the process has ended that runs this member, says whoever has started it. That proves nothing of the member; its end, when
     /// it is proven, is told with this.
     Told { member: MemberId, end: ProcessEnd },

@@ -86,7 +86,7 @@ pub(super) struct State {
     pub(super) gone: Vec<(MemberId, Departure)>,
     pub(super) vigils: HashMap<MemberId, Arc<Vigil>>,
     /// Members whose parent will say how they end.
-    pub(super) watched: BTreeSet<u32>,
+    pub(super) watched: BTreeSet<MemberId>,
     /// Ends that wait until then: for the word of a parent, or, where that has come, for a goodbye.
     pub(super) ends: Vec<(Instant, MemberId, Proof)>,
     /// How the processes have ended that run these members.
@@ -625,7 +625,7 @@ impl Node {
         state.vigils.remove(&member);
         if let Some(end) = state.words.remove(&member) {
             state.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
-        } else if state.watched.contains(&member.slot) {
+        } else if state.watched.contains(&member) {
             let until = Instant::now() + WORD;
             state.ends.push((until, member, Proof::Kernel));
         } else {
@@ -886,13 +886,12 @@ impl State {
     /// Those that have come in have not heard whose ends their parents tell.
     fn pass_on_watched(&mut self) {
         let members = self.member.membership().members.iter();
-        let slots = members
-            .map(|peer| peer.id.slot)
-            .filter(|slot| self.watched.contains(slot));
-        let slots: Vec<_> = slots.collect();
-        if !slots.is_empty() {
-            let watched = true;
-            self.handle(Input::Command(say(&Saying::Watched { slots, watched })));
+        let watched = members
+            .map(|peer| peer.id)
+            .filter(|id| self.watched.contains(id));
+        let watched: Vec<_> = watched.collect();
+        if !watched.is_empty() {
+            self.handle(Input::Command(say(&Saying::Watched(watched))));
         }
     }
 
@@ -930,6 +929,7 @@ impl State {
                 member, departure, ..
             } => {
                 self.vigils.remove(member);
+                self.watched.remove(member);
                 self.ends.retain(|(_, id, _)| id != member);
                 if self.coordinator == Some(*member) {
                     self.ear = None;
@@ -967,14 +967,7 @@ impl State {
                     });
                     self.desk.leave_in(generation, from, &departure);
                 }
-                Ok(Saying::Watched { slots, watched }) => {
-                    for slot in slots {
-                        match watched {
-                            true => self.watched.insert(slot),
-                            false => self.watched.remove(&slot),
-                        };
-                    }
-                }
+                Ok(Saying::Watched(members)) => self.watched.extend(members),
                 Ok(Saying::Told { member, end }) => {
                     let waiting = self.ends.extract_if(.., |(_, id, _)| *id == member);
                     if waiting.count() > 0 {
@@ -1060,11 +1053,10 @@ impl State {
         };
         let peers = &line.membership.members;
         // A process that has another number has started the one that is the rank.
-        let slots = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
-        let slots: Vec<_> = slots.map(|peer| peer.id.slot).collect();
-        if slots.iter().any(|slot| !self.watched.contains(slot)) {
-            let watched = true;
-            self.handle(Input::Command(say(&Saying::Watched { slots, watched })));
+        let members = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
+        let members: Vec<_> = members.map(|peer| peer.id).collect();
+        if members.iter().any(|id| !self.watched.contains(id)) {
+            self.handle(Input::Command(say(&Saying::Watched(members))));
         }
         for known in self.desk.known(generation) {
             self.show_to(observer, generation, &Push::Member(known));
