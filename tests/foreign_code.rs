@@ -134,9 +134,6 @@ fn captured_when(
         drop(held);
         if ends_soon {
             becomes_void(stream);
-            // The monitor may have made it void, just before the thread that issues does. Were it ended between that one's two
-            // questions, it would be taken for one that has become a graph, and the process would end.
-            std::thread::sleep(Duration::from_millis(100));
             ends_without_graph(stream);
         }
         let error = issues.join().expect("no panic");

@@ -4,7 +4,7 @@
 mod captures;
 mod ranks;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -19,6 +19,52 @@ use captures::{
     memory, nodes, read,
 };
 use ranks::alone;
+
+#[test]
+fn a_void_capture_that_another_thread_ends_is_never_told_as_active() {
+    alone(
+        "a_void_capture_that_another_thread_ends_is_never_told_as_active",
+        &[],
+        || {
+            let context = device();
+            let stream = context.new_stream().unwrap();
+            // Odd while the capture is void or over.
+            let (phase, is_done) = (AtomicU32::new(0), AtomicBool::new(false));
+            let asked = thread::scope(|scope| {
+                let asks = scope.spawn(|| {
+                    context.bind_to_thread().unwrap();
+                    let mut asked = 0;
+                    while !is_done.load(Ordering::SeqCst) {
+                        let before = phase.load(Ordering::SeqCst);
+                        // SAFETY: the stream lives.
+                        let status = unsafe { result::stream::is_capturing(stream.cu_stream()) };
+                        if before % 2 == 1 && phase.load(Ordering::SeqCst) == before {
+                            let active = Status::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+                            assert_ne!(status.unwrap(), active, "in phase {before}");
+                            asked += 1;
+                        }
+                    }
+                    asked
+                });
+                for _ in 0..20_000 {
+                    stream.begin_capture(RELAXED).unwrap();
+                    // SAFETY: the stream lives. The question makes the capture void.
+                    let said = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
+                    assert_eq!(said, Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+                    phase.fetch_add(1, Ordering::SeqCst);
+                    assert!(stream.end_capture(NO_FLAGS).is_err(), "it is void");
+                    phase.fetch_add(1, Ordering::SeqCst);
+                    if asks.is_finished() {
+                        break;
+                    }
+                }
+                is_done.store(true, Ordering::SeqCst);
+                asks.join().expect("it was never told as active")
+            });
+            assert!(asked > 100, "asked {asked} times");
+        },
+    );
+}
 
 #[test]
 fn captured_work_runs_when_the_graph_is_launched_and_each_time() {

@@ -78,7 +78,8 @@ pub(super) fn unsafe_call() -> Result<(), CUresult> {
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if the stream itself is being captured, else as
 /// [`unsafe_call`].
 pub(super) fn unsafe_use_of(stream: &Stream) -> Result<(), CUresult> {
-    if let Some(capture) = stream.capture() {
+    let capture = stream.capture();
+    if let Some(capture) = capture.filter(|capture| capture.standing() != Standing::Over) {
         capture.invalidate();
         return Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
@@ -144,12 +145,14 @@ unsafe extern "C" fn end(handle: *mut c_void, place: *mut *mut c_void) -> CUresu
 
 /// Status and number of a stream's capture.
 fn status(stream: &Stream) -> (c_uint, u64) {
-    match stream.capture() {
-        None => (STATUS_NONE, 0),
-        Some(capture) if capture.standing() == Standing::Invalid => {
-            (STATUS_INVALIDATED, capture.id)
-        }
-        Some(capture) => (STATUS_ACTIVE, capture.id),
+    let Some(capture) = stream.capture() else {
+        return (STATUS_NONE, 0);
+    };
+    match capture.standing() {
+        Standing::Active => (STATUS_ACTIVE, capture.id),
+        Standing::Invalid => (STATUS_INVALIDATED, capture.id),
+        // Another thread ends it, and has not let go of the stream yet.
+        Standing::Over => (STATUS_NONE, 0),
     }
 }
 
