@@ -102,9 +102,9 @@ use nccl_base::operation;
 use nccl_base::{error, fault, forked, host, sync, time};
 #[cfg(feature = "world")]
 use nccl_control as rendezvous;
-use nccl_core::{communicator, library, op};
 #[cfg(feature = "world")]
-use nccl_core::{events, peers, reaper, threads};
+use nccl_core::{communicator, events, peers, reaper, threads};
+use nccl_core::{library, op};
 
 #[cfg(feature = "world")]
 pub mod debug_log {
