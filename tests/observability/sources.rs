@@ -139,9 +139,8 @@ fn the_page_lists_what_the_sources_say() -> Outcome {
     assert_eq!(names(&said), names(&listed));
     for (name, entry) in &listed {
         assert_eq!(said[name], *entry, "{name}");
-        // What is about a communicator says on which rank, in every numbering. Of what NCCL does not free, only NCCL's own
-        // handle is known.
-        if name.starts_with("nccl.comm.") && name != "nccl.comm.not_freed" {
+        // What is about a communicator says on which rank, in every numbering.
+        if name.starts_with("nccl.comm.") {
             for field in ["comm", "world_ranks", "rank", "world_rank", "launcher_rank"] {
                 assert!(entry.fields.contains(field), "{name} has no {field}");
             }

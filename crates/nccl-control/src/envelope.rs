@@ -48,7 +48,7 @@ pub(crate) enum Saying {
     Failed { generation: u64, why: Failure },
     /// The launcher of these members' processes is there, and will say how they end.
     Watched(Vec<MemberId>),
-    /// How the process has ended that runs this member, says whoever has started it. That proves nothing of the member; its end, when
+    /// How the process has ended that runs this member, says its launcher. That proves nothing of the member; its end, when
     /// it is proven, is told with this.
     Told { member: MemberId, end: ProcessEnd },
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// How ranks on several hosts find where to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
-    /// Somebody says it.
+    /// A caller or a variable says it.
     Run,
     Torchrun,
     Mpi,
@@ -94,7 +94,7 @@ const LAUNCHERS: [Launcher; 6] = [
     },
 ];
 
-/// What set torchrun apart from somebody who set `RANK` by hand.
+/// Variables by which torchrun is told from a `RANK` that was set by hand.
 const TORCHRUNS_OWN: [&str; 3] = ["LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"];
 
 /// The launcher that counts, and those that say the same: `srun` also speaks PMI to its processes, for

@@ -80,7 +80,7 @@ impl Line {
         }
     }
 
-    /// Those who read what happens in the world `before` read on in this one, its next epoch.
+    /// Readers of the events of the world `before` read on in this one, its next epoch.
     pub(crate) fn goes_on_from(&self, before: &Self) {
         let members = self.members.get().map_or(&[][..], Vec::as_slice);
         let epoch = WorldEvent::WentOn { epoch: self.job.1 };

@@ -56,7 +56,7 @@ pub(super) struct State {
     pub(super) closed: Option<Lost>,
     /// Whom this rank cannot reach any more, and why, if that is it.
     pub(super) cut_off: Option<(Vec<usize>, String)>,
-    /// What happens, once somebody has asked; in the next epoch, too.
+    /// The events, from the first reader on; in the next epoch, too.
     pub(super) happenings: Option<Arc<Happenings>>,
     /// Whether they go on in the mailbox of the next epoch.
     pub(super) passed_on: bool,

@@ -128,10 +128,10 @@ pub(super) struct Ear {
 /// After how long without a question a coordinator is silent. Nothing ends by that.
 const SILENT: Duration = Duration::from_secs(2);
 
-/// A process that looks so late was late itself, and judges nobody.
+/// A process that looks so late was late itself, and calls no member silent.
 const LATE: Duration = Duration::from_millis(500);
 
-/// How long somebody who starts the processes may take to stand in for the one that was to form the first generation.
+/// How long a launcher may take to stand in for the process that was to form the first generation.
 const STANDS_IN: Duration = Duration::from_secs(1);
 
 /// What is done when the lock is free.
@@ -373,7 +373,7 @@ impl Node {
         state.handle(Input::Command(command));
     }
 
-    /// Asks whoever coordinates, or will.
+    /// Asks the coordinator, or the next one.
     fn ask(&self, state: &mut State, index: usize, id: u64, request: Request) {
         let line = &mut state.lines[index];
         let asking = Asking {
@@ -532,7 +532,7 @@ impl Node {
         })
     }
 
-    /// Somebody coordinates from now on.
+    /// There is a coordinator from now on.
     fn coordinator(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
         self.bell.notify_all();
@@ -977,7 +977,7 @@ impl State {
                     }
                 }
                 Err(broken) => {
-                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "said", why = broken.0, "a member said what nobody understands");
+                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "said", why = broken.0, "what a member said cannot be decoded");
                 }
             },
             Entry::Operator(word) => {
@@ -1318,7 +1318,7 @@ impl State {
     }
 }
 
-/// What is said of those who are out of reach of a side that may not decide.
+/// What is said of the members out of reach of a side that may not decide.
 fn apart(from: &[usize], is_on_one_host: bool) -> String {
     let ranks = ranges(from);
     let (who, fault) = match from.len() {

@@ -1,4 +1,4 @@
-//! Somebody at a listening socket, until it has proved who it is.
+//! A process at a listening socket, until it has proved who it is.
 
 use std::io;
 use std::sync::{Arc, Weak};

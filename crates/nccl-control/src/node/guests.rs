@@ -18,11 +18,11 @@ pub(super) trait Gate: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn secret(&self) -> Option<Secret>;
     /// Whether the one who said hello may come in; what it is told then.
     fn admit(&self, hello: &Hello) -> Result<Greeting, Refusal>;
-    /// Somebody has proved who it is: from now on, its connection carries frames of the machines.
+    /// A process has proved who it is: from now on, its connection carries frames of the machines.
     fn let_in(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<Port>;
-    /// What somebody wants who asks for recordings and for nothing else. Whether it stays.
+    /// The request of a guest that asks for recordings and for nothing else. Whether it stays.
     fn answer_asker(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<bool, String>;
-    /// A guest was turned away: told to those who wait in vain.
+    /// A guest was turned away: told to the ranks that wait in vain.
     fn remark(&self, text: String);
 }
 

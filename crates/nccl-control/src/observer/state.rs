@@ -23,7 +23,7 @@ pub(super) struct State {
     /// Which rank this observer hears, or heard last, and of which epoch.
     pub(super) coordinator: usize,
     pub(super) epoch: u64,
-    /// The epoch whose ranks have the numbers that whoever started them has given them, if there is one.
+    /// The epoch whose ranks have the numbers that their launcher has given them, if there is one.
     pub(super) first: Option<u64>,
     /// Whether it has ever been there.
     pub(super) was_there: bool,
@@ -44,7 +44,7 @@ pub(super) struct Word {
     pub(super) rank: usize,
     pub(super) pid: u64,
     pub(super) end: ProcessEnd,
-    /// Those who have to know do.
+    /// All that have to know do.
     pub(super) told: bool,
 }
 
@@ -72,7 +72,7 @@ impl State {
         self.first == Some(self.epoch)
     }
 
-    /// Where the ranks listen that are there, for somebody who is new.
+    /// Where the ranks listen that are there, for a newcomer.
     pub(super) fn doors(&self) -> Vec<String> {
         let doors = self.board.doors(0).into_iter();
         doors.map(|(_, at)| at).collect()

@@ -95,6 +95,14 @@ pub(crate) fn free_with(
     }
 }
 
+/// Aborts a communicator that came too late, or to nothing: no [`Communicator`](crate::Communicator) is there to tell of it. Blocks
+/// for as long as NCCL likes.
+pub(crate) fn discard(library: &Library, raw: RawComm, switch: Option<&Switch>) {
+    if let Err(failure) = free_with(library, Way::Abort, raw, switch) {
+        events::not_freed(None, &failure);
+    }
+}
+
 /// Aborts all of them in one group, so that none waits for another one that comes later; for each whether
 /// NCCL let go of it. May block for as long as NCCL likes.
 pub(super) fn abort_in_a_group(

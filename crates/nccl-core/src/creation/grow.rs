@@ -31,16 +31,16 @@ use super::said::Said;
 use super::slot::Slot;
 use super::start::{BINDING, Patience, Sent, as_int, came_back};
 use crate::abort::AbortSignal;
-use crate::communicator::handle::{Guard, RawComm, free};
+use crate::communicator::free::discard;
+use crate::communicator::handle::{Guard, RawComm};
 use crate::communicator::{Communicator, Inner, Why};
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::events;
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::local;
 use crate::peers::{AsWorld, Peers};
-use crate::state::{Left, State, Way};
+use crate::state::{Left, State};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 #[cfg(doc)]
@@ -408,8 +408,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
             },
             move |late: Result<(RawComm, Result<()>)>| {
                 if let Ok((raw, _)) = late {
-                    let freed = free(&freeing, Way::Abort, raw);
-                    let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
+                    discard(&freeing, raw, None);
                 }
             },
         );

@@ -11,15 +11,14 @@ use cudarc::driver::CudaContext;
 use nccl_sys as sys;
 
 use crate::communicator::Switch;
-use crate::communicator::free::free_with;
-use crate::communicator::handle::{RawComm, Unsettled, free, settle};
+use crate::communicator::free::discard;
+use crate::communicator::handle::{RawComm, Unsettled, settle};
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::events;
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::library::Library;
-use crate::state::{Left, Way};
+use crate::state::Left;
 use crate::unique_id::UniqueId;
 
 pub(super) const CALL: &str = "ncclCommInitRankConfig";
@@ -63,8 +62,7 @@ pub(super) fn start_split(
             Ok(())
         },
         move |_: Result<()>| {
-            let freed = free_with(&freeing, Way::Abort, parent, Some(&held));
-            let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
+            discard(&freeing, parent, Some(&held));
         },
     );
     came_back(begun, SPLIT, limit, here)
@@ -147,8 +145,7 @@ pub(super) fn start(
         // Nobody knows of it, and this thread may wait.
         move |made: Result<(RawComm, Result<()>)>| {
             if let Ok((raw, _)) = made {
-                let freed = free(&freeing, Way::Abort, raw);
-                let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
+                discard(&freeing, raw, None);
             }
         },
     );
@@ -185,8 +182,7 @@ pub(super) fn settle_apart(
             })
         },
         move |_| {
-            let freed = free_with(&freeing, Way::Abort, raw, switch.as_deref());
-            let _ = freed.inspect_err(|failure| events::not_freed(None, failure));
+            discard(&freeing, raw, switch.as_deref());
         },
     );
     match settled {

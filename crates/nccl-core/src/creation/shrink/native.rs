@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use nccl_sys as sys;
 
 use super::attempt::{self, Attempt, Refusal, Verdict};
-use crate::communicator::free::within;
-use crate::communicator::handle::{RawComm, Unsettled, free, settle, state};
+use crate::communicator::free::{discard, within};
+use crate::communicator::handle::{RawComm, Unsettled, settle, state};
 use crate::communicator::lifecycle::Outcome;
 use crate::communicator::switch::HeldParent;
 use crate::communicator::{Communicator, Inner, Why};
@@ -17,11 +17,10 @@ use crate::creation::slot::Slot;
 use crate::creation::start::Sent;
 use crate::driver;
 use crate::error::{Error, NcclFailure, Result};
-use crate::events;
 use crate::ffi;
 use crate::library::Library;
 use crate::peers::Supervisor;
-use crate::state::{Left, Phase, Way};
+use crate::state::{Left, Phase};
 use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
 use nccl_base::fault::Cause;
@@ -196,8 +195,7 @@ impl Inner {
         {
             let library = self.library.clone();
             within(self.timeouts.abort, "nccl-abort", move || {
-                let freed = free(&library, Way::Abort, ruin);
-                freed.inspect_err(|failure| events::not_freed(None, failure))
+                discard(&library, ruin, None);
             });
         }
     }
