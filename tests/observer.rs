@@ -18,6 +18,13 @@ fn a_rank() {
 
 const LONG: Duration = Duration::from_secs(30);
 
+/// From whom the ranks know that their ends will be told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Teller {
+    Observer,
+    Environment,
+}
+
 /// Ranks that this process has started and looks after, all of which wait for each other.
 struct Family {
     ranks: Vec<Child>,
@@ -31,6 +38,10 @@ impl Family {
     }
 
     fn doing(script: &str, size: usize, tcp: bool, before: &[&str]) -> Self {
+        Self::told_by(Teller::Observer, script, size, tcp, before)
+    }
+
+    fn told_by(teller: Teller, script: &str, size: usize, tcp: bool, before: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("meet");
         let path = path.display().to_string();
@@ -39,6 +50,9 @@ impl Family {
             false => format!("unix:{path}"),
         };
         let mut more = vec![("NCCL_RUN_RENDEZVOUS", &place[..])];
+        if teller == Teller::Environment {
+            more.push(("NCCL_RUN_OBSERVED", "1"));
+        }
         let mut rendezvous = Rendezvous::unix(&path, 0, size).unwrap();
         if tcp {
             more.push(("NCCL_RUN_PUBLISH", &path));
@@ -51,7 +65,9 @@ impl Family {
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
                 let child = start_with(before, rank, size, script, &more);
-                observer.rank_started(rank, child.id()).unwrap();
+                if teller == Teller::Observer {
+                    observer.rank_started(rank, child.id()).unwrap();
+                }
                 child
             })
             .collect();
@@ -138,6 +154,23 @@ fn the_word_about_a_process_that_ran_the_rank_counts_when_the_ranks_connection_e
     for said in said {
         let word = "its process ended: killed by SIGKILL; stderr ended with: its last line";
         assert!(said.contains("rank 1 (") && said.contains(word), "{said}");
+    }
+}
+
+/// So no rank can be killed too early for its launcher: all know with the membership that its word will come.
+#[test]
+fn the_word_of_a_launcher_counts_that_the_ranks_know_from_their_environment_alone() {
+    for dead in [2, 0] {
+        let script = "wait in a phase";
+        let mut family = Family::told_by(Teller::Environment, script, 3, false, &[]);
+        let (said, _) = family.kill(dead);
+        for said in said {
+            let word = "its process ended: killed by SIGKILL; stderr ended with: its last line";
+            assert!(
+                said.contains(&format!("rank {dead} (")) && said.contains(word),
+                "{said}"
+            );
+        }
     }
 }
 

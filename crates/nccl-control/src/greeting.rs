@@ -33,7 +33,7 @@ use crate::visible;
 
 /// Every greeting begins with this and the version, which other versions read.
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 15;
+pub(super) const VERSION: u64 = 16;
 
 /// What somebody wants to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -437,6 +437,7 @@ impl FleetBuilder {
                 nccl_debug: self.nccl_debug,
                 record_dir,
                 devices: self.devices,
+                observe: self.observe,
             },
             command: Box::new(command),
             settings: self.settings,
@@ -445,7 +446,6 @@ impl FleetBuilder {
             grace: self.grace,
             epoch: self.epoch,
             stdin: self.stdin,
-            observe: self.observe,
             directory,
         })
     }

@@ -30,6 +30,8 @@ pub(super) struct Environment {
     pub(super) record_dir: Option<PathBuf>,
     /// One of these is all that a rank gets to see.
     pub(super) devices: Option<Vec<String>>,
+    /// Whether the fleet takes part as an observer.
+    pub(super) observe: bool,
 }
 
 impl Environment {
@@ -62,6 +64,7 @@ impl Environment {
             ("NCCL_RUN_LOCAL_WORLD_SIZE", number(self.here)),
             ("NCCL_RUN_RENDEZVOUS", Some(self.places(alone))),
             ("NCCL_RUN_RESTARTED", alone.map(|_| "1".into())),
+            ("NCCL_RUN_OBSERVED", self.observe.then(|| "1".into())),
             ("NCCL_RUN_JOB", Some(self.job.clone().into())),
             ("NCCL_RUN_EPOCH", Some(epoch.to_string().into())),
             // Those of a fleet around this one, or of the person's shell.
@@ -158,6 +161,7 @@ mod tests {
             nccl_debug: Some("/logs".into()),
             record_dir: Some("/faults".into()),
             devices: Some(vec!["2".into(), "3".into(), "4".into(), "5".into()]),
+            observe: true,
         }
     }
 
@@ -176,6 +180,7 @@ mod tests {
             ("NCCL_RUN_LOCAL_WORLD_SIZE", "4"),
             ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400"),
             ("NCCL_RUN_EPOCH", "2"),
+            ("NCCL_RUN_OBSERVED", "1"),
             ("NCCL_RUN_SECRET_FILE", "/x/secret"),
             ("NCCL_RUN_INTERFACE", "eth"),
             ("NCCL_SOCKET_IFNAME", "=eth0"),
@@ -186,6 +191,13 @@ mod tests {
             assert_eq!(get(name), Some(value), "{name}");
         }
         assert!(set.contains(&("NCCL_RUN_SECRET", None)));
+        let unobserved = Environment {
+            observe: false,
+            ..environment.clone()
+        };
+        // That of a fleet around this one is not theirs.
+        let set = unobserved.of(5, 2, None);
+        assert!(set.contains(&("NCCL_RUN_OBSERVED", None)));
     }
 
     #[test]

@@ -55,8 +55,6 @@ pub(super) struct Plan {
     pub(super) epoch: u64,
     /// The first rank reads this process's standard input; the others read nothing.
     pub(super) stdin: bool,
-    /// Whether the ranks are told of each other's ends.
-    pub(super) observe: bool,
     /// Removed at the end.
     pub(super) directory: TempDir,
 }
@@ -178,7 +176,7 @@ impl Watcher {
     fn attend(&mut self) {
         // First: it may stand in for a rank 0 that is gone, at the place of the one that will come.
         self.control = None;
-        if self.plan.observe {
+        if self.plan.environment.observe {
             self.control = Some(Control::start(&self.plan.environment, self.epoch));
         }
     }

@@ -115,6 +115,11 @@ pub(crate) fn own_rank() -> Result<Option<usize>> {
     rank(|name| std::env::var_os(name))
 }
 
+/// Whether the launcher takes part in the world as an observer, which says how the processes it has started end.
+pub(crate) fn is_observed() -> bool {
+    std::env::var_os("NCCL_RUN_OBSERVED").is_some_and(|value| value == "1")
+}
+
 pub(super) fn rank(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<usize>> {
     as_text(get, |get| {
         Ok(Launch::find(get).ok().map(|launch| launch.rank))

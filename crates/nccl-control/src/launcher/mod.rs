@@ -14,4 +14,4 @@ mod variables;
 #[cfg(test)]
 mod tests;
 
-pub(super) use launch::own_rank;
+pub(super) use launch::{is_observed, own_rank};

@@ -85,7 +85,7 @@ pub(super) struct State {
     /// Who has gone in this generation, in the order in which all have heard.
     pub(super) gone: Vec<(MemberId, Departure)>,
     pub(super) vigils: HashMap<MemberId, Arc<Vigil>>,
-    /// Members whose parent will say how they end.
+    /// Members of which an observer has said that it will tell how they end.
     pub(super) watched: BTreeSet<MemberId>,
     /// Ends that wait until then: for the word of a parent, or, where that has come, for a goodbye.
     pub(super) ends: Vec<(Instant, MemberId, Proof)>,
@@ -625,7 +625,7 @@ impl Node {
         state.vigils.remove(&member);
         if let Some(end) = state.words.remove(&member) {
             state.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
-        } else if state.watched.contains(&member) {
+        } else if state.is_told(member) {
             let until = Instant::now() + WORD;
             state.ends.push((until, member, Proof::Kernel));
         } else {
@@ -881,6 +881,12 @@ impl State {
             state,
         });
         self.work.mailboxes.push(Arc::clone(&line.mailbox));
+    }
+
+    /// Whether how a member ends will be told by its launcher: it said so itself, or an observer did.
+    fn is_told(&self, member: MemberId) -> bool {
+        let peer = self.member.membership().peer(member);
+        peer.is_some_and(|peer| peer.observed) || self.watched.contains(&member)
     }
 
     /// Those that have come in have not heard whose ends their parents tell.

@@ -114,6 +114,7 @@ fn peer(slot: usize, at: &str) -> Result<Peer> {
         kernel: process::kernel_sum(),
         at: at.to_owned(),
         launched: launched.and_then(|rank| rank.try_into().ok()),
+        observed: launcher::is_observed(),
     })
 }
 

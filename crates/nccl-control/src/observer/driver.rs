@@ -87,6 +87,7 @@ impl Watching {
             kernel: process::kernel_sum(),
             at: String::new(),
             launched: None,
+            observed: false,
         };
         let at = vec![found.to_owned()];
         let observer = Observer::new(

@@ -90,6 +90,8 @@ pub struct Peer {
     pub at: String,
     /// Which rank its launcher started it as, where there is one.
     pub launched: Option<u32>,
+    /// Its launcher takes part as an observer, and will say how it ends.
+    pub observed: bool,
 }
 
 /// The members of one generation, in the order of their ranks, and the witnesses that vote with them.

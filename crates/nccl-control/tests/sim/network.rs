@@ -249,6 +249,7 @@ impl Network {
             at: slot.to_string(),
             started: 0,
             launched: None,
+            observed: false,
         };
         self.processes.push(Process {
             machine: machine(peer),

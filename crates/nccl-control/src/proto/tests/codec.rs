@@ -62,6 +62,7 @@ fn peer(random: &mut Rng) -> Peer {
         at: text(random),
         started: number(random),
         launched: random.bool().then(|| random.u32(..64)),
+        observed: random.bool(),
     }
 }
 

@@ -29,6 +29,7 @@ impl Net {
             kernel: 7,
             at: self.members.len().to_string(),
             launched: None,
+            observed: false,
         }
     }
 
