@@ -974,7 +974,12 @@ impl Coordinator {
         if self.claim(core) {
             return None;
         }
-        if core.now.since(since) < (2 * core.timing.confirm).max(core.timing.give_up / 2) {
+        let limit = match &self.proposal {
+            // A majority answers: what is waited for is the silence of those that have not accepted.
+            Some(_) if self.is_current(core) => core.timing.give_up,
+            _ => (2 * core.timing.confirm).max(core.timing.give_up / 2),
+        };
+        if core.now.since(since) < limit {
             return None;
         }
         let all = core.others();

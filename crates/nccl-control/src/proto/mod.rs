@@ -17,7 +17,7 @@
 //! 3. A member that is not in the successor says that it reaches no majority or was left behind, or what it was told, and makes
 //!    nothing.
 //! 4. No process is called dead that lives.
-//! 5. All hear within a bound after the last fault.
+//! 5. All hear within a bound after the last fault, and members that reach each other and are a majority go on together.
 //! 6. Nothing waits for ever.
 
 mod candidate;

@@ -211,6 +211,7 @@ impl<'s> Run<'s> {
             self.look()?;
         }
         self.is_available()?;
+        self.majority_goes_on()?;
         self.counts_by_the_rule()?;
         self.outcome.generations = self.active.keys().next_back().copied().unwrap_or(0);
         self.outcome.excluded = self
@@ -385,24 +386,27 @@ impl<'s> Run<'s> {
             .input_in(1, process, Input::Command(Command::Ask(bytes)));
     }
 
-    /// The operator makes sure that nothing goes on but on these kernels, and says that these may.
+    /// The operator ends every member that is not on these kernels in the latest generation, and says that the others may go on.
     fn operator(&mut self, side: u32) {
-        let is_here = |process: &Process| side & (1 << process.kernel) != 0 && !process.frozen;
-        for number in 0..self.net.processes.len() {
-            let process = &self.net.processes[number];
-            if matches!(process.machine, Machine::Member(_)) && !is_here(process) {
-                self.net.kill(number);
+        let latest = self.active.keys().next_back().copied().unwrap_or(0);
+        let (mut all, mut others) = (Vec::new(), Vec::new());
+        for (number, process) in self.net.processes.iter().enumerate() {
+            let Machine::Member(member) = &process.machine else {
+                continue;
+            };
+            let is_here = side & (1 << process.kernel) != 0 && process.alive && !process.frozen;
+            let is_latest = member.is_in()
+                && !member.is_joining()
+                && member.membership().generation.number == latest;
+            match is_here && is_latest {
+                true => all.push(number),
+                // Also those that an earlier generation could still take into this one.
+                false => others.push(number),
             }
         }
-        let latest = self.active.keys().next_back().copied().unwrap_or(0);
-        let is_left = |number: &usize| {
-            let process = &self.net.processes[*number];
-            process.alive
-                && matches!(&process.machine, Machine::Member(member) if
-                    member.is_in() && !member.is_joining()
-                        && member.membership().generation.number == latest)
-        };
-        let all: Vec<_> = (0..self.net.processes.len()).filter(is_left).collect();
+        for number in others {
+            self.net.kill(number);
+        }
         let id = |number: &usize| self.net.processes[*number].id;
         let word = OperatorWord {
             generation: latest,
@@ -798,6 +802,68 @@ impl<'s> Run<'s> {
                         format!("{id:?} counts the end of {end:?} and is left out before"),
                     );
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where nothing happens but that the network is cut for good: ranks that all reach each other, and are a majority, stay
+    /// together, also when others fall out of reach while the next generation is made.
+    fn majority_goes_on(&self) -> Result<(), Broken> {
+        let is_cut = |step: &Step| matches!(step, Step::Cut { .. });
+        let is_harmless = |step: &Step| {
+            is_cut(step) || matches!(step, Step::Say(_) | Step::Tell(..) | Step::GoOn(_))
+        };
+        let Schedule {
+            kernels,
+            witnesses,
+            forming,
+            steps,
+            ..
+        } = self.schedule;
+        let steps = || steps.iter().map(|(_, step)| step);
+        if !forming.is_empty()
+            || !witnesses.is_empty()
+            || !steps().any(is_cut)
+            || !steps().all(is_harmless)
+        {
+            return Ok(());
+        }
+        let is_side = |side: &Vec<usize>| {
+            let pairs = || {
+                side.iter()
+                    .flat_map(|one| side.iter().map(move |other| (*one, *other)))
+            };
+            side.len() > kernels.len() / 2
+                && pairs().all(|(one, other)| self.net.is_connected(one, other))
+        };
+        // The sides are whole kernels.
+        let many = kernels.iter().max().map_or(1, |most| most + 1);
+        let sides = (1u32..1 << many).map(|side| {
+            let ranks = 0..kernels.len();
+            ranks
+                .filter(|rank| side & (1 << kernels[*rank]) != 0)
+                .collect::<Vec<_>>()
+        });
+        // The members of one need not stay together with those of another that has some of them.
+        let sides: Vec<_> = sides.filter(is_side).collect();
+        let Some(side) = sides.iter().max_by_key(|side| side.len()) else {
+            return Ok(());
+        };
+        if !sides
+            .iter()
+            .all(|other| other.iter().all(|rank| side.contains(rank)))
+        {
+            return Ok(());
+        }
+        for &rank in side {
+            if let Some(why) = &self.notes[rank].excluded {
+                return broken(
+                    5,
+                    format!(
+                        "process {rank} takes part no more ({why:?}), and it reaches {side:?}, a majority"
+                    ),
+                );
             }
         }
         Ok(())
