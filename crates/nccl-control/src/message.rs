@@ -38,6 +38,11 @@ impl Round {
     pub(super) fn is_of_ends(&self) -> bool {
         self.topic.starts_with(ENDS)
     }
+
+    /// Whether some of the ranks agree on something without the others, which could be another world.
+    pub(super) fn needs_majority(&self) -> bool {
+        self.members.is_some() && !self.is_of_ends()
+    }
 }
 
 /// A rank that is waited for.
@@ -84,6 +89,11 @@ pub(super) enum Incomplete {
     },
     /// This rank itself gave the request up.
     Interrupted,
+    /// All of these ranks have come, and are not known to be on the side that goes on.
+    NoMajority {
+        #[serde(deserialize_with = "clean")]
+        waited: Duration,
+    },
 }
 
 impl Incomplete {
@@ -112,7 +122,8 @@ impl Incomplete {
             | Self::TooLarge { .. }
             | Self::OtherMembers
             | Self::NoKey { .. }
-            | Self::Interrupted => None,
+            | Self::Interrupted
+            | Self::NoMajority { .. } => None,
         }
     }
 }

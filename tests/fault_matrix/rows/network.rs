@@ -88,6 +88,33 @@ pub(crate) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "shrinks-apart",
+        fault: "a host's cable is pulled, and its only rank, which coordinates, shrinks to itself what the others shrink without it",
+        cast: Cast::Hosts(&[1, 2]),
+        harm: Some(|stage| {
+            cut(stage, 0);
+            Ok(())
+        }),
+        play: |actor| {
+            if actor.is(0) {
+                // Until it may have been left behind.
+                std::thread::sleep(Duration::from_secs(5));
+                let shrunk = actor.comm().shrink("alone", &[1, 2]);
+                let refused = shrunk.expect_err("the others go on").to_string();
+                println!("refused to shrink: {}", refused.replace('\n', " "));
+                let says = ["no majority", "reached a majority"];
+                assert!(says.iter().any(|says| refused.contains(says)), "{refused}");
+            }
+            actor.work()
+        },
+        ends: gone("host_lost", &[0], &["(h1, "]),
+        aside: &[0],
+        aside_says: "cut off",
+        bound: Duration::from_secs(5),
+        then: Then::Shrink,
+        ..ROW
+    },
+    Row {
         name: "blackhole",
         fault: "a firewall begins to drop everything that comes to a host",
         cast: Cast::Hosts(&[2, 1]),

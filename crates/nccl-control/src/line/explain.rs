@@ -55,6 +55,12 @@ impl Line {
                 "nobody set {topic:?} within {:.1} s",
                 waited.as_secs_f64()
             )),
+            Incomplete::NoMajority { waited } => Error::rendezvous(format!(
+                "{topic:?} cannot end on rank {}: for {:.1} s its coordinator has not reached a majority of the ranks, \
+                 and the others may go on without this side",
+                self.rank,
+                waited.as_secs_f64()
+            )),
             Incomplete::Interrupted => Error::new(ErrorKind::Aborted {
                 reason: format!("its abort signal was given during {topic:?}"),
             }),

@@ -270,6 +270,13 @@ impl Desk {
         None
     }
 
+    /// Whether a majority of the last generation answers. Earlier ones end with their lines.
+    pub(super) fn majority(&mut self, answers: bool) {
+        for served in self.served.values_mut() {
+            served.service.majority(answers);
+        }
+    }
+
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         let services = self.served.values();
         services

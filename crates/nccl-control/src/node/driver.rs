@@ -603,7 +603,11 @@ impl Node {
 
     /// One output of a service. Whether there was one.
     fn serve(&self, state: &mut State) -> bool {
-        let Some((generation, output)) = state.desk.poll() else {
+        let output = state.desk.poll().or_else(|| {
+            state.count_majority();
+            state.desk.poll()
+        });
+        let Some((generation, output)) = output else {
             return false;
         };
         state.carry(generation, output, self.me);
@@ -1016,6 +1020,12 @@ impl State {
         }
     }
 
+    /// What some ranks agree on without the others waits for a majority: the others may have gone on without this side.
+    fn count_majority(&mut self) {
+        let time = self.clock.time(Instant::now());
+        self.desk.majority(self.member.holds_lease(time));
+    }
+
     fn asked(&mut self, from: MemberId, bytes: &[u8]) {
         let Ok((again, asking)) = Asking::decode(bytes) else {
             return;
@@ -1025,6 +1035,7 @@ impl State {
             id,
             request,
         } = asking;
+        self.count_majority();
         match request {
             Request::Last { mut call } => {
                 cut(&mut call, LONGEST_NAME);

@@ -382,7 +382,12 @@ impl Core {
     /// that of the successor in it. While an abstaining member coordinates, and has told nobody, it keeps its lease: then nobody
     /// leaves it out at once.
     pub(super) fn is_current(&self) -> bool {
-        self.has_lease() && self.now <= self.lease.start.after(self.timing.lease)
+        self.is_current_at(self.now)
+    }
+
+    /// The same at a later moment than that of the last input.
+    pub(super) fn is_current_at(&self, now: Time) -> bool {
+        self.has_lease() && now <= self.lease.start.after(self.timing.lease)
     }
 
     fn has_lease(&self) -> bool {

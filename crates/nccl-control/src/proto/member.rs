@@ -310,6 +310,13 @@ impl Member {
         }
     }
 
+    /// Whether no generation exists without it, as far as this process can know: a majority has answered within
+    /// [`Timing::lease`].
+    #[must_use]
+    pub fn holds_lease(&self, now: Time) -> bool {
+        self.core.is_current_at(now)
+    }
+
     /// Whether everything that it has said to others has arrived.
     #[must_use]
     pub fn is_flushed(&self) -> bool {

@@ -35,6 +35,17 @@ impl Open {
         }
     }
 
+    /// Whether all have come.
+    pub(super) fn is_complete(&self) -> bool {
+        self.came.iter().all(|&came| came)
+    }
+
+    /// All have come, and get the parts of all.
+    pub(super) fn complete(&mut self) {
+        let parts = self.parts.iter_mut().filter_map(Option::take).collect();
+        self.verdict = Some(Answer::Parts(Parts::new(parts)));
+    }
+
     pub(super) fn absent(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.came.len())
             .filter(|&place| !self.came[place])

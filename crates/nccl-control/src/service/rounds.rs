@@ -17,7 +17,7 @@ use super::state::{LONGEST_NAME, MOST_OPEN, Service, gone};
 use crate::departure::{Departure, Reason};
 use crate::frame::LARGEST;
 use crate::incoming::Answer;
-use crate::message::{Incomplete, Parts, Round};
+use crate::message::{Incomplete, Round};
 use crate::time::later;
 
 impl Service {
@@ -80,9 +80,10 @@ impl Service {
             if open.bytes > LARGEST {
                 let bytes = open.bytes;
                 open.verdict = Some(Answer::Incomplete(Arc::new(Incomplete::TooLarge { bytes })));
-            } else if open.came.iter().all(|&came| came) {
-                let parts = open.parts.iter_mut().filter_map(Option::take).collect();
-                open.verdict = Some(Answer::Parts(Parts::new(parts)));
+            } else if open.is_complete() {
+                if self.has_majority || !round.needs_majority() {
+                    open.complete();
+                }
             } else if round.is_of_ends() {
                 open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
             } else {
@@ -94,6 +95,22 @@ impl Service {
         }
         self.due(deadline);
         self.settle(&round);
+    }
+
+    /// Whether a majority of all ranks answers by now.
+    pub(crate) fn majority(&mut self, answers: bool) {
+        if std::mem::replace(&mut self.has_majority, answers) || !answers {
+            return;
+        }
+        let complete = |(key, open): (&Round, &mut Open)| {
+            let waits = open.verdict.is_none() && open.is_complete();
+            waits.then(|| {
+                open.complete();
+                key.clone()
+            })
+        };
+        let keys: Vec<_> = self.rounds.iter_mut().filter_map(complete).collect();
+        keys.iter().for_each(|key| self.settle(key));
     }
 
     /// Tells a round's verdict to the ranks that wait for it, and forgets the round when no other rank can come.
@@ -180,6 +197,10 @@ impl Service {
     }
 
     fn late(&self, key: &Round, open: &Open, now: Instant) -> Incomplete {
+        let waited = open.deadline.saturating_duration_since(open.begun);
+        if open.is_complete() {
+            return Incomplete::NoMajority { waited };
+        }
         let waited_for = |rank: &usize| !(key.is_of_ends() && self.ranks[*rank].is_closed());
         let missing = open.absent().filter(waited_for);
         let missing: Vec<_> = missing.map(|rank| self.missing(rank, now)).collect();
@@ -194,7 +215,7 @@ impl Service {
         }
         Incomplete::TimedOut {
             missing,
-            waited: open.deadline.saturating_duration_since(open.begun),
+            waited,
             remarks,
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct Service {
     pub(super) inquiries: BTreeMap<String, Inquiry>,
     pub(super) remarks: VecDeque<String>,
     pub(super) remarked: usize,
+    /// Whether a majority of all ranks answers: without one, nothing ends that only some of the ranks take part in.
+    pub(super) has_majority: bool,
     /// No deadline is earlier than this.
     pub(super) earliest: Option<Instant>,
     pub(super) outputs: VecDeque<Output>,
@@ -101,6 +103,7 @@ impl Service {
             inquiries: BTreeMap::new(),
             remarks: VecDeque::new(),
             remarked: 0,
+            has_majority: true,
             earliest: None,
             outputs: VecDeque::new(),
         }

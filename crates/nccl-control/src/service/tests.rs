@@ -8,7 +8,7 @@ use super::*;
 use crate::departure::{Departure, Failure, How, Reason};
 use crate::incoming::{Answer, Push};
 use crate::inquiry::{Attendance, Lateness, Subject, Suspicion};
-use crate::message::{Incomplete, Missing, Round};
+use crate::message::{ENDS, Incomplete, Missing, Round};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::request::Request;
@@ -248,6 +248,34 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     let never = world.ask(0, 5, collect("never", 60, None));
     assert_eq!(never, [incomplete(&[(0, 5)], gone(1))]);
     assert!(!world.service.leave(1, Departure::Left, false));
+}
+
+/// They could be those on the side of a cut network that does not go on.
+#[test]
+fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
+    let mut world = World::new(3);
+    world.service.majority(false);
+    assert_eq!(world.ask(0, 1, collect("late", 2, Some(&[0]))), []);
+    assert_eq!(world.ask(1, 2, collect("token", 60, Some(&[1, 2]))), []);
+    assert_eq!(world.ask(2, 2, collect("token", 60, Some(&[1, 2]))), []);
+    assert_eq!(world.ask(1, 3, collect("open", 60, Some(&[1, 0]))), []);
+    // The others are not to go on without these: what is of all needs none, and what is of ends cannot wait.
+    let ends = format!("{ENDS}x");
+    let end = world.ask(2, 4, collect(&ends, 60, Some(&[2])));
+    assert_eq!(end, [parts(&[(2, 4)], &[&ends.as_bytes()[..1]])]);
+    for rank in 0..2 {
+        assert_eq!(world.ask(rank, 5, collect("all", 60, None)), []);
+    }
+    let all = world.ask(2, 5, collect("all", 60, None));
+    assert_eq!(all, [parts(&[(0, 5), (1, 5), (2, 5)], &[b"a", b"a", b"a"])]);
+    let waited = Duration::from_secs(2);
+    let why = Incomplete::NoMajority { waited };
+    assert_eq!(world.at(2000), [incomplete(&[(0, 1)], why)]);
+    world.service.majority(true);
+    let token = parts(&[(1, 2), (2, 2)], &[b"t", b"t"]);
+    assert_eq!(world.outputs(), [token]);
+    let open = world.ask(0, 6, collect("open", 60, Some(&[1, 0])));
+    assert_eq!(open, [parts(&[(1, 3), (0, 6)], &[b"o", b"o"])]);
 }
 
 #[test]

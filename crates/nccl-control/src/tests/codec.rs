@@ -345,6 +345,12 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         ("interrupted", incomplete(Incomplete::Interrupted)),
         (
+            "no-majority",
+            incomplete(Incomplete::NoMajority {
+                waited: Duration::from_secs(3),
+            }),
+        ),
+        (
             "notice",
             Push::Notice {
                 from: 1,

@@ -12,9 +12,10 @@ use crate::communicator::Communicator;
 use crate::creation::CommunicatorBuilder;
 use crate::creation::init::Prepared;
 use crate::error::{Error, Result};
-use crate::peers::{Peers, Supervisor};
+use crate::peers::Supervisor;
 use crate::state::State;
 use crate::unique_id::UniqueId;
+use nccl_base::departure::Unfinished;
 use nccl_base::fault::Roster;
 use nccl_base::wire::{self, clean};
 
@@ -63,7 +64,7 @@ impl Communicator {
             match peers.round(&topic, Some(&ranks), &wire::encode(&said), deadline, None) {
                 Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
                 // A rank that is gone may be known to some, and not yet to others.
-                Err(error) if Instant::now() < deadline && !is_lost(peers) => {
+                Err(error) if Instant::now() < deadline && !is_cut_off(&error) => {
                     let (rank, roster) = (self.inner.rank, self.inner.roster());
                     let (world_rank, launcher_rank) =
                         (roster.world_rank(rank), roster.launcher_rank(rank));
@@ -197,9 +198,9 @@ fn not_native(said: &[Said], places: &[usize]) -> Option<(Vec<usize>, String)> {
     Some((of.map(|(_, &place)| place).collect(), why.clone()))
 }
 
-/// Whether there is no coordinator any more.
-fn is_lost(peers: &dyn Peers) -> bool {
-    peers.rank() != 0 && peers.departed().contains(&0)
+/// Whether this rank takes part no more, which no other attempt changes.
+fn is_cut_off(error: &Error) -> bool {
+    matches!(error.unfinished(), Some(Unfinished::CutOff { .. }))
 }
 
 fn token() -> Result<[u8; TOKEN]> {
