@@ -100,16 +100,19 @@ fn a_rank_that_is_never_started() {
     );
 }
 
-#[test]
-fn a_rank_whose_process_ends_before_it_joins() {
+/// Rank 2 of three ends before it joins; `later`: rank 1 comes after rank 0 has heard that.
+fn rank_2_ends(later: bool) {
     let meeting = Meeting::new();
     let place = meeting.place();
     let watched = Rendezvous::observer(&place)
         .unwrap()
         .secret("hush, and nobody hears it");
     let observer = Observer::start(watched).unwrap();
-    let ranks = [0, 1].map(|rank| meeting.start(rank, 3, "meet", LONG));
-    meeting.wait_for(1);
+    let mut ranks = vec![meeting.start(0, 3, "meet", LONG)];
+    if !later {
+        ranks.push(meeting.start(1, 3, "meet", LONG));
+        meeting.wait_for(1);
+    }
     let begun = Instant::now();
     let dead = Command::new("sh")
         .args(["-c", "echo 'no CUDA device' >&2; exit 1"])
@@ -123,8 +126,26 @@ fn a_rank_whose_process_ends_before_it_joins() {
     observer
         .rank_ended(2, pid, &ended.status.to_string(), &tail)
         .unwrap();
+    if later {
+        let mut events = observer.events();
+        while !matches!(
+            events.next_within(Duration::from_secs(10)),
+            Some(nccl::WorldEvent::Gone { rank: 2, .. } | nccl::WorldEvent::Ended { .. })
+        ) {}
+        ranks.push(meeting.start(1, 3, "meet", LONG));
+    }
     let words = ["rank 2", "exit status: 1", "no CUDA device"];
-    said("ended before it joined", begun, SOON, ranks.into(), &words);
+    said("ended before it joined", begun, SOON, ranks, &words);
+}
+
+#[test]
+fn a_rank_whose_process_ends_before_it_joins() {
+    rank_2_ends(false);
+}
+
+#[test]
+fn a_rank_that_comes_a_moment_later_hears_of_it_as_well() {
+    rank_2_ends(true);
 }
 
 #[test]

@@ -1130,8 +1130,17 @@ impl State {
 
     /// There will be no first generation.
     pub(super) fn dismiss(&mut self, why: &Incomplete) {
+        let all = 0..self.desk.size as u32;
+        let joined = all.filter(|slot| self.member.joined(*slot).is_some());
+        self.dismissals.extend(joined);
         let bytes = wire::encode(why).into();
         self.handle(Input::Command(Command::Dismiss(bytes)));
+    }
+
+    /// The ranks that have not heard of that, of those.
+    pub(super) fn has_not_heard(&self, of: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
+        let all = (1..self.desk.size).filter(move |rank| of(*rank));
+        all.filter(|rank| !self.dismissals.contains(&(*rank as u32)))
     }
 
     fn show_to(&mut self, observer: MemberId, generation: u64, push: &Push) {

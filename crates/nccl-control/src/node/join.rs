@@ -40,6 +40,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// How long another process may take to read and open a large answer that the system has taken.
 const LARGE: Duration = Duration::from_secs(10);
 
+/// How long a process that was to form the first generation waits for ranks that have not heard why there is none.
+const TELLS: Duration = Duration::from_secs(2);
+
 /// How long a coordinator that leaves waits for others that leave.
 const LINGERS: Duration = Duration::from_millis(50);
 
@@ -247,6 +250,7 @@ impl Node {
                 return Ok(Entered::of(self, line));
             }
             if let Some(why) = state.dismissed.clone() {
+                self.tell_those_that_come(&mut state, &why);
                 return Err(why);
             }
             let now = Instant::now();
@@ -310,6 +314,19 @@ impl Node {
                 until = until.min(stands_in);
             }
             self.wait(&mut state, until);
+        }
+    }
+
+    /// Where this process was to form the first generation: ranks that are still on their way hear why there is none, and not that
+    /// this process has ended.
+    fn tell_those_that_come(&self, state: &mut MutexGuard<'_, State>, why: &Incomplete) {
+        let gone = match why {
+            Incomplete::Gone { rank, .. } if self.slot() == 0 => *rank,
+            _ => return,
+        };
+        let until = Instant::now() + TELLS;
+        while Instant::now() < until && state.has_not_heard(|rank| rank != gone).next().is_some() {
+            self.wait(state, until);
         }
     }
 
@@ -549,7 +566,7 @@ impl Node {
         departure: Departure,
         enough: impl Fn() -> bool,
     ) -> Result<()> {
-        let (rank, size) = (0, rendezvous.world_size);
+        let rank = 0;
         let mut rendezvous = rendezvous.clone();
         rendezvous.rank = 0;
         let node = Self::first(&rendezvous, Instant::now(), &Arc::default(), None)?;
@@ -559,13 +576,8 @@ impl Node {
         drop(state);
         node.settle();
         let mut state = node.state.lock();
-        let joined = (1..size as u32).filter(|slot| state.member.joined(*slot).is_some());
-        let joined: Vec<_> = joined.collect();
-        state.dismissals.extend(joined);
         loop {
-            let heard = &state.dismissals;
-            let absent = (1..size).filter(|rank| !heard.contains(&(*rank as u32)));
-            let absent: Vec<_> = absent.collect();
+            let absent: Vec<_> = state.has_not_heard(|_| true).collect();
             if absent.is_empty() || enough() {
                 node.close(state);
                 return match absent.is_empty() {
