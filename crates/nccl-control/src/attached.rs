@@ -26,6 +26,9 @@ pub trait Attached: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// What this rank has recorded, in at most `most` bytes.
     fn recording(&self, most: usize) -> Vec<u8>;
 
+    /// A number that grows while NCCL moves data between all ranks of the world.
+    fn progress(&self) -> u64;
+
     /// Whether it matters how its clock stands to that of rank 0.
     fn wants_clock(&self) -> bool;
 
@@ -84,6 +87,10 @@ impl Host for Nobody {
 impl Attached for Nobody {
     fn recording(&self, _: usize) -> Vec<u8> {
         Vec::new()
+    }
+
+    fn progress(&self) -> u64 {
+        0
     }
 
     fn wants_clock(&self) -> bool {

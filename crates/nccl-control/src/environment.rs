@@ -41,6 +41,8 @@ pub struct Rendezvous {
     pub(super) witnesses: u32,
     /// How long a process that reaches no majority waits for one.
     pub(super) cut_off_after: Duration,
+    /// Whether a rank that NCCL reaches stays, although the control connection to it is lost.
+    pub(super) tolerates: bool,
     /// Of what two launchers say, which counts; for errors.
     pub(super) said: Option<String>,
 }
@@ -262,6 +264,23 @@ impl Rendezvous {
         self
     }
 
+    /// Whether ranks go on together while NCCL still moves data between all of them, although the control connection between some of them is
+    /// lost; those are told as unreachable 3 s after that has ended. `false`: as soon as the connection is given up. `true` unless set;
+    /// `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env). All ranks should be told the same.
+    ///
+    /// What counts are the collectives that need every rank (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`), on communicators of all
+    /// ranks of the world; launches of captured plans do not.
+    ///
+    /// ```
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.tolerate_unreachable(false);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn tolerate_unreachable(mut self, tolerate: bool) -> Self {
+        self.tolerates = tolerate;
+        self
+    }
+
     /// This process's rank.
     ///
     /// ```
@@ -371,6 +390,7 @@ impl Rendezvous {
             restarted: false,
             witnesses: 0,
             cut_off_after: CUT_OFF_AFTER,
+            tolerates: true,
             said: None,
         }
     }

@@ -14,6 +14,10 @@ impl Attached for Records {
         written(recorder::of_place(self.0.place()), most)
     }
 
+    fn progress(&self) -> u64 {
+        recorder::progress_of(&self.0)
+    }
+
     fn wants_clock(&self) -> bool {
         recorder::is_wanted(&self.0)
     }

@@ -42,6 +42,11 @@ const fn gone(
     }
 }
 
+const ONE_WAY: &str = "the operations' own packets would be lost too, and the operations with them";
+
+/// The data of these rows goes another way than what is cut, and would be a reason to wait.
+const ABORTS: &[(&str, &str)] = &[("NCCL_RUN_UNREACHABLE", "abort")];
+
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "killed-on-another-host",
@@ -60,6 +65,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "cable",
         fault: "a host's cable is pulled",
         cast: Cast::Hosts(&[2, 1]),
+        variables: ABORTS,
         harm: Some(|stage| {
             cut(stage, 1);
             Ok(())
@@ -76,6 +82,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "cable-of-two",
         fault: "the cable of a host with two ranks is pulled",
         cast: Cast::Hosts(&[3, 2]),
+        variables: ABORTS,
         harm: Some(|stage| {
             cut(stage, 1);
             Ok(())
@@ -91,6 +98,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "shrinks-apart",
         fault: "a host's cable is pulled, and its only rank, which coordinates, shrinks to itself what the others shrink without it",
         cast: Cast::Hosts(&[1, 2]),
+        variables: ABORTS,
         harm: Some(|stage| {
             cut(stage, 0);
             Ok(())
@@ -115,9 +123,49 @@ pub(crate) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "tolerated",
+        fault: "a host's cable is pulled for 8 s, and NCCL's data takes another way",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| {
+            cut(stage, 1);
+            std::thread::sleep(Duration::from_secs(8));
+            hosts(stage).on(1, "ip link set eth0 up");
+            Ok(())
+        }),
+        play: |actor| actor.work_for(Duration::from_secs(12)),
+        ends: Ends::Nothing,
+        then: Then::Same,
+        on_nvidias: OnNvidias::NotTried(ONE_WAY),
+        ..ROW
+    },
+    Row {
+        name: "tolerated-until-it-stops",
+        fault: "a host's cable is pulled; NCCL's data takes another way for 8 s, and then none",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| {
+            cut(stage, 1);
+            Ok(())
+        }),
+        play: |actor| {
+            actor.work_for(Duration::from_secs(8))?;
+            match actor.is(2) {
+                true => actor.hear(),
+                false => actor.work(),
+            }
+        },
+        ends: gone("host_lost", &[2], &["(h2, "]),
+        aside: &[2],
+        aside_says: "cut off",
+        bound: Duration::from_secs(13),
+        then: Then::Epoch,
+        on_nvidias: OnNvidias::NotTried(ONE_WAY),
+        ..ROW
+    },
+    Row {
         name: "blackhole",
         fault: "a firewall begins to drop everything that comes to a host",
         cast: Cast::Hosts(&[2, 1]),
+        variables: ABORTS,
         harm: Some(|stage| throw_away(stage, 1, "ip saddr 10.79.0.0/24")),
         ends: gone("host_lost", &[2], &["(h2, "]),
         aside: &[2],
@@ -130,6 +178,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "mute",
         fault: "the others' firewalls begin to drop everything that comes from a host",
         cast: Cast::Hosts(&[2, 1]),
+        variables: ABORTS,
         harm: Some(|stage| throw_away(stage, 0, "ip saddr 10.79.0.2")),
         ends: gone("host_lost", &[2], &["(h2, "]),
         aside: &[2],
@@ -142,6 +191,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "deaf-coordinator",
         fault: "a firewall begins to drop everything that comes to the host of rank 0, which coordinates",
         cast: Cast::Hosts(&[1, 1, 1]),
+        variables: ABORTS,
         harm: Some(|stage| throw_away(stage, 0, "ip saddr 10.79.0.0/24")),
         ends: gone("host_lost", &[0], &["(h1, "]),
         aside: &[0],
@@ -159,9 +209,7 @@ pub(crate) const ROWS: &[Row] = &[
             throw_away(stage, 2, "ip saddr 10.79.0.2")
         }),
         play: |actor| actor.work_for(Duration::from_millis(2500)),
-        on_nvidias: OnNvidias::NotTried(
-            "the operations' own packets would be lost too, and the operations with them",
-        ),
+        on_nvidias: OnNvidias::NotTried(ONE_WAY),
         ends: Ends::Nothing,
         then: Then::Same,
         ..ROW
@@ -200,9 +248,7 @@ pub(crate) const ROWS: &[Row] = &[
             // One that is not acknowledged for three seconds ends a connection.
             actor.work_for(Duration::from_millis(3500))
         },
-        on_nvidias: OnNvidias::NotTried(
-            "the operations' own packets would be lost too, and the operations with them",
-        ),
+        on_nvidias: OnNvidias::NotTried(ONE_WAY),
         ends: Ends::Nothing,
         then: Then::Same,
         ..ROW
@@ -211,6 +257,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "cut-coordinator",
         fault: "the cable of the host of rank 0, which coordinates, is pulled",
         cast: Cast::Hosts(&[1, 1, 1]),
+        variables: ABORTS,
         harm: Some(|stage| {
             cut(stage, 0);
             Ok(())

@@ -123,6 +123,15 @@ impl Rendezvous {
             })?;
             rendezvous = rendezvous.witnesses(count);
         }
+        rendezvous.tolerates = match get("NCCL_RUN_UNREACHABLE").as_deref().map(str::trim) {
+            None | Some("tolerate") => true,
+            Some("abort") => false,
+            Some(other) => {
+                return Err(Error::rendezvous(format!(
+                    "NCCL_RUN_UNREACHABLE={other:?} is neither tolerate nor abort"
+                )));
+            }
+        };
         rendezvous.said = launch.said(get);
         if let Some(said) = &rendezvous.said {
             tracing::info!(name: "nccl.rendezvous.launchers", target: "nccl", said, "two launchers");

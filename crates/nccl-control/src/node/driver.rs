@@ -59,6 +59,8 @@ pub(crate) struct Node {
     pub(super) discovery: Option<Found>,
     /// How long it waits for a majority.
     pub(super) cut_off_after: Duration,
+    /// Whether a rank that NCCL reaches stays, although the connection to it is lost.
+    tolerates: bool,
     /// Whose recordings it gives out.
     pub(super) attached: Mutex<Option<Arc<dyn Attached>>>,
     /// Rings when a generation is active, a wish came to nothing, or this process is out.
@@ -101,6 +103,7 @@ pub(super) struct State {
     pub(super) excluded: Option<Exclusion>,
     pub(super) left: bool,
     pub(super) joiners: usize,
+    progress: Sample,
     pub(super) alarm: Option<Instant>,
     pub(super) work: Work,
     /// In tests: after so many sends, this process is as if it had died.
@@ -124,6 +127,17 @@ pub(super) struct Ear {
     /// Whether that is too long ago, as the program was told.
     is_silent: bool,
 }
+
+/// How far NCCL was in a generation.
+#[derive(Default)]
+struct Sample {
+    at: Option<Instant>,
+    generation: u64,
+    progress: u64,
+}
+
+/// How often that is looked at, at most.
+const SAMPLES: Duration = Duration::from_millis(400);
 
 /// After how long without a question a coordinator is silent. Nothing ends by that.
 const SILENT: Duration = Duration::from_secs(2);
@@ -182,6 +196,7 @@ impl Node {
             excluded: None,
             left: false,
             joiners: 0,
+            progress: Sample::default(),
             alarm: None,
             work: Work::default(),
             #[cfg(test)]
@@ -196,6 +211,7 @@ impl Node {
             state: Mutex::new(state),
             discovery: rendezvous.address.discovery().cloned(),
             cut_off_after: rendezvous.cut_off_after,
+            tolerates: rendezvous.tolerates,
             attached: Mutex::default(),
             bell: Condvar::new(),
         });
@@ -650,6 +666,29 @@ impl Node {
         }
     }
 
+    /// Tells the machine when NCCL has reached all ranks since the last look.
+    fn look_for_progress(&self, state: &mut State, now: Instant) {
+        let is_early = |at: Instant| now.saturating_duration_since(at) < SAMPLES;
+        if !self.tolerates || state.progress.at.is_some_and(is_early) {
+            return;
+        }
+        let Some(attached) = self.attached.lock().clone() else {
+            return;
+        };
+        let before = std::mem::replace(
+            &mut state.progress,
+            Sample {
+                at: Some(now),
+                generation: state.member.membership().generation.number,
+                progress: attached.progress(),
+            },
+        );
+        let is_same = before.at.is_some() && before.generation == state.progress.generation;
+        if is_same && before.progress < state.progress.progress {
+            state.handle(Input::Progress);
+        }
+    }
+
     fn schedule(&self, state: &mut State) {
         let Some(next) = state.next_timeout() else {
             return;
@@ -677,6 +716,7 @@ impl Driver for Node {
             .any(|frame| matches!(frame, proto::Frame::Beat(_)))
         {
             state.feel();
+            self.look_for_progress(&mut state, Instant::now());
         }
         // Of a process that may live, why it is out of reach; that a connection has ended says nothing of a process.
         let silent = lost.clone().map(|lost| match lost.how {
@@ -768,6 +808,7 @@ impl Source for Node {
         for (_, member, proof) in late {
             state.handle(Input::Ended(member, proof));
         }
+        self.look_for_progress(&mut state, now);
         let time = state.clock.time(now);
         if state.member.next_timeout() <= time {
             state.member.handle_timeout(time);

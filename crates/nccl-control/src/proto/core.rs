@@ -171,6 +171,8 @@ pub(super) struct Core {
     pub(super) lost: Option<Time>,
     /// When NCCL has made progress last.
     pub(super) progress: Option<Time>,
+    /// Whether that was after the last pulse.
+    pub(super) has_progressed: bool,
     /// How many ranks are gone by the log.
     pub(super) departed: usize,
     /// What the driver has seen of peers that it does not reach, and when.
@@ -225,6 +227,7 @@ impl Core {
             consents_in_time: false,
             lost: None,
             progress: None,
+            has_progressed: false,
             departed: 0,
             evidence: BTreeMap::new(),
             calls: BTreeMap::new(),

@@ -395,7 +395,10 @@ impl Member {
                     self.core.evidence.insert(member, (now, lost));
                 }
             }
-            Input::Progress => self.core.progress = Some(now),
+            Input::Progress => {
+                self.core.progress = Some(now);
+                self.core.has_progressed = true;
+            }
             Input::Command(command) => self.command(command),
         }
         self.drain();
@@ -817,7 +820,7 @@ impl Member {
                 generation: own,
                 term: beat.term,
                 number: beat.number,
-                progress: self.core.progresses(),
+                progress: std::mem::take(&mut self.core.has_progressed),
             };
             self.core.links.send_now(from, Frame::Pulse(pulse));
         }

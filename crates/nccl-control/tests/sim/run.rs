@@ -26,6 +26,12 @@ const MOST_FRAMES: u64 = 100_000;
 /// How long the programs wait for a next generation.
 const PATIENCE: u64 = 3000 * MILLI;
 
+/// How often NCCL is seen to make progress.
+const PROGRESS: u64 = 500 * MILLI;
+
+/// How long it goes on behind an outage that is to end nothing: until the last process has dialled again.
+const DIALS_AGAIN: u64 = 6000 * MILLI;
+
 /// How long the programs wait for the first generation: the coordinator's, and the others'.
 const FORMS: u64 = 3000 * MILLI;
 const JOINS: u64 = 8000 * MILLI;
@@ -212,6 +218,7 @@ impl<'s> Run<'s> {
         }
         self.is_available()?;
         self.majority_goes_on()?;
+        self.is_tolerated()?;
         self.counts_by_the_rule()?;
         self.outcome.generations = self.active.keys().next_back().copied().unwrap_or(0);
         self.outcome.excluded = self
@@ -370,6 +377,14 @@ impl<'s> Run<'s> {
                 self.ask(process, self.said);
             }
             Step::Operator(side) => self.operator(side),
+            Step::Progress(long) => {
+                let members = (0..self.ranks).map(|slot| self.slots[slot]);
+                for process in members.collect::<Vec<_>>() {
+                    for at in (0..long).step_by(PROGRESS as usize) {
+                        self.net.input_in(at, process, Input::Progress);
+                    }
+                }
+            }
             Step::Jump(slot, by) => self.net.jump(self.slots[slot], by),
             Step::Leave(slot) => {
                 self.outcome.counts |= ends(self, slot);
@@ -807,6 +822,40 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
+    /// Nothing ends where nothing happens but one outage, during which NCCL reaches all, and some seconds longer.
+    fn is_tolerated(&self) -> Result<(), Broken> {
+        let schedule = self.schedule;
+        let (mut cut, mut healed, mut reaches) = (None, None, None);
+        for (time, step) in &schedule.steps {
+            match step {
+                Step::Cut { .. } if cut.is_none_or(|cut| cut == *time) => cut = Some(*time),
+                Step::Heal { .. } => healed = Some(*time),
+                Step::Progress(long) if reaches.is_none() => reaches = Some((*time, time + long)),
+                Step::Tell(..) => {}
+                // What the coordinator's side alone has heard of what is said parts it from the others.
+                _ => return Ok(()),
+            }
+        }
+        let (Some(cut), Some(healed), Some((begins, ends))) = (cut, healed, reaches) else {
+            return Ok(());
+        };
+        if schedule.goes_on
+            || !schedule.forming.is_empty()
+            || begins > cut
+            || ends < healed + DIALS_AGAIN
+        {
+            return Ok(());
+        }
+        let is_gone = |entry: &Arc<Entry>| matches!(**entry, Entry::Gone { .. });
+        for (process, notes) in self.notes.iter().enumerate() {
+            if notes.excluded.is_some() || notes.log.iter().any(is_gone) {
+                let how = format!("process {process} has lost another, which NCCL reached");
+                return broken(5, how);
+            }
+        }
+        Ok(())
+    }
+
     /// Where nothing happens but that the network is cut for good: ranks that all reach each other, and are a majority, stay
     /// together, also when others fall out of reach while the next generation is made.
     fn majority_goes_on(&self) -> Result<(), Broken> {
@@ -857,7 +906,14 @@ impl<'s> Run<'s> {
             return Ok(());
         }
         for &rank in side {
-            if let Some(why) = &self.notes[rank].excluded {
+            let is_wanted = |why: &&Exclusion| {
+                self.schedule.leaves_behind && matches!(why, Exclusion::LeftBehind(_))
+            };
+            if let Some(why) = self.notes[rank]
+                .excluded
+                .as_ref()
+                .filter(|why| !is_wanted(why))
+            {
                 return broken(
                     5,
                     format!(

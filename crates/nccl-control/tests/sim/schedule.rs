@@ -36,6 +36,8 @@ pub(crate) enum Step {
     Ask(usize),
     /// The operator ends all processes whose kernels are not in this set, and says that the others may go on.
     Operator(u32),
+    /// NCCL reaches all from all for so long, whatever the network does to their connections.
+    Progress(u64),
 }
 
 impl Step {
@@ -60,12 +62,13 @@ impl Step {
             Self::Abstain(_) => 15,
             Self::Ask(_) => 16,
             Self::Operator(_) => 17,
+            Self::Progress(_) => 18,
         }
     }
 }
 
 /// The names of the kinds of steps.
-pub(crate) const KINDS: [&str; 18] = [
+pub(crate) const KINDS: [&str; 19] = [
     "kill",
     "kill between two sends",
     "freeze",
@@ -84,6 +87,7 @@ pub(crate) const KINDS: [&str; 18] = [
     "abstain",
     "ask",
     "operator's word",
+    "progress",
 ];
 
 /// A job and what happens to it.
@@ -309,6 +313,12 @@ impl Schedule {
                                 steps.push((time + heals * MILLI, Step::Heal { from, to }));
                             }
                         }
+                    }
+                    if random.u8(0..8) == 0 {
+                        let cut = heals.unwrap_or_else(|| random.u64(0..6000));
+                        let longer = random.u64(0..12000);
+                        steps.push((time, Step::Progress((cut + longer) * MILLI)));
+                        continue;
                     }
                     if random.u8(0..16) == 0 {
                         let later = random.u64(500..9000) * MILLI;

@@ -58,6 +58,8 @@ pub use track::last_call;
 #[doc(hidden)]
 pub use track::origin;
 #[doc(hidden)]
+pub use track::progress_of;
+#[doc(hidden)]
 pub use track::tracks;
 pub(crate) use track::{
     OperationSlot, Room, Tracked, TrackedCall, Writer, handle_of, limit_of_word, limit_word,

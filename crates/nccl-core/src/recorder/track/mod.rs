@@ -33,7 +33,7 @@ pub(crate) use self::slots::OperationSlot;
 pub(super) use self::slots::{IssueRecord, Progress};
 pub(crate) use self::tracked::Tracked;
 #[doc(hidden)]
-pub use self::tracked::last_call;
-#[doc(hidden)]
 pub use self::tracked::tracks;
+#[doc(hidden)]
+pub use self::tracked::{last_call, progress_of};
 pub(crate) use self::writer::{Room, Ticket, Writer};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::marks::Marks;
 use super::slots::Progress;
 use super::{ISSUES, OPERATIONS, Ticket, Track, Writer};
-use crate::identity::Identity;
+use crate::identity::{Home, Identity};
 use crate::operation::OperationKind;
 use crate::recorder::lane::Lane;
 use crate::recorder::usual::Usual;
@@ -107,6 +107,39 @@ pub fn tracks() -> Vec<Arc<Track>> {
     }
     // Those that ended are in both lists.
     all().live.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// A number that grows while collectives end that need every rank of `home`: NCCL reaches all of them then. Of the kept calls of
+/// communicators of all its ranks, as far as they are known to be done.
+#[doc(hidden)]
+pub fn progress_of(home: &Arc<Home>) -> u64 {
+    use OperationKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
+    let size = home.place.world_size;
+    let is_of_all = |track: &&Arc<Track>| {
+        let Identity {
+            home: Some(other),
+            world_size,
+            ..
+        } = &track.identity
+        else {
+            return false;
+        };
+        Arc::ptr_eq(other, home) && *world_size == size
+    };
+    let last_done = |track: &Arc<Track>| {
+        let calls = track.calls();
+        let mut calls = calls.iter().rev();
+        calls.find_map(|call| {
+            let needs_all = matches!(call.kind, AllReduce | AllGather | ReduceScatter | AllToAll);
+            let is_done = !call.issuing && call.number <= track.done_on(call.stream);
+            (needs_all && is_done).then_some(call.number)
+        })
+    };
+    tracks()
+        .iter()
+        .filter(is_of_all)
+        .filter_map(last_done)
+        .sum()
 }
 
 /// The call that was made last on any communicator of a world, in words. A glance at one record of each.
