@@ -7,12 +7,14 @@
 mod delayed_cable;
 #[path = "support/isolated_hosts.rs"]
 mod isolated_hosts;
+#[path = "support/programs.rs"]
+mod programs;
 #[path = "support/switch.rs"]
 mod switch;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -496,9 +498,26 @@ fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
         std::thread::sleep(Duration::from_secs(14));
         let ranks = split.of(side);
         let names: Vec<_> = ranks.clone().map(|rank| rank.to_string()).collect();
-        let first = &mut split.ranks[ranks.start];
-        first.tell(&format!("decide {}", names.join(",")));
-        assert_eq!(first.says(), "decided");
+        let names = names.join(",");
+        // By a rank's program, or from a command line beside the rank that listens where all have met.
+        if side == 0 && each == 2 {
+            let secret = tempfile::NamedTempFile::new().expect("a file");
+            std::fs::write(&secret, [7; 32]).expect("a file");
+            let mut command = Command::new(programs::program("nccl-doctor"));
+            let at = format!("tcp:{}:{PORT}", split.hosts.address(0));
+            command.args(["decide", &names, "--rendezvous", &at, "--timeout", "20"]);
+            command.env("NCCL_RUN_SECRET_FILE", secret.path());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            let doctor = split.hosts.spawn(0, &mut command).expect("a process");
+            let output = doctor.wait_with_output().expect("it ends");
+            let said = String::from_utf8_lossy(&output.stdout);
+            let wrong = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("[0, 1] may go on"), "{said}{wrong}");
+        } else {
+            let first = &mut split.ranks[ranks.start];
+            first.tell(&format!("decide {names}"));
+            assert_eq!(first.says(), "decided");
+        }
         for rank in ranks.clone() {
             split.ranks[rank].tell("next 15000");
         }

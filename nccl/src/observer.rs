@@ -157,6 +157,26 @@ impl Observer {
         self.inner.rank_ended(rank, pid, how, stderr_tail)
     }
 
+    /// The operator's word after a network was cut, as [`World::decide_split`], from a process that is no rank: `ranks` may go on to the next
+    /// epoch, although no more than half of the voters reach each other. `nccl-doctor decide` says it from a command line.
+    ///
+    /// Comes back at once; the word goes to the ranks that this observer reaches, and [`WorldEvent::SplitDecided`] says that they have
+    /// heard it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`].
+    ///
+    /// ```
+    /// # use nccl::{Observer, Rendezvous};
+    /// # let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
+    /// observer.decide_split(&[0, 1])?;
+    /// assert!(observer.decide_split(&[4]).is_err());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
+        self.inner.decide_split(ranks)
+    }
+
     /// What all ranks did last, as [`World::recordings`], for a process that is no rank: that of an HTTP
     /// server, or a tool that looks at a job which hangs.
     ///

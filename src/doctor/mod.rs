@@ -1,12 +1,14 @@
 //! `nccl-doctor`: whether NCCL can work here, and what its logs say when it did not.
 //!
 //! - `options`: the command line; `local`: libnccl, the driver and the device of one rank;
-//! - `timeline`: what the flight recorders of all ranks have;
+//! - `job`: a job that runs; `timeline`: what the flight recorders of all its ranks have; `decide`: the operator's word to it;
 //! - `check`: one host, or all ranks of a launcher; `log`: NCCL's debug logs.
 //!
 //! What is checked lives in `nccl::preflight` and `nccl::debug_log`.
 
 mod check;
+mod decide;
+mod job;
 mod local;
 mod log;
 mod options;
@@ -38,6 +40,7 @@ pub fn main() -> ExitCode {
         Command::Check(options) => check::run(&options),
         Command::Log(options) => log::run(&options),
         Command::Timeline(options) => timeline::run(&options),
+        Command::Decide(options) => decide::run(&options),
     }
 }
 

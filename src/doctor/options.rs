@@ -15,6 +15,7 @@ Usage: nccl-doctor [options]              check this host; under a launcher, all
        nccl-doctor log [options] FILE...  read NCCL's debug logs of a run that went wrong
        nccl-doctor timeline [options] DIR|FILE...
                                           what each rank did last, from recordings of its flight recorder
+       nccl-doctor decide [options] RANKS which ranks of a world that was cut in two go on
 
 Alone, it looks at what one host needs: libnccl and the driver, network interfaces and adapters, limits,
 shared memory, NCCL's variables. Started on all ranks, it compares them as well, and tries whether they
@@ -44,6 +45,15 @@ For recordings, which nccl-run --record DIR or NCCL_RUN_RECORD_DIR leave after a
   nccl-doctor timeline --rendezvous unix:/run/job.sock
                                                   the same from elsewhere; NCCL_RUN_SECRET, NCCL_RUN_SECRET_FILE,
                                                   NCCL_RUN_JOB and NCCL_RUN_EPOCH as the ranks have them
+
+Of a network that was cut into halves, neither goes on by itself. When it is certain that the ranks of one do not, because they
+were ended, say so to the other, before it has given up (12 s, or Rendezvous::cut_off_after):
+
+  nccl-doctor decide --pid 4107 0-3               ranks 0 to 3 go on, of which process 4107 is one
+
+Options of decide:
+      --pid PID, --rendezvous ADDRESS, --timeout SECONDS
+                        as those of the timeline
 
 Options of the timeline:
       --out FILE        where to write the page (timeline.html, unless that is there)
@@ -81,6 +91,7 @@ pub(super) enum Command {
     Check(CheckOptions),
     Log(LogOptions),
     Timeline(TimelineOptions),
+    Decide(DecideOptions),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -96,10 +107,23 @@ pub(super) struct TimelineOptions {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Recordings {
     Files(Vec<PathBuf>),
-    /// A job that runs, by where it meets.
+    Job(Job),
+}
+
+/// A job that runs.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    /// By where it meets.
     Address(String),
-    /// The job of this process, which is one of its ranks on this host.
+    /// By a process that is one of its ranks on this host.
     Process(u32),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct DecideOptions {
+    pub(super) job: Job,
+    pub(super) ranks: Vec<usize>,
+    pub(super) timeout: Duration,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -129,6 +153,7 @@ pub(super) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
     match arguments.split_first() {
         Some((first, rest)) if first == "log" => log(rest.to_vec()),
         Some((first, rest)) if first == "timeline" => timeline(rest.to_vec()),
+        Some((first, rest)) if first == "decide" => decide(rest.to_vec()),
         _ => check(arguments),
     }
     .map_err(|error| format!("{error}; nccl-doctor --help explains"))
@@ -237,15 +262,8 @@ fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
             Long("out") => options.out = Some(parser.value()?.into()),
             Long("trace") => options.trace = Some(parser.value()?.into()),
             Long("json") => options.json = Some(parser.value()?.into()),
-            Long(way @ ("rendezvous" | "pid")) => {
-                let of = match way {
-                    "pid" => Recordings::Process(parser.value()?.parse()?),
-                    _ => Recordings::Address(parser.value()?.string()?),
-                };
-                if job.replace(of).is_some() {
-                    return Err("one of --rendezvous and --pid says which job, once".into());
-                }
-            }
+            Long("rendezvous") => name(&mut job, Job::Address(parser.value()?.string()?))?,
+            Long("pid") => name(&mut job, Job::Process(parser.value()?.parse()?))?,
             Long("timeout") => options.timeout = timeout(&mut parser)?,
             other => match common(&other, &mut Form::default()) {
                 Some(Some(command)) => return Ok(command),
@@ -260,10 +278,61 @@ fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
         (false, Some(_)) => {
             return Err("--rendezvous and --pid ask a job that runs, and take no files".into());
         }
-        (true, Some(job)) => job,
+        (true, Some(job)) => Recordings::Job(job),
         (false, None) => Recordings::Files(files),
     };
     Ok(Command::Timeline(options))
+}
+
+fn decide(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
+    let (mut ranks, mut job, mut limit) = (None, None, TIMEOUT);
+    let mut parser = lexopt::Parser::from_args(arguments);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Value(text) if ranks.is_none() => ranks = Some(ranks_of(&text.string()?)?),
+            Long("rendezvous") => name(&mut job, Job::Address(parser.value()?.string()?))?,
+            Long("pid") => name(&mut job, Job::Process(parser.value()?.parse()?))?,
+            Long("timeout") => limit = timeout(&mut parser)?,
+            other => match common(&other, &mut Form::default()) {
+                Some(Some(command)) => return Ok(command),
+                _ => return Err(other.unexpected()),
+            },
+        }
+    }
+    match (ranks, job) {
+        (Some(ranks), Some(job)) => Ok(Command::Decide(DecideOptions {
+            job,
+            ranks,
+            timeout: limit,
+        })),
+        (None, _) => Err("decide needs the ranks that go on, such as 0-3,6".into()),
+        (_, None) => Err("decide needs --pid or --rendezvous, which say which job".into()),
+    }
+}
+
+/// Which job was named, once.
+fn name(job: &mut Option<Job>, named: Job) -> Result<(), lexopt::Error> {
+    match job.replace(named) {
+        None => Ok(()),
+        Some(_) => Err("one of --rendezvous and --pid says which job, once".into()),
+    }
+}
+
+/// The most ranks that a world has.
+const RANKS: usize = 1 << 20;
+
+/// Numbers and spans of numbers.
+fn ranks_of(text: &str) -> Result<Vec<usize>, lexopt::Error> {
+    let mut ranks = std::collections::BTreeSet::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let span: Option<(usize, usize)> = first.parse().ok().zip(last.parse().ok());
+        match span.filter(|(first, last)| first <= last && *last < RANKS) {
+            Some((first, last)) => ranks.extend(first..=last),
+            None => return Err(format!("{part:?} is no rank, and no span such as 0-3").into()),
+        }
+    }
+    Ok(ranks.into_iter().collect())
 }
 
 fn timeout(parser: &mut lexopt::Parser) -> Result<Duration, lexopt::Error> {
@@ -351,13 +420,29 @@ mod tests {
         let Ok(Command::Timeline(options)) = parsed("timeline --pid 4107") else {
             panic!("no timeline");
         };
-        assert_eq!(options.of, Recordings::Process(4107));
+        assert_eq!(options.of, Recordings::Job(Job::Process(4107)));
         assert!(refused("timeline --pid 4107 --rendezvous unix:/x").contains("one of"));
         assert!(refused("timeline --pid many").contains("many"));
         assert!(refused("timeline --pid 4107 faults").contains("no files"));
         assert!(refused("timeline").contains("--rendezvous"));
         assert!(refused("timeline --rendezvous unix:/x faults").contains("no files"));
         assert_eq!(parsed("timeline --help"), Ok(Command::Help));
+    }
+
+    #[test]
+    fn a_decision_names_ranks_and_a_job() {
+        let Ok(Command::Decide(options)) = parsed("decide 0-2,6,1 --pid 4107") else {
+            panic!("no decision");
+        };
+        assert_eq!(options.job, Job::Process(4107));
+        assert_eq!(options.ranks, [0, 1, 2, 6]);
+        assert!(refused("decide --pid 4107").contains("0-3,6"));
+        assert!(refused("decide 0,1").contains("--pid"));
+        for ranks in ["", "x", "3-1", "0,", "0-9999999999"] {
+            let job = "--pid 4107".split(' ').map(OsString::from);
+            let line = ["decide", ranks].map(OsString::from).into_iter();
+            assert!(parse(line.chain(job)).is_err(), "{ranks:?}");
+        }
     }
 
     #[test]

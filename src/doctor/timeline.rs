@@ -6,17 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use nccl::recorder::Timeline;
-use nccl::{Observer, Rendezvous};
 
-use super::options::{Recordings, TimelineOptions};
+use super::job::observe;
+use super::options::{Job, Recordings, TimelineOptions};
 use super::{could_not, print};
 use crate::report::steers;
 
 pub(super) fn run(options: &TimelineOptions) -> ExitCode {
     let timeline = match &options.of {
         Recordings::Files(files) => Timeline::read(files).map_err(|error| error.to_string()),
-        Recordings::Address(address) => ask(|| at(address), options),
-        Recordings::Process(pid) => ask(|| of_process(*pid), options),
+        Recordings::Job(job) => ask(job, options),
     };
     match timeline.and_then(|timeline| show(&timeline, options)) {
         Ok(text) => print(&text),
@@ -25,24 +24,8 @@ pub(super) fn run(options: &TimelineOptions) -> ExitCode {
 }
 
 /// Of a job that runs, and may hang.
-fn ask(
-    job: impl FnOnce() -> Result<Rendezvous, String>,
-    options: &TimelineOptions,
-) -> Result<Timeline, String> {
-    let observer = Observer::join(job()?.timeout(options.timeout));
-    let observer = observer.map_err(|error| error.to_string())?;
-    Ok(observer.recordings(options.timeout))
-}
-
-/// The job that meets there; the rest about it is in our own environment.
-fn at(address: &str) -> Result<Rendezvous, String> {
-    let rendezvous = Rendezvous::observer(address).and_then(Rendezvous::job_from_env);
-    rendezvous.map_err(|error| error.to_string())
-}
-
-/// The job whose rank this process is.
-fn of_process(pid: u32) -> Result<Rendezvous, String> {
-    Rendezvous::of_process(pid).map_err(|error| format!("by process {pid}: {error}"))
+fn ask(job: &Job, options: &TimelineOptions) -> Result<Timeline, String> {
+    Ok(observe(job, options.timeout)?.recordings(options.timeout))
 }
 
 /// Writes what was asked for; what there is to say about it.

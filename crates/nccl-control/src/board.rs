@@ -195,6 +195,11 @@ impl Board {
         WorldEvent::late(lateness).for_each(|event| self.note(event));
     }
 
+    /// An operator has said which ranks go on.
+    pub(super) fn decided(&mut self, ranks: Vec<usize>) {
+        self.note(WorldEvent::SplitDecided { ranks });
+    }
+
     /// A rank is gone: the first reason stays.
     pub(super) fn gone(&mut self, rank: usize, departure: Departure) {
         let Some(seen) = self.ranks.get(rank) else {

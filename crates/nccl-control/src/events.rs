@@ -138,6 +138,13 @@ pub enum WorldEvent {
         /// Its number.
         epoch: u64,
     },
+    /// An operator has said which ranks of a world that was cut in two go on (`World::decide_split`, `Observer::decide_split`). Observers see it,
+    /// ranks do not.
+    #[non_exhaustive]
+    SplitDecided {
+        /// Those.
+        ranks: Vec<usize>,
+    },
     /// So many events are forgotten, because nobody has read them in time.
     #[non_exhaustive]
     Missed {

@@ -18,8 +18,8 @@ use crate::message::Incomplete;
 use crate::node::Node;
 use crate::process;
 use crate::proto::{
-    self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, Output, Peer, Proof,
-    SharedMembership, Timing,
+    self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, OperatorWord, Output, Peer,
+    Proof, SharedMembership, Timing,
 };
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::request::Request;
@@ -72,6 +72,7 @@ enum Seen {
     Gone(usize, Departure),
     Known(Known),
     Late(Arc<crate::inquiry::Lateness>),
+    Decided(Vec<usize>),
 }
 
 impl Watching {
@@ -171,6 +172,7 @@ impl Watching {
         let (mut watches, mut tell_again) = (false, false);
         let mut ends = Vec::new();
         let mut asks = Vec::new();
+        let mut decision = None;
         {
             let mut state = self.shared.state();
             let is_news = !seen.is_empty();
@@ -201,6 +203,7 @@ impl Watching {
                     Seen::Gone(rank, departure) => state.board.gone(rank, departure),
                     Seen::Known(known) => state.board.learn(known),
                     Seen::Late(lateness) => state.board.late(&lateness),
+                    Seen::Decided(ranks) => state.board.decided(ranks),
                 }
             }
             // What was told to the program of the process that forms may have been lost.
@@ -238,6 +241,19 @@ impl Watching {
             if is_news {
                 self.shared.notify();
             }
+            if membership.is_some() {
+                decision = state.decision.take();
+            }
+        }
+        if let (Some(ranks), Some(membership)) = (decision, &membership) {
+            let peers = ranks
+                .iter()
+                .filter_map(|rank| membership.members.get(*rank));
+            let word = OperatorWord {
+                generation: membership.generation.number,
+                members: peers.map(|peer| peer.id).collect(),
+            };
+            self.input(Input::Command(Command::Operator(word)));
         }
         for (member, end) in ends {
             self.input(Input::Ended(member, Proof::Parent(Box::new(end))));
@@ -429,7 +445,11 @@ impl State {
                         self.seen.extend(gone);
                     }
                 }
-                Entry::Operator(_) => {}
+                Entry::Operator(word) => {
+                    let ranks = word.members.iter().filter_map(|id| self.rank_of(*id));
+                    let ranks = ranks.collect();
+                    self.seen.push(Seen::Decided(ranks));
+                }
             },
             Event::Replied(bytes) => match replied(&bytes) {
                 Ok((_, _, Incoming::Push(Push::Member(known)))) => {

@@ -150,6 +150,29 @@ impl Observer {
         Ok(())
     }
 
+    /// The operator's word: these ranks may go on, although no more than half of the voters reach each other.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`].
+    pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
+        forked::check()?;
+        let mut state = self.shared.state.lock();
+        let world_size = state.board.size();
+        let strange = ranks.iter().find(|rank| **rank >= world_size);
+        if let Some(&rank) = strange.filter(|_| world_size > 0) {
+            let role = "rank";
+            return Err(Error::new(ErrorKind::NoSuchRank {
+                role,
+                rank,
+                world_size,
+            }));
+        }
+        state.decision = Some(ranks.to_vec());
+        drop(state);
+        self.shared.notify();
+        Ok(())
+    }
+
     /// Whether it has found the world, and has not lost it for good.
     pub fn is_on(&self) -> bool {
         let state = self.shared.state.lock();

@@ -30,6 +30,8 @@ pub(super) struct State {
     /// The ranks that this process has started.
     pub(super) started: Vec<(usize, u64)>,
     pub(super) words: Vec<Word>,
+    /// The operator's word, until it is on its way.
+    pub(super) decision: Option<Vec<usize>>,
     pub(super) stop: bool,
     /// Its thread is to cut its connections.
     #[cfg(test)]

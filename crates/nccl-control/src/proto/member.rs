@@ -1133,6 +1133,8 @@ impl Member {
                 self.core.observers.insert(from, peer);
             }
             Role::Waiting(_) | Role::Candidate(_) => {
+                // It may have a word of the operator's for these members, who have no coordinator without it.
+                self.send_ahead(from);
                 let (term, leads) = (self.core.term, false);
                 self.core.send(from, Message::Follows { term, leads });
                 self.core.links.keep(from, true);

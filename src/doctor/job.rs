@@ -1,0 +1,21 @@
+//! A job that runs, as the command line names it.
+
+use std::time::Duration;
+
+use nccl::{Observer, Rendezvous};
+
+use super::options::Job;
+
+/// Takes part in it without a rank.
+pub(super) fn observe(job: &Job, limit: Duration) -> Result<Observer, String> {
+    let rendezvous = match job {
+        // The rest about it is in our own environment.
+        Job::Address(address) => Rendezvous::observer(address)
+            .and_then(Rendezvous::job_from_env)
+            .map_err(|error| error.to_string()),
+        Job::Process(pid) => {
+            Rendezvous::of_process(*pid).map_err(|error| format!("by process {pid}: {error}"))
+        }
+    };
+    Observer::join(rendezvous?.timeout(limit)).map_err(|error| error.to_string())
+}
