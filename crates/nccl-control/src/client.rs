@@ -83,7 +83,7 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.role {
             Role::Rank => write!(f, "rank {}", self.rank),
-            Role::Observer | Role::Follower | Role::Onlooker => f.write_str("an observer"),
+            Role::Observer | Role::Onlooker => f.write_str("an observer"),
             Role::Newcomer => f.write_str("a newcomer"),
             Role::Member => f.write_str("a process of the job"),
             Role::Asker => f.write_str("who asks for recordings"),

@@ -41,8 +41,6 @@ pub(super) enum Role {
     Rank,
     /// No rank: it sees what becomes of them, and may say how their processes ended.
     Observer,
-    /// An observer whose coordinator is gone: it wants the next one, and nobody else.
-    Follower,
     /// One that has not been there before, and wants to observe: the epoch that it says, or the later one in
     /// which the world is by now.
     Onlooker,
@@ -266,7 +264,7 @@ impl Hello {
         let host = visible::name(host);
         match self.role {
             Role::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
-            Role::Observer | Role::Follower | Role::Onlooker => {
+            Role::Observer | Role::Onlooker => {
                 format!("{host}, pid {pid}, which wants to observe")
             }
             Role::Newcomer => format!("{host}, pid {pid}, which asks to come in"),

@@ -70,7 +70,7 @@ impl Gate for Node {
                     )));
                 }
             }
-            Role::Observer | Role::Follower | Role::Onlooker => {
+            Role::Observer | Role::Onlooker => {
                 // Of an epoch that was not the first, an observer need not know the number of ranks.
                 if *epoch == own && ![0, size].contains(world_size) {
                     return Err(Refusal::of_observer(*world_size, size));
