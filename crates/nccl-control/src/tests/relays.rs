@@ -542,3 +542,38 @@ fn a_rank_is_told_by_a_coordinator_of_another_version() {
         assert!(error.contains("another protocol version"), "{error}");
     });
 }
+
+/// A middlebox acknowledges what it does not pass on: no connection ends by that, and nothing proves an end.
+#[test]
+fn what_a_relay_swallows_is_silence_and_no_death() {
+    let cases = [&[Way::There][..], &[Way::Back], &[Way::There, Way::Back]];
+    std::thread::scope(|scope| {
+        for ways in cases {
+            scope.spawn(move || {
+                let swallows = move |to: Way, number: usize, message: Vec<u8>| match number >= 12
+                    && ways.contains(&to)
+                {
+                    true => Vec::new(),
+                    false => vec![message],
+                };
+                let begun = Instant::now();
+                let (_relay, said) = meet_through(Arc::new(swallows), "swallowed", |mut world| {
+                    world.set_timeout(Duration::from_secs(4));
+                    for turn in 0..100 {
+                        if let Err(error) = world.all_gather("x", &u64::to_le_bytes(turn)) {
+                            return error.to_string();
+                        }
+                    }
+                    String::from("fine")
+                });
+                println!("{ways:?}: after {:.1?}: {said:#?}", begun.elapsed());
+                for (rank, said) in said.iter().enumerate() {
+                    let other =
+                        format!("rank {} (vm", 1 - rank).replace("vm", &crate::host::name());
+                    assert!(said.contains(&other), "{ways:?}: {said}");
+                    assert!(!said.contains("died") && !said.contains("ended"), "{said}");
+                }
+            });
+        }
+    });
+}
