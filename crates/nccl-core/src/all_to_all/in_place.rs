@@ -1,6 +1,6 @@
 //! All-to-all with one buffer.
 
-use super::record::{Bases, length, per_rank, record};
+use super::record::{Bases, element_size, exchange_of, length, per_rank, record};
 use super::schedule::{Payload, beside, in_place};
 use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::communicator::Communicator;
@@ -65,7 +65,7 @@ fn exchange_in_place<'a>(
     let _inside = comm.inner.enter(Place::Issue, comm.limit);
     let mut frame = Frame::new(&comm.stream)?;
     let (data_type, ranks) = (y.data_type(), comm.world_size());
-    let size = comm.element_size(data_type)?;
+    let size = element_size(comm, data_type)?;
     let count = per_rank("the buffer", y.len(), ranks)?;
     shape.count = Some(count);
     let room = (scratch.range().end - scratch.range().start) as usize;
@@ -85,7 +85,7 @@ fn exchange_in_place<'a>(
         }
         block => (room / block).min(ranks),
     };
-    let schedule = in_place(comm.exchange_of(&payloads), width);
+    let schedule = in_place(exchange_of(comm, &payloads), width);
     let (recv, scratch) = (frame.write(y)?, frame.write(scratch)?);
     let bases = Bases {
         send: &[],

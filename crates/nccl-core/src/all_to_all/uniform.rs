@@ -1,7 +1,7 @@
 //! All-to-all with parts of equal length.
 
 use super::algorithm::Algorithm;
-use super::record::{Bases, length, per_rank, record};
+use super::record::{Bases, element_size, exchange_of, length, per_rank, record};
 use super::schedule::{self, Payload};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::{ALL_TO_ALL, Collective, same_type};
@@ -109,7 +109,7 @@ impl Communicator {
             let _inside = self.inner.enter(Place::Issue, self.limit);
             let mut frame = Frame::new(&self.stream)?;
             let data_type = same_type(x.data_type(), y.data_type())?;
-            let size = self.element_size(data_type)?;
+            let size = element_size(self, data_type)?;
             let ranks = self.world_size();
             let count = per_rank("the send buffer", x.len(), ranks)?;
             if y.len() != x.len() {
@@ -122,7 +122,7 @@ impl Communicator {
             }
             shape.count = Some(count);
             let payloads = [Payload::uniform(data_type, size, ranks, count)];
-            let schedule = schedule(self.exchange_of(&payloads));
+            let schedule = schedule(exchange_of(self, &payloads));
             let (send, recv) = (frame.read(x)?, frame.write(y)?);
             let bases = Bases {
                 send: &[send],

@@ -364,7 +364,7 @@ fn record_parts<'a>(
     recv: Parts<'_>,
 ) -> Result<()> {
     let data_type = same_type(x.data_type(), y.data_type())?;
-    let size = comm.element_size(data_type)?;
+    let size = record::element_size(comm, data_type)?;
     Sides::check_both((send, x.len()), (recv, y.len()), comm)?;
     let own = comm.rank();
     let empty = |parts: Parts<'_>| parts.counts.iter().all(|&count| count == 0);

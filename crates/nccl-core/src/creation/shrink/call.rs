@@ -1,11 +1,12 @@
 //! What a program calls, and the order in which things happen.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::agree::agree;
 use super::attempt::{Attempt, topic};
-use super::native::Native;
+use super::native::{Native, ended_by, shrink_native};
+use super::shrunk::{ShrinkWay, Shrunk};
 use crate::communicator::{Communicator, Inner};
 #[cfg(doc)]
 use crate::creation::CommunicatorBuilder;
@@ -18,53 +19,6 @@ use crate::operation::{OperationKind, Shape};
 use crate::peers::Supervisor;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
-
-/// What a shrink has made, and how.
-///
-/// ```
-/// # fn example(shrunk: nccl::Shrunk) {
-/// println!("{} ranks are left: {}", shrunk.communicator.world_size(), shrunk.way);
-/// # }
-/// ```
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Shrunk {
-    /// Of the ranks that are left, in their order.
-    pub communicator: Communicator,
-    /// How it was made; the same on all of them.
-    pub way: ShrinkWay,
-}
-
-/// How a shrink was done.
-///
-/// ```
-/// # fn example(way: &nccl::ShrinkWay) {
-/// if let nccl::ShrinkWay::Anew { why, .. } = way {
-///     println!("ncclCommShrink was not used: {why}");
-/// }
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ShrinkWay {
-    /// By `ncclCommShrink`.
-    Native,
-    /// As a new communicator, from a token of its own.
-    #[non_exhaustive]
-    Anew {
-        /// Why NCCL's own way was not possible.
-        why: String,
-    },
-}
-
-impl fmt::Display for ShrinkWay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Native => f.write_str("by ncclCommShrink"),
-            Self::Anew { why } => write!(f, "as a new communicator, because {why}"),
-        }
-    }
-}
 
 impl Communicator {
     /// Makes a communicator without the ranks `without`, and without those that are gone.
@@ -162,7 +116,7 @@ impl Communicator {
         inner.wait_until_revoked();
         let mut refused = None;
         loop {
-            let agreed = self.agree(&**board, name, without, aborting, refused, deadline)?;
+            let agreed = agree(self, &**board, name, without, aborting, refused, deadline)?;
             let way = agreed.way(inner.roster());
             let prepared = agreed.prepared?;
             if let Some((member, why)) = agreed.failed {
@@ -188,7 +142,7 @@ impl Communicator {
                         places: &agreed.places,
                         ranks: &agreed.ranks,
                     };
-                    match self.shrink_native(prepared, &native, aborting)? {
+                    match shrink_native(self, prepared, &native, aborting)? {
                         Attempt::Made(made) => made,
                         Attempt::Refused(refusal) => {
                             refused = Some(refusal);
@@ -199,7 +153,7 @@ impl Communicator {
                 ShrinkWay::Anew { .. } => {
                     if aborting {
                         // Those that are left out hear of it.
-                        inner.abort(&*self.ended_by(&agreed.places));
+                        inner.abort(&*ended_by(self, &agreed.places));
                     }
                     self.shrink_anew(prepared, &**board, name, &agreed.ranks, deadline)?
                 }
@@ -207,18 +161,6 @@ impl Communicator {
             let communicator = Self::of(made);
             return Ok(Shrunk { communicator, way });
         }
-    }
-
-    /// What the other ranks are told of the end of the parent.
-    pub(super) fn ended_by(&self, places: &[usize]) -> String {
-        let out: Vec<_> = (0..self.world_size())
-            .filter(|rank| !places.contains(rank))
-            .collect();
-        let are = if out.len() == 1 { "is" } else { "are" };
-        format!(
-            "it was shrunk, and {} {are} left out",
-            self.inner.roster().who(&out)
-        )
     }
 
     fn shrink_anew(

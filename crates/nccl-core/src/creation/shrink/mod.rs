@@ -26,5 +26,6 @@ mod agree;
 mod attempt;
 mod call;
 mod native;
+mod shrunk;
 
-pub use call::{ShrinkWay, Shrunk};
+pub use shrunk::{ShrinkWay, Shrunk};

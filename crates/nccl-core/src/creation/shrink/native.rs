@@ -25,101 +25,110 @@ use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
 use nccl_base::fault::Cause;
 
-impl Communicator {
-    pub(super) fn shrink_native(
-        &self,
-        prepared: Prepared,
-        agreed: &Native<'_>,
-        aborting: bool,
-    ) -> Result<Attempt> {
-        let parent = &self.inner;
-        let Native { id, places, .. } = agreed;
-        // One that was revoked has been stopped already.
-        let is_revoked = parent.is_revoked();
-        let aborting = aborting && !is_revoked;
-        if aborting
-            && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
-        {
-            return Err(parent.conclude(parent.out_of_use()));
-        }
-        let limit = parent.timeouts.init;
-        let deadline = deadline_after(limit);
-        let without: Vec<i32> = (0..self.world_size())
-            .filter(|rank| !places.contains(rank))
-            .map(|rank| rank as i32)
-            .collect();
-        let made = Arc::new(Slot::default());
-        let refused = Arc::new(OnceLock::new());
-        let begin: Begin = {
-            let (parent, made, refused) =
-                (Arc::clone(parent), Arc::clone(&made), Arc::clone(&refused));
-            Box::new(move |child, config, _| {
-                let config = Sent(*config);
-                let phase = Arc::clone(&child.phase);
-                let shrunk = within(limit.saturating_add(PATIENCE), "nccl-shrink", move || {
-                    parent.shrink_raw(&phase, without, config, aborting, &made, limit)
-                });
-                match shrunk {
-                    Some(Ok(raw)) => Ok((raw, Ok(()))),
-                    Some(Err(unsettled)) => {
-                        if let Some(refusal) = unsettled.refusal() {
-                            let _ = refused.set(refusal);
-                            // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
-                            // a cause would have to be looked for.
-                            if let Some(board) = &child.board {
-                                Arc::clone(board).announce(Cause::asked(refusal.text()));
-                            }
-                        }
-                        Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
-                    }
-                    None => {
-                        let error = Unsettled::TimedOut.into_error("ncclCommShrink", limit);
-                        Err((Left::Lost, error))
-                    }
-                }
-            })
-        };
-        let outcome = prepared.begun_by(begin).join(id, deadline, || false);
-        let refused = refused.get().copied();
-        // Who looks at the limit itself comes a little later.
-        let heard = attempt::tell_each_other(
-            &**agreed.board,
-            agreed.ranks,
-            &outcome,
-            refused,
-            later(deadline, PATIENCE),
-        );
-        let (verdict, missed) = match heard {
-            Ok(verdict) => (verdict, None),
-            Err(error) => (Verdict::Failed, Some(error)),
-        };
-        let error = match outcome {
-            Ok(made) if verdict == Verdict::Made => {
-                if aborting {
-                    Arc::clone(agreed.board).announce(Cause::asked(&self.ended_by(places)));
-                    parent.carry_out_abort();
-                }
-                return Ok(Attempt::Made(made));
-            }
-            Ok(made) => attempt::unmade(&made, missed),
-            Err(error) => error,
-        };
-        parent.wait_for_the_cause(&error);
-        let cause = match (verdict, aborting) {
-            (Verdict::Refused(_), true) => Cause::asked(&self.ended_by(places)),
-            (Verdict::Refused(refusal), false) => {
-                Cause::asked(&format!("it was to shrink, and {}", refusal.text()))
-            }
-            _ => Cause::from(&error),
-        };
-        parent.end_shrunk(cause, aborting, is_revoked, &made);
-        match verdict {
-            Verdict::Refused(refusal) => Ok(Attempt::Refused(refusal)),
-            // Why the parent ended says more, unless it had ended before.
-            _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
-            _ => Err(error),
-        }
+/// What the ranks agreed on, done on this one, and what has come of it on all of them.
+pub(super) fn shrink_native(
+    comm: &Communicator,
+    prepared: Prepared,
+    agreed: &Native<'_>,
+    aborting: bool,
+) -> Result<Attempt> {
+    let parent = &comm.inner;
+    let Native { id, places, .. } = agreed;
+    // One that was revoked has been stopped already.
+    let is_revoked = parent.is_revoked();
+    let aborting = aborting && !is_revoked;
+    if aborting && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
+    {
+        return Err(parent.conclude(parent.out_of_use()));
     }
+    let limit = parent.timeouts.init;
+    let deadline = deadline_after(limit);
+    let without: Vec<i32> = (0..comm.world_size())
+        .filter(|rank| !places.contains(rank))
+        .map(|rank| rank as i32)
+        .collect();
+    let made = Arc::new(Slot::default());
+    let refused = Arc::new(OnceLock::new());
+    let begin: Begin = {
+        let (parent, made, refused) = (Arc::clone(parent), Arc::clone(&made), Arc::clone(&refused));
+        Box::new(move |child, config, _| {
+            let config = Sent(*config);
+            let phase = Arc::clone(&child.phase);
+            let shrunk = within(limit.saturating_add(PATIENCE), "nccl-shrink", move || {
+                parent.shrink_raw(&phase, without, config, aborting, &made, limit)
+            });
+            match shrunk {
+                Some(Ok(raw)) => Ok((raw, Ok(()))),
+                Some(Err(unsettled)) => {
+                    if let Some(refusal) = unsettled.refusal() {
+                        let _ = refused.set(refusal);
+                        // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
+                        // a cause would have to be looked for.
+                        if let Some(board) = &child.board {
+                            Arc::clone(board).announce(Cause::asked(refusal.text()));
+                        }
+                    }
+                    Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
+                }
+                None => {
+                    let error = Unsettled::TimedOut.into_error("ncclCommShrink", limit);
+                    Err((Left::Lost, error))
+                }
+            }
+        })
+    };
+    let outcome = prepared.begun_by(begin).join(id, deadline, || false);
+    let refused = refused.get().copied();
+    // Who looks at the limit itself comes a little later.
+    let heard = attempt::tell_each_other(
+        &**agreed.board,
+        agreed.ranks,
+        &outcome,
+        refused,
+        later(deadline, PATIENCE),
+    );
+    let (verdict, missed) = match heard {
+        Ok(verdict) => (verdict, None),
+        Err(error) => (Verdict::Failed, Some(error)),
+    };
+    let error = match outcome {
+        Ok(made) if verdict == Verdict::Made => {
+            if aborting {
+                Arc::clone(agreed.board).announce(Cause::asked(&ended_by(comm, places)));
+                parent.carry_out_abort();
+            }
+            return Ok(Attempt::Made(made));
+        }
+        Ok(made) => attempt::unmade(&made, missed),
+        Err(error) => error,
+    };
+    parent.wait_for_the_cause(&error);
+    let cause = match (verdict, aborting) {
+        (Verdict::Refused(_), true) => Cause::asked(&ended_by(comm, places)),
+        (Verdict::Refused(refusal), false) => {
+            Cause::asked(&format!("it was to shrink, and {}", refusal.text()))
+        }
+        _ => Cause::from(&error),
+    };
+    parent.end_shrunk(cause, aborting, is_revoked, &made);
+    match verdict {
+        Verdict::Refused(refusal) => Ok(Attempt::Refused(refusal)),
+        // Why the parent ended says more, unless it had ended before.
+        _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
+        _ => Err(error),
+    }
+}
+
+/// What the other ranks are told of the end of the parent.
+pub(super) fn ended_by(comm: &Communicator, places: &[usize]) -> String {
+    let out: Vec<_> = (0..comm.world_size())
+        .filter(|rank| !places.contains(rank))
+        .collect();
+    let are = if out.len() == 1 { "is" } else { "are" };
+    format!(
+        "it was shrunk, and {} {are} left out",
+        comm.inner.roster().who(&out)
+    )
 }
 
 /// What the ranks agreed on, and where they did.
