@@ -28,4 +28,5 @@ mod call;
 mod native;
 mod shrunk;
 
+pub(super) use call::shrink;
 pub use shrunk::{ShrinkWay, Shrunk};
