@@ -6,7 +6,7 @@ use crate::buffer::ErasedMut;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 
@@ -22,7 +22,7 @@ pub(super) fn exchange<'a>(
         ..Shape::default()
     };
     let frame = record_in_place(comm, y, scratch, &mut shape);
-    let frame = frame.map_err(|error| comm.failed_check(KIND, shape, error))?;
+    let frame = frame.map_err(|error| failed_check(comm, KIND, shape, error))?;
     comm.issue(&frame, KIND, shape)
 }
 

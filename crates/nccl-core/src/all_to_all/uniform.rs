@@ -4,12 +4,12 @@ use super::algorithm::Algorithm;
 use super::record::{Bases, element_size, exchange_of, length, per_rank, record};
 use super::schedule::{self, Payload};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
-use crate::collectives::{ALL_TO_ALL, Collective, same_type};
+use crate::collectives::{ALL_TO_ALL, Collective, issue_collective, same_type};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check};
 use crate::library::Capability;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
@@ -28,7 +28,7 @@ where
     let schedule: fn(schedule::Exchange<'_>, usize) -> schedule::Schedule = match algorithm {
         Algorithm::Auto | Algorithm::Native | Algorithm::Grouped => {
             let collective = collective(comm, x, y, algorithm);
-            return comm.issue_collective(OperationKind::AllToAll, collective);
+            return issue_collective(comm, OperationKind::AllToAll, collective);
         }
         Algorithm::Chunked { .. } => schedule::chunked,
         Algorithm::Pairwise { .. } => schedule::pairwise,
@@ -38,7 +38,7 @@ where
                 reason: format!("{algorithm} needs a plan: AllToAll::plan(&communicator)"),
             });
             let shape = Shape::default();
-            return Err(comm.failed_check(OperationKind::AllToAll, shape, error));
+            return Err(failed_check(comm, OperationKind::AllToAll, shape, error));
         }
     };
     let parts = match algorithm {
@@ -89,7 +89,7 @@ fn in_steps<'a>(
         record(&schedule, &payloads, bases, comm.rank(), &mut frame);
         Ok(frame)
     };
-    let frame = recorded().map_err(|error| comm.failed_check(KIND, shape, error))?;
+    let frame = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
     comm.issue(&frame, KIND, shape)
 }
 

@@ -8,7 +8,7 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
@@ -220,7 +220,7 @@ pub(super) fn exchange<'a>(
         record_parts(comm, &mut frame, x, send, y, recv)?;
         Ok(frame)
     };
-    let frame = recorded().map_err(|error| comm.failed_check(KIND, shape, error))?;
+    let frame = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
     comm.issue(&frame, KIND, shape)
 }
 

@@ -374,6 +374,14 @@ impl Inner {
     }
 }
 
+/// Says in which operation a check failed.
+#[cold]
+#[doc(hidden)]
+pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, error: Error) -> Error {
+    comm.inner
+        .conclude_before(error.during(|| comm.inner.operation(kind, shape, None, Instant::now())))
+}
+
 /// The error for an operation that did not get onto its stream.
 #[cold]
 pub(crate) fn not_put(unsettled: Unsettled, limit: Duration) -> Error {

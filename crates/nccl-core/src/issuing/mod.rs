@@ -13,5 +13,7 @@ mod replay;
 mod steps;
 
 pub use frame::Frame;
+#[doc(hidden)]
+pub use issue::failed_check;
 pub(crate) use replay::NotLaunched;
 pub(crate) use steps::{Copy, Step};

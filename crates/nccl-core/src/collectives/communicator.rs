@@ -1,5 +1,6 @@
-//! The collectives of a communicator, each issued at once.
+//! What a program calls on a communicator: the collectives, each issued at once.
 
+use super::collective::issue_collective;
 use super::{Collective, rules};
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
@@ -43,7 +44,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective = Collective::apart(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self);
-        self.issue_collective(rules::ALL_REDUCE.kind, collective)
+        issue_collective(self, rules::ALL_REDUCE.kind, collective)
     }
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of every rank.
@@ -69,7 +70,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective = Collective::in_place(rules::ALL_REDUCE, y).reducing(op, self);
-        self.issue_collective(rules::ALL_REDUCE.kind, collective)
+        issue_collective(self, rules::ALL_REDUCE.kind, collective)
     }
 
     /// Gives the `x` of rank `root` to the `y` of every rank.
@@ -101,7 +102,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::BROADCAST, x, Some(y)).root(root));
-        self.issue_collective(rules::BROADCAST.kind, collective)
+        issue_collective(self, rules::BROADCAST.kind, collective)
     }
 
     /// Gives the `y` of rank `root` to the `y` of every rank.
@@ -127,7 +128,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::BROADCAST, y).root(root));
-        self.issue_collective(rules::BROADCAST.kind, collective)
+        issue_collective(self, rules::BROADCAST.kind, collective)
     }
 
     /// Reduces the `x` of all ranks, element by element, into the `y` of rank `root`.
@@ -162,7 +163,7 @@ impl Communicator {
         let collective = Collective::apart(rules::REDUCE, Some(x), y)
             .root(root)
             .reducing(op, self);
-        self.issue_collective(rules::REDUCE.kind, collective)
+        issue_collective(self, rules::REDUCE.kind, collective)
     }
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of rank `root`.
@@ -193,7 +194,7 @@ impl Communicator {
         let collective = Collective::in_place(rules::REDUCE, y)
             .root(root)
             .reducing(op, self);
-        self.issue_collective(rules::REDUCE.kind, collective)
+        issue_collective(self, rules::REDUCE.kind, collective)
     }
 
     /// Puts the `x` of rank `i` at block `i` of the `y` of every rank.
@@ -223,7 +224,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::ALL_GATHER, Some(x), Some(y)));
-        self.issue_collective(rules::ALL_GATHER.kind, collective)
+        issue_collective(self, rules::ALL_GATHER.kind, collective)
     }
 
     /// Puts block `i` of the `y` of rank `i` at block `i` of the `y` of every rank.
@@ -250,7 +251,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::ALL_GATHER, y));
-        self.issue_collective(rules::ALL_GATHER.kind, collective)
+        issue_collective(self, rules::ALL_GATHER.kind, collective)
     }
 
     /// Reduces block `i` of the `x` of all ranks, element by element, into the `y` of rank `i`.
@@ -282,7 +283,7 @@ impl Communicator {
     {
         let collective =
             Collective::apart(rules::REDUCE_SCATTER, Some(x), Some(y)).reducing(op, self);
-        self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
+        issue_collective(self, rules::REDUCE_SCATTER.kind, collective)
     }
 
     /// Reduces block `i` of the `y` of all ranks, element by element, into block `i` of the `y` of rank `i`.
@@ -310,7 +311,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective = Collective::in_place(rules::REDUCE_SCATTER, y).reducing(op, self);
-        self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
+        issue_collective(self, rules::REDUCE_SCATTER.kind, collective)
     }
 
     /// Puts the `x` of rank `i` at block `i` of the `y` of rank `root`.
@@ -342,7 +343,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::GATHER, Some(x), y).root(root));
-        self.issue_collective(rules::GATHER.kind, collective)
+        issue_collective(self, rules::GATHER.kind, collective)
     }
 
     /// Puts the `y` of rank `i` at block `i` of the `y` of rank `root`.
@@ -371,7 +372,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::GATHER, y).root(root));
-        self.issue_collective(rules::GATHER.kind, collective)
+        issue_collective(self, rules::GATHER.kind, collective)
     }
 
     /// Puts block `i` of the `x` of rank `root` into the `y` of rank `i`.
@@ -403,7 +404,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::SCATTER, x, Some(y)).root(root));
-        self.issue_collective(rules::SCATTER.kind, collective)
+        issue_collective(self, rules::SCATTER.kind, collective)
     }
 
     /// Puts block `i` of the `y` of rank `root` into the `y` of rank `i`.
@@ -432,6 +433,6 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::SCATTER, y).root(root));
-        self.issue_collective(rules::SCATTER.kind, collective)
+        issue_collective(self, rules::SCATTER.kind, collective)
     }
 }
