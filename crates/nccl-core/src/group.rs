@@ -14,7 +14,7 @@ use crate::collectives::Collective;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inside::Place;
-use crate::issuing::{Frame, failed_check};
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
@@ -205,7 +205,7 @@ impl<'a> Group<'a> {
         // Not always the communicator that was asked: two groups, one inside the other, can be swapped.
         let comm = self.comm;
         match recorded.and_then(|()| self.finish(None)) {
-            Ok(()) => comm.issue(&self.frame, OperationKind::Group, Shape::default()),
+            Ok(()) => issue(comm, &self.frame, OperationKind::Group, Shape::default()),
             Err(error) => Err(in_group(comm, error)),
         }
     }

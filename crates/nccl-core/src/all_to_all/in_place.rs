@@ -6,7 +6,7 @@ use crate::buffer::ErasedMut;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::inside::Place;
-use crate::issuing::{Frame, failed_check};
+use crate::issuing::{Frame, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 
@@ -23,7 +23,7 @@ pub(super) fn exchange<'a>(
     };
     let frame = record_in_place(comm, y, scratch, &mut shape);
     let frame = frame.map_err(|error| failed_check(comm, KIND, shape, error))?;
-    comm.issue(&frame, KIND, shape)
+    issue(comm, &frame, KIND, shape)
 }
 
 fn record_in_place<'a>(

@@ -9,7 +9,7 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
 use crate::inside::Place;
-use crate::issuing::{Frame, failed_check};
+use crate::issuing::{Frame, failed_check, issue};
 use crate::library::Capability;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
@@ -90,7 +90,7 @@ fn in_steps<'a>(
         Ok(frame)
     };
     let frame = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
-    comm.issue(&frame, KIND, shape)
+    issue(comm, &frame, KIND, shape)
 }
 
 #[inline(always)]

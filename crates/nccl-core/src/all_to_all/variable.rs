@@ -8,7 +8,7 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
 use crate::inside::Place;
-use crate::issuing::{Frame, failed_check};
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
@@ -221,7 +221,7 @@ pub(super) fn exchange<'a>(
         Ok(frame)
     };
     let frame = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
-    comm.issue(&frame, KIND, shape)
+    issue(comm, &frame, KIND, shape)
 }
 
 impl<'a> Group<'a> {

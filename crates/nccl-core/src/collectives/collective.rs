@@ -10,7 +10,7 @@ use crate::buffer::{Erased, RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inside;
-use crate::issuing::{Frame, failed_check};
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::{self, Function};
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{More, Recorded};
@@ -391,7 +391,7 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
     let recorded = Collective { asked, buffers }.record(comm, &mut frame);
     drop(inside);
     let count = Some(recorded.map_err(failed)?);
-    comm.issue(&frame, kind, Shape { count, ..shape })
+    issue(comm, &frame, kind, Shape { count, ..shape })
 }
 
 /// The elements that the C function would count; none where the lengths make none.

@@ -50,66 +50,69 @@ enum Refused {
     InCapture(Option<Error>),
 }
 
-impl Communicator {
-    /// Issues what is recorded in `frame`.
-    #[doc(hidden)]
-    pub fn issue(&self, frame: &Frame<'_>, kind: OperationKind, shape: Shape) -> Result<Request> {
-        let started = Instant::now();
-        let inner = &self.inner;
-        match inner.issue_locked(frame, kind, started, self.limit) {
-            Ok(sequence) => {
-                let nothing = frame.batch().recorded.is_empty();
-                Ok(Request::new(self, kind, shape, sequence, started, nothing))
-            }
-            Err((refused, sequence)) => {
-                let describe = || inner.operation(kind, shape, sequence, started);
-                Err(self.not_issued(refused, frame, &describe))
-            }
+/// Issues what is recorded in `frame`.
+#[doc(hidden)]
+pub fn issue(
+    comm: &Communicator,
+    frame: &Frame<'_>,
+    kind: OperationKind,
+    shape: Shape,
+) -> Result<Request> {
+    let started = Instant::now();
+    let inner = &comm.inner;
+    match inner.issue_locked(frame, kind, started, comm.limit) {
+        Ok(sequence) => {
+            let nothing = frame.batch().recorded.is_empty();
+            Ok(Request::new(comm, kind, shape, sequence, started, nothing))
+        }
+        Err((refused, sequence)) => {
+            let describe = || inner.operation(kind, shape, sequence, started);
+            Err(not_issued(comm, refused, frame, &describe))
         }
     }
+}
 
-    #[cold]
-    fn not_issued(
-        &self,
-        refused: Refused,
-        frame: &Frame<'_>,
-        describe: &dyn Fn() -> Operation,
-    ) -> Error {
-        let inner = &self.inner;
-        let error = match refused {
-            Refused::Before(error) => {
-                return inner.conclude_before(error.during(describe));
+#[cold]
+fn not_issued(
+    comm: &Communicator,
+    refused: Refused,
+    frame: &Frame<'_>,
+    describe: &dyn Fn() -> Operation,
+) -> Error {
+    let inner = &comm.inner;
+    let error = match refused {
+        Refused::Before(error) => {
+            return inner.conclude_before(error.during(describe));
+        }
+        Refused::Signalled(error) => {
+            let error = error.during(describe);
+            // Nothing is lent to NCCL by this operation: it may well be leaked.
+            inner.abort(&error);
+            error
+        }
+        Refused::Underway(error) => {
+            let error = error.during(describe);
+            inner.abandon(&error, frame);
+            error
+        }
+        Refused::InCapture(failed) => {
+            let lent = Lent::of(inner);
+            let has_ended = inner
+                .outlast(frame, inner.patience_with_captures())
+                .is_some();
+            let is_settled = failed.is_none();
+            let error = order::captured(Capture::Void, failed).during(describe);
+            match is_settled && !has_ended {
+                // The capture has all of the work, and NCCL waits for it.
+                true => inner.abort_in_background(&error),
+                // What has not settled may still come to the stream.
+                false => inner.abandon(&error, frame),
             }
-            Refused::Signalled(error) => {
-                let error = error.during(describe);
-                // Nothing is lent to NCCL by this operation: it may well be leaked.
-                inner.abort(&error);
-                error
-            }
-            Refused::Underway(error) => {
-                let error = error.during(describe);
-                inner.abandon(&error, frame);
-                error
-            }
-            Refused::InCapture(failed) => {
-                let lent = Lent::of(inner);
-                let has_ended = inner
-                    .outlast(frame, inner.patience_with_captures())
-                    .is_some();
-                let is_settled = failed.is_none();
-                let error = order::captured(Capture::Void, failed).during(describe);
-                match is_settled && !has_ended {
-                    // The capture has all of the work, and NCCL waits for it.
-                    true => inner.abort_in_background(&error),
-                    // What has not settled may still come to the stream.
-                    false => inner.abandon(&error, frame),
-                }
-                std::mem::forget(lent);
-                error
-            }
-        };
-        inner.conclude(error).during(describe)
-    }
+            std::mem::forget(lent);
+            error
+        }
+    };
+    inner.conclude(error).during(describe)
 }
 
 impl Inner {

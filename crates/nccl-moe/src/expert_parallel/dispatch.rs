@@ -11,7 +11,7 @@ use crate::dtype::DataType;
 use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::inside::Place;
-use crate::issuing::{Frame, failed_check};
+use crate::issuing::{Frame, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use nccl_core::Request;
 
@@ -140,7 +140,7 @@ impl ExpertParallel {
                 unsafe { self.kernels.permute(permute) }
             })
         })?;
-        self.comm.issue(&frame, KIND, shape)
+        issue(&self.comm, &frame, KIND, shape)
     }
 
     /// Checks everything, and takes the buffers.

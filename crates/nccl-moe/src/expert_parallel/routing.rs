@@ -17,7 +17,7 @@ use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::inside::Place;
-use crate::issuing::{Frame, failed_check};
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
@@ -176,7 +176,7 @@ impl ExpertParallel {
             // say; all are leased by the frame.
             unsafe { self.kernels.route(&route, sizes) }
         })?;
-        let request = self.comm.issue(&frame, KIND, SHAPE)?;
+        let request = issue(&self.comm, &frame, KIND, SHAPE)?;
         *routed = Some(Routed {
             tokens: entries / sizes.top_k,
             sequence: request.sequence(),
