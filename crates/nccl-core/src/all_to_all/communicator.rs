@@ -1,8 +1,10 @@
-//! What a program calls on a communicator to exchange parts.
+//! What a program calls on a communicator to exchange parts, and to connect all ranks beforehand.
+
+use std::time::Duration;
 
 use super::algorithm::Algorithm;
 use super::variable::Parts;
-use super::{in_place, uniform, variable};
+use super::{in_place, uniform, variable, warm_up};
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
 #[cfg(doc)]
@@ -177,5 +179,28 @@ impl Communicator {
         S: RecvBuffer<'a>,
     {
         in_place::exchange(self, y.erase_mut(), scratch.erase_mut())
+    }
+
+    /// Connects this rank with all others, and waits until that is done, at most for `limit`, over
+    /// which `NCCL_RUN_TIMEOUT` in the environment wins.
+    ///
+    /// NCCL connects two ranks when they first need each other, which takes from milliseconds to seconds
+    /// and waits for both. A service pays that here, before its first request. All ranks have to call it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when not all ranks came in time; the communicator is aborted then.
+    /// Otherwise as [`all_reduce`](Self::all_reduce).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// comm.warm_up(std::time::Duration::from_secs(60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn warm_up(&self, limit: Duration) -> Result<()> {
+        warm_up::warm_up(self, limit)
     }
 }

@@ -8,6 +8,7 @@
 //! - `plan`: the same, checked once and done often, by the way that the model holds for the fastest;
 //! - `schedule`: what a rank does for it, step by step, as values;
 //! - `record`: from a schedule to an operation;
+//! - `warm_up`: the first contact of all pairs of ranks;
 //! - `model`: how long each way takes, as far as a formula says; `measure`: its constants.
 
 mod algorithm;
@@ -20,6 +21,7 @@ mod record;
 mod schedule;
 mod uniform;
 mod variable;
+mod warm_up;
 
 pub use algorithm::Algorithm;
 pub use model::{CostModel, LinkCost, Nodes};

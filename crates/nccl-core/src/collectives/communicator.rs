@@ -1,13 +1,14 @@
-//! What a program calls on a communicator: the collectives, each issued at once.
+//! What a program calls on a communicator: the collectives, each issued at once, and the operators for them.
 
 use super::collective::issue_collective;
 use super::{Collective, rules};
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
+use crate::dtype::NcclType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
-use crate::reduce::Reduction;
+use crate::reduce::{self, PreMulSum, Reduction};
 use crate::request::Request;
 
 impl Communicator {
@@ -434,5 +435,27 @@ impl Communicator {
     {
         let collective = Ok(Collective::in_place(rules::SCATTER, y).root(root));
         issue_collective(self, rules::SCATTER.kind, collective)
+    }
+
+    /// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
+    ///
+    /// Each rank makes its own, with its own factor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use,
+    /// [`ErrorKind::Nccl`] when NCCL refuses, as it does for a type that cannot be multiplied,
+    /// [`ErrorKind::Unsupported`] in a world of one rank without NCCL.
+    ///
+    /// Wraps `ncclRedOpCreatePreMulSum`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f64>) -> nccl::Result<()> {
+    /// let mean = comm.pre_mul_sum(1.0 / comm.world_size() as f64)?;
+    /// comm.all_reduce_in_place(y, &mean)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pre_mul_sum<T: NcclType>(&self, factor: T) -> Result<PreMulSum<T>> {
+        reduce::pre_mul_sum(self, factor)
     }
 }
