@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-use super::handle::Turn;
+use super::handle::{Handle, RawComm, Turn};
 use super::launch_mode::LaunchMode;
 use super::revocation::Revocation;
 use super::switch::Switch;
 use super::timeouts::Timeouts;
 use crate::abort::AbortSignal;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::graphs::Plans;
 use crate::inside::{self, Inside, Place};
 use crate::library::Library;
@@ -178,6 +178,22 @@ impl Inner {
             Some(stream) => stream,
             None => unreachable!("it is taken when nobody has the communicator any more"),
         }
+    }
+
+    /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
+    /// abort.
+    pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
+        let raw = self
+            .phase
+            .usable(handle.raw)
+            .ok_or_else(|| self.out_of_use())?;
+        if self.abort_signal.is_aborted() {
+            self.abort_in_background("its abort signal was given");
+            return Err(Error::new(ErrorKind::Aborted {
+                reason: String::from("its abort signal was given"),
+            }));
+        }
+        Ok(raw)
     }
 
     /// The error for whoever finds the communicator out of use.

@@ -25,6 +25,7 @@ use cudarc::driver::CudaEvent;
 
 use super::check;
 use super::frame::{Frame, Left};
+use super::steps::launch_step;
 use crate::communicator::handle::{Handle, RawComm, Unsettled, settle};
 use crate::communicator::order::Capture;
 use crate::communicator::{Backoff, Communicator, Inner, order};
@@ -155,7 +156,7 @@ impl Inner {
 
         let _inside = self.enter(Place::Issue, limit);
         if check::is_wanted() {
-            self.compare_call(kind, frame.batch().recorded, later(started, limit))
+            check::compare_call(self, kind, frame.batch().recorded, later(started, limit))
                 .map_err(Refused::Before)?;
         }
 
@@ -207,7 +208,7 @@ impl Inner {
                 recorded::call(batch, &calls, writer)
             }),
             true => frame.steps().try_for_each(|step| {
-                self.launch_step(raw, (started, limit), step, frame.on, &calls, writer)
+                launch_step(self, raw, (started, limit), step, frame.on, &calls, writer)
             }),
         };
 

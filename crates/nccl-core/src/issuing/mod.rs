@@ -18,4 +18,4 @@ pub use frame::Frame;
 #[doc(hidden)]
 pub use issue::{failed_check, issue};
 pub(crate) use replay::NotLaunched;
-pub(crate) use steps::{Copy, Step};
+pub(crate) use steps::{Copy, Step, launch_step};

@@ -7,6 +7,7 @@ use nccl_sys as sys;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::{Refusal, topic};
+use super::native::is_at_rest;
 use super::shrunk::ShrinkWay;
 use crate::communicator::Communicator;
 use crate::creation::CommunicatorBuilder;
@@ -103,7 +104,7 @@ fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Opti
             "its idle parent ends with what is under way, and NCCL would have to shrink that",
         ));
     }
-    if aborting && !inner.is_at_rest() {
+    if aborting && !is_at_rest(inner) {
         return Some(String::from(
             "a launch is under way, which NCCL would go on with after the shrink has freed it",
         ));
