@@ -8,14 +8,13 @@ mod collectives;
 
 use std::fmt;
 use std::ops::Range;
-use std::time::Instant;
 
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::collectives::Collective;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
@@ -206,8 +205,8 @@ impl<'a> Group<'a> {
         // Not always the communicator that was asked: two groups, one inside the other, can be swapped.
         let comm = self.comm;
         match recorded.and_then(|()| self.finish(None)) {
-            Ok(()) => comm.issue(&self.frame, OperationKind::Group, Shape::default()),
-            Err(error) => Err(comm.in_group(error)),
+            Ok(()) => issue(comm, &self.frame, OperationKind::Group, Shape::default()),
+            Err(error) => Err(in_group(comm, error)),
         }
     }
 
@@ -285,20 +284,18 @@ impl Communicator {
             }
         };
         if let Err(error) = admitted {
-            return Err(self.in_group(error));
+            return Err(in_group(self, error));
         }
         let mut group = Group::of(self);
         let recorded = record(&mut group);
         group.issue(recorded)
     }
+}
 
-    #[cold]
-    fn in_group(&self, error: Error) -> Error {
-        self.inner.conclude_before(error.during(|| {
-            self.inner
-                .operation(OperationKind::Group, Shape::default(), None, Instant::now())
-        }))
-    }
+/// The error for a group that was not issued.
+#[cold]
+pub(crate) fn in_group(comm: &Communicator, error: Error) -> Error {
+    failed_check(comm, OperationKind::Group, Shape::default(), error)
 }
 
 impl fmt::Debug for Group<'_> {

@@ -83,4 +83,3 @@ pub mod stats;
 pub mod supervision;
 pub mod threads;
 mod unique_id;
-mod warm_up;

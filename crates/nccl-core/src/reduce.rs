@@ -95,75 +95,56 @@ pub struct Operator {
 /// How much longer the thread of a call may take, which also waits for what has the same limit.
 const SLACK: Duration = Duration::from_secs(1);
 
-impl Communicator {
-    /// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
-    ///
-    /// Each rank makes its own, with its own factor.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use,
-    /// [`ErrorKind::Nccl`] when NCCL refuses, as it does for a type that cannot be multiplied,
-    /// [`ErrorKind::Unsupported`] in a world of one rank without NCCL.
-    ///
-    /// Wraps `ncclRedOpCreatePreMulSum`.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f64>) -> nccl::Result<()> {
-    /// let mean = comm.pre_mul_sum(1.0 / comm.world_size() as f64)?;
-    /// comm.all_reduce_in_place(y, &mean)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn pre_mul_sum<T: NcclType>(&self, factor: T) -> Result<PreMulSum<T>> {
-        let library = &self.inner.library;
-        let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
-        library.admit(T::DATA_TYPE)?;
-        const CALL: &str = "ncclRedOpCreatePreMulSum";
-        let (inner, limit) = (Arc::clone(&self.inner), self.limit);
-        let made = expendable::call(
-            // Waiting for a turn ends by itself.
-            deadline_after(limit.saturating_add(SLACK)),
-            || false,
-            move || {
-                let (handle, _) = inner.handle.take(None, limit)?;
-                let raw = inner.ready(&handle)?;
-                let mut factor = factor;
-                let mut op = sys::ncclRedOp_t::ncclSum;
-                // SAFETY: `op` is a valid place, `factor` is a value of the type that is named and is read
-                // during the call only (it lies in host memory); the communicator is alive, under its
-                // lock.
-                let code = unsafe {
-                    create(
-                        &mut op,
-                        (&raw mut factor).cast(),
-                        T::DATA_TYPE.raw(),
-                        sys::ncclScalarResidence_t::ncclScalarHostImmediate,
-                        raw.as_ptr(),
-                    )
-                };
-                ffi::check(&inner.library, CALL, code)?;
-                Ok::<_, Error>(op)
-            },
-            drop,
-        );
-        let op = match made {
-            Ok(op) => op?,
-            Err(not_back) => {
-                let error = not_back.into_error(CALL, limit);
-                if error.is_timeout() {
-                    self.inner.abort(&error);
-                }
-                return Err(self.inner.conclude(error));
+/// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
+pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result<PreMulSum<T>> {
+    let library = &comm.inner.library;
+    let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
+    library.admit(T::DATA_TYPE)?;
+    const CALL: &str = "ncclRedOpCreatePreMulSum";
+    let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
+    let made = expendable::call(
+        // Waiting for a turn ends by itself.
+        deadline_after(limit.saturating_add(SLACK)),
+        || false,
+        move || {
+            let (handle, _) = inner.handle.take(None, limit)?;
+            let raw = inner.ready(&handle)?;
+            let mut factor = factor;
+            let mut op = sys::ncclRedOp_t::ncclSum;
+            // SAFETY: `op` is a valid place, `factor` is a value of the type that is named and is read
+            // during the call only (it lies in host memory); the communicator is alive, under its
+            // lock.
+            let code = unsafe {
+                create(
+                    &mut op,
+                    (&raw mut factor).cast(),
+                    T::DATA_TYPE.raw(),
+                    sys::ncclScalarResidence_t::ncclScalarHostImmediate,
+                    raw.as_ptr(),
+                )
+            };
+            ffi::check(&inner.library, CALL, code)?;
+            Ok::<_, Error>(op)
+        },
+        drop,
+    );
+    let op = match made {
+        Ok(op) => op?,
+        Err(not_back) => {
+            let error = not_back.into_error(CALL, limit);
+            if error.is_timeout() {
+                comm.inner.abort(&error);
             }
-        };
-        Ok(PreMulSum {
-            operator: Arc::new(Operator {
-                op,
-                comm: Some(self.clone()),
-            }),
-            element: PhantomData,
-        })
-    }
+            return Err(comm.inner.conclude(error));
+        }
+    };
+    Ok(PreMulSum {
+        operator: Arc::new(Operator {
+            op,
+            comm: Some(comm.clone()),
+        }),
+        element: PhantomData,
+    })
 }
 
 impl<T: NcclType> Reduction for &PreMulSum<T> {}

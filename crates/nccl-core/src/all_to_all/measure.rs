@@ -21,7 +21,7 @@ use crate::driver;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::inside::Place;
-use crate::issuing::{Copy, Frame};
+use crate::issuing::{Copy, Frame, issue, read_back};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 use nccl_base::reduce_op::ReduceOp;
@@ -178,7 +178,7 @@ impl<'c> Bench<'c> {
                 from_pitch: width,
             });
             frame.next_step();
-            comm.issue(&frame, OperationKind::Group, Shape::default())
+            issue(comm, &frame, OperationKind::Group, Shape::default())
         })
     }
 }
@@ -221,6 +221,6 @@ fn longest(comm: &Communicator, own: f64) -> Result<f64> {
         driver::undisturbed(stream.context(), || stream.clone_htod(&[own])).map_err(cuda)?;
     comm.all_reduce_in_place(&mut all, ReduceOp::Max)?.wait()?;
     let cuda = Error::cuda("comparing times");
-    let all = comm.read_back(&all).map_err(cuda)?;
+    let all = read_back(comm, &all).map_err(cuda)?;
     Ok(all.first().copied().unwrap_or(own))
 }

@@ -3,13 +3,16 @@
 //! Part `j` of rank `i`'s send buffer becomes part `i` of rank `j`'s receive buffer. Several ways lead there
 //! ([`Algorithm`]), and none is the fastest everywhere.
 //!
-//! - `uniform`, `variable`, `in_place`: the calls, for parts of equal length and others, and with one buffer;
+//! - `communicator`: what a program calls; `uniform`, `variable`, `in_place`: parts of equal length and others, and with
+//!   one buffer;
 //! - `plan`: the same, checked once and done often, by the way that the model holds for the fastest;
 //! - `schedule`: what a rank does for it, step by step, as values;
 //! - `record`: from a schedule to an operation;
+//! - `warm_up`: the first contact of all pairs of ranks;
 //! - `model`: how long each way takes, as far as a formula says; `measure`: its constants.
 
 mod algorithm;
+mod communicator;
 mod in_place;
 mod measure;
 mod model;
@@ -18,6 +21,7 @@ mod record;
 mod schedule;
 mod uniform;
 mod variable;
+mod warm_up;
 
 pub use algorithm::Algorithm;
 pub use model::{CostModel, LinkCost, Nodes};

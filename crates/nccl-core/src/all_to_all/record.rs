@@ -81,29 +81,27 @@ pub(super) fn record(
     }
 }
 
-impl Communicator {
-    /// What this rank asks of an exchange of `payloads`.
-    pub(super) fn exchange_of<'p>(&self, payloads: &'p [Payload]) -> Exchange<'p> {
-        Exchange {
-            rank: self.rank(),
-            ranks: self.world_size(),
-            payloads,
-        }
+/// What this rank asks of an exchange of `payloads`.
+pub(super) fn exchange_of<'p>(comm: &Communicator, payloads: &'p [Payload]) -> Exchange<'p> {
+    Exchange {
+        rank: comm.rank(),
+        ranks: comm.world_size(),
+        payloads,
     }
+}
 
-    /// The host of each rank, where a world knows them.
-    pub(super) fn hosts(&self) -> Option<Vec<String>> {
-        let board = self.inner.board.as_ref()?;
-        board.peers().hosts(board.members())
-    }
+/// The host of each rank, where a world knows them.
+pub(super) fn hosts(comm: &Communicator) -> Option<Vec<String>> {
+    let board = comm.inner.board.as_ref()?;
+    board.peers().hosts(board.members())
+}
 
-    /// The bytes of an element that the loaded NCCL knows.
-    pub(super) fn element_size(&self, data_type: DataType) -> Result<usize> {
-        self.library().admit(data_type)?;
-        data_type
-            .size_in_bytes()
-            .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))
-    }
+/// The bytes of an element that the loaded NCCL knows.
+pub(super) fn element_size(comm: &Communicator, data_type: DataType) -> Result<usize> {
+    comm.library().admit(data_type)?;
+    data_type
+        .size_in_bytes()
+        .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))
 }
 
 /// A buffer that is not as long as it has to be.

@@ -8,104 +8,11 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
 use crate::request::Request;
-
-impl Communicator {
-    /// Gives each rank its part of `x`, and puts what each rank gives into its part of `y`.
-    ///
-    /// The parts lie one after another in the order of the ranks: rank `j`'s part of `x` begins behind
-    /// the first `j` of `send_counts` and has `send_counts[j]` elements, likewise in `y`. Both buffers may
-    /// be longer than the sum. What rank `i` sends to rank `j` must be as long as what rank `j` receives
-    /// from rank `i`; parts without elements are neither sent nor received.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Length`] when there is not one count for each rank, when a buffer is shorter than the
-    /// sum, or when a rank would not receive from itself what it sends; otherwise as
-    /// [`all_reduce`](Self::all_reduce).
-    ///
-    /// Wraps `ncclSend` and `ncclRecv` in a group.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let x = stream.clone_htod(&[1u32, 2, 3])?;
-    /// let mut y = stream.alloc_zeros::<u32>(8)?; // room for more
-    /// comm.all_to_all_v(&x, &[3], &mut y, &[3])?.wait()?;
-    /// assert_eq!(stream.clone_dtoh(&y)?[..3], [1, 2, 3]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn all_to_all_v<'a, S, R>(
-        &'a self,
-        x: S,
-        send_counts: &[usize],
-        y: R,
-        recv_counts: &[usize],
-    ) -> Result<Request>
-    where
-        S: SendBuffer<'a>,
-        R: RecvBuffer<'a, Element = S::Element>,
-    {
-        self.all_to_all_v_at(x, Parts::packed(send_counts), y, Parts::packed(recv_counts))
-    }
-
-    /// As [`all_to_all_v`](Self::all_to_all_v), with parts that begin anywhere in the buffers.
-    ///
-    /// What is received may not overlap; what is sent may.
-    ///
-    /// # Errors
-    /// As [`all_to_all_v`](Self::all_to_all_v); [`ErrorKind::InvalidConfig`] for parts that overlap in `y`.
-    ///
-    /// Wraps `ncclSend` and `ncclRecv` in a group.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// use nccl::Parts;
-    ///
-    /// let x = stream.clone_htod(&[1u32, 2, 3])?;
-    /// let mut y = stream.alloc_zeros::<u32>(4)?;
-    /// // Two elements from the second on, to the third.
-    /// comm.all_to_all_v_at(&x, Parts::at(&[2], &[1]), &mut y, Parts::at(&[2], &[2]))?.wait()?;
-    /// assert_eq!(stream.clone_dtoh(&y)?, [0, 0, 2, 3]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn all_to_all_v_at<'a, S, R>(
-        &'a self,
-        x: S,
-        send: Parts<'_>,
-        y: R,
-        recv: Parts<'_>,
-    ) -> Result<Request>
-    where
-        S: SendBuffer<'a>,
-        R: RecvBuffer<'a, Element = S::Element>,
-    {
-        const KIND: OperationKind = OperationKind::AllToAllV;
-        let (x, y) = (x.erase(), y.erase_mut());
-        let shape = Shape {
-            data_type: Some(x.data_type()),
-            ..Shape::default()
-        };
-        let recorded = || {
-            let _inside = self.inner.enter(Place::Issue, self.limit);
-            let mut frame = Frame::new(&self.stream)?;
-            record_parts(self, &mut frame, x, send, y, recv)?;
-            Ok(frame)
-        };
-        let frame = recorded().map_err(|error| self.failed_check(KIND, shape, error))?;
-        self.issue(&frame, KIND, shape)
-    }
-}
 
 /// What a buffer has for each rank, or takes from it.
 ///
@@ -294,6 +201,29 @@ impl Sides {
     }
 }
 
+/// Gives each rank its part of `x`, and puts what each rank gives into its part of `y`.
+pub(super) fn exchange<'a>(
+    comm: &'a Communicator,
+    x: Erased<'a>,
+    send: Parts<'_>,
+    y: ErasedMut<'a>,
+    recv: Parts<'_>,
+) -> Result<Request> {
+    const KIND: OperationKind = OperationKind::AllToAllV;
+    let shape = Shape {
+        data_type: Some(x.data_type()),
+        ..Shape::default()
+    };
+    let recorded = || {
+        let _inside = comm.inner.enter(Place::Issue, comm.limit);
+        let mut frame = Frame::new(&comm.stream)?;
+        record_parts(comm, &mut frame, x, send, y, recv)?;
+        Ok(frame)
+    };
+    let frame = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
+    issue(comm, &frame, KIND, shape)
+}
+
 impl<'a> Group<'a> {
     /// Records [`Communicator::all_to_all_v`].
     ///
@@ -364,7 +294,7 @@ fn record_parts<'a>(
     recv: Parts<'_>,
 ) -> Result<()> {
     let data_type = same_type(x.data_type(), y.data_type())?;
-    let size = comm.element_size(data_type)?;
+    let size = record::element_size(comm, data_type)?;
     Sides::check_both((send, x.len()), (recv, y.len()), comm)?;
     let own = comm.rank();
     let empty = |parts: Parts<'_>| parts.counts.iter().all(|&count| count == 0);

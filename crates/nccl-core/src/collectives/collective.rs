@@ -10,7 +10,7 @@ use crate::buffer::{Erased, RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inside;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::{self, Function};
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::{More, Recorded};
@@ -357,68 +357,56 @@ pub fn same_type(send: DataType, receive: DataType) -> Result<DataType> {
     }
 }
 
-impl Communicator {
-    /// Issues one collective by itself.
-    #[inline(always)]
-    pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
-        &'a self,
-        kind: OperationKind,
-        collective: Result<Collective<X, Y>>,
-    ) -> Result<Request> {
-        let Collective { asked, buffers } = match collective {
-            Ok(collective) => collective,
-            Err(error) => return Err(self.failed_check(kind, Shape::default(), error)),
-        };
-        let (given, rule, root) = (buffers.given(), asked.rule, asked.root);
+/// Issues one collective by itself.
+#[inline(always)]
+pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
+    comm: &'a Communicator,
+    kind: OperationKind,
+    collective: Result<Collective<X, Y>>,
+) -> Result<Request> {
+    let Collective { asked, buffers } = match collective {
+        Ok(collective) => collective,
+        Err(error) => return Err(failed_check(comm, kind, Shape::default(), error)),
+    };
+    let (given, rule, root) = (buffers.given(), asked.rule, asked.root);
+    let shape = Shape {
+        peer: None,
+        root,
+        count: None,
+        data_type: given.data_type(),
+        reduction: op::reduction(rule.function, asked.op),
+    };
+    // Taking buffers may ask CUDA about their streams; the issue looks after itself.
+    let asks = !buffers.are_taken_without_cuda(&comm.stream);
+    let inside = asks.then(|| comm.inner.enter(inside::Place::Issue, comm.limit));
+    let failed = |error| {
         let shape = Shape {
-            peer: None,
-            root,
-            count: None,
-            data_type: given.data_type(),
-            reduction: op::reduction(rule.function, asked.op),
+            count: count_of(comm, rule, root, &given),
+            ..shape
         };
-        // Taking buffers may ask CUDA about their streams; the issue looks after itself.
-        let asks = !buffers.are_taken_without_cuda(&self.stream);
-        let inside = asks.then(|| self.inner.enter(inside::Place::Issue, self.limit));
-        let failed = |error| {
-            let shape = Shape {
-                count: self.count(rule, root, &given),
-                ..shape
-            };
-            self.failed_check(kind, shape, error)
-        };
-        Frame::admit(&self.stream).map_err(failed)?;
-        let mut frame = Frame::empty(&self.stream, None);
-        let recorded = Collective { asked, buffers }.record(self, &mut frame);
-        drop(inside);
-        let count = Some(recorded.map_err(failed)?);
-        self.issue(&frame, kind, Shape { count, ..shape })
-    }
+        failed_check(comm, kind, shape, error)
+    };
+    Frame::admit(&comm.stream).map_err(failed)?;
+    let mut frame = Frame::empty(&comm.stream, None);
+    let recorded = Collective { asked, buffers }.record(comm, &mut frame);
+    drop(inside);
+    let count = Some(recorded.map_err(failed)?);
+    issue(comm, &frame, kind, Shape { count, ..shape })
+}
 
-    /// The elements that the C function would count; none where the lengths make none.
-    #[cold]
-    fn count(&self, rule: Rule, root: Option<usize>, given: &Given) -> Option<usize> {
-        let place = Place {
-            rank: self.rank(),
-            ranks: self.world_size(),
-            root,
-        };
-        let (send, recv) = given.counts();
-        if given.in_place {
-            let at = rule.in_place(place, recv.unwrap_or_default()).ok()?;
-            Some(at.count)
-        } else {
-            rule.count(place, send, recv).ok()
-        }
-    }
-
-    /// Says in which operation a check failed.
-    #[cold]
-    #[doc(hidden)]
-    pub fn failed_check(&self, kind: OperationKind, shape: Shape, error: Error) -> Error {
-        self.inner.conclude_before(error.during(|| {
-            self.inner
-                .operation(kind, shape, None, std::time::Instant::now())
-        }))
+/// The elements that the C function would count; none where the lengths make none.
+#[cold]
+fn count_of(comm: &Communicator, rule: Rule, root: Option<usize>, given: &Given) -> Option<usize> {
+    let place = Place {
+        rank: comm.rank(),
+        ranks: comm.world_size(),
+        root,
+    };
+    let (send, recv) = given.counts();
+    if given.in_place {
+        let at = rule.in_place(place, recv.unwrap_or_default()).ok()?;
+        Some(at.count)
+    } else {
+        rule.count(place, send, recv).ok()
     }
 }

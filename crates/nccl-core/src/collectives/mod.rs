@@ -1,13 +1,13 @@
 //! Collectives: what all ranks of a communicator do together.
 //!
-//! Each is described by a row of the table in `rules`. `Communicator` issues it at once;
-//! [`Group`](crate::Group) records it, to be issued with others.
+//! Each is described by a row of the table in `rules`. `Communicator` issues it at once (`communicator`: what a program
+//! calls); [`Group`](crate::Group) records it, to be issued with others.
 
 mod collective;
-mod issued;
+mod communicator;
 pub(crate) mod rules;
 
-pub(crate) use collective::Collective;
 #[doc(hidden)]
 pub use collective::same_type;
+pub(crate) use collective::{Collective, issue_collective};
 pub(crate) use rules::ALL_TO_ALL;

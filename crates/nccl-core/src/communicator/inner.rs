@@ -1,67 +1,30 @@
-//! A communicator, and what all handles of it share.
+//! What all handles of a communicator share.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-use nccl_base::from_outside;
-
-use super::handle::Turn;
+use super::handle::{Handle, RawComm, Turn};
 use super::launch_mode::LaunchMode;
 use super::revocation::Revocation;
 use super::switch::Switch;
 use super::timeouts::Timeouts;
 use crate::abort::AbortSignal;
-use crate::error::{Error, ErrorKind};
-use crate::forked::{self, Resident};
+use crate::error::{Error, ErrorKind, Result};
 use crate::graphs::Plans;
 use crate::inside::{self, Inside, Place};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::peers::Supervisor;
 use crate::reaper;
-use crate::recorder::{Identity, Recording, Tracked, read_one};
+use crate::recorder::{Identity, Tracked};
 use crate::standing::Overdue;
 use crate::state::{Phase, State};
 use crate::stats::Counting;
 use crate::sync::Mutex;
-use nccl_base::fault::{Fault, Roster};
-
-/// The ranks that work together, seen from one of them (`ncclComm_t`).
-///
-/// Cheap to clone; the operations take `&self` and may be called from any thread. NCCL serves one call
-/// on a communicator at a time, so concurrent callers take turns; all ranks must issue their operations
-/// in the same order.
-///
-/// Dropping the last clone finalizes the communicator in the background, under a deadline, and aborts
-/// it when that passes; [`finalize`](Self::finalize) does the same in the foreground and tells.
-///
-/// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # nccl_emulator::install_unless_gpu()?;
-/// use nccl::{ReduceOp, World};
-///
-/// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-/// let comm = World::single().communicator("demo").stream(&stream).build()?;
-/// let mut y = stream.clone_htod(&[1i32, 2, 3])?;
-/// comm.all_reduce_in_place(&mut y, ReduceOp::Max)?.wait()?;
-/// comm.finalize()?;
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone)]
-pub struct Communicator {
-    #[doc(hidden)]
-    pub inner: Resident<Arc<Inner>>,
-    /// Where the operations of this clone are put.
-    pub(crate) stream: Resident<Arc<CudaStream>>,
-    /// How long each may take.
-    #[doc(hidden)]
-    pub limit: Duration,
-}
+use nccl_base::fault::Roster;
 
 #[doc(hidden)]
 pub struct Inner {
@@ -136,252 +99,6 @@ impl Inner {
     #[doc(hidden)]
     pub fn enter(&self, place: Place, limit: Duration) -> Inside {
         inside::enter(std::ptr::from_ref(self).addr(), place, limit)
-    }
-}
-
-impl Communicator {
-    /// This rank, from 0.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert!(comm.rank() < comm.world_size());
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn rank(&self) -> usize {
-        self.inner.rank
-    }
-
-    /// Which rank of the world each of its ranks is, in order: the world of the epoch in which the communicator was made.
-    /// Empty for one that was made without a `World`.
-    ///
-    /// Texts and events say a rank's number in the world beside that in the communicator where they differ.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert_eq!(comm.world_ranks(), [0]);
-    /// let tp = comm.split("tp", Some(0), 0)?.expect("this rank has a color");
-    /// assert_eq!(tp.world_ranks()[tp.rank()], 0);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn world_ranks(&self) -> &[usize] {
-        let members = self.inner.tracked.track().identity.members.as_deref();
-        members.unwrap_or_default()
-    }
-
-    /// The number of ranks.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert_eq!(comm.world_size(), 1);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn world_size(&self) -> usize {
-        self.inner.world_size
-    }
-
-    /// The name it was made with.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert_eq!(comm.name(), "demo");
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.inner.name
-    }
-
-    /// The stream on which operations are put: the one it was made with, or that of [`on`](Self::on).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert_eq!(comm.stream().cu_stream(), stream.cu_stream());
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
-    }
-
-    /// The same communicator with another stream for its operations.
-    ///
-    /// NCCL runs the operations of a communicator one after another, whatever their streams; on every
-    /// rank in the same order. A stream that cannot carry operations is refused by the first one.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let context = cudarc::driver::CudaContext::new(0)?;
-    /// # let stream = context.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let other = context.new_stream()?;
-    /// let mut y = other.clone_htod(&[1.0f32, 2.0])?;
-    /// comm.on(&other).all_reduce_in_place(&mut y, nccl::ReduceOp::Avg)?.wait()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn on(&self, stream: &Arc<CudaStream>) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            stream: Resident::new(Arc::clone(stream)),
-            limit: self.limit,
-        }
-    }
-
-    /// The same communicator with another limit for its operations: for the call, and for
-    /// [`Request::wait`](crate::Request::wait). `NCCL_RUN_TIMEOUT` in the environment wins over it.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// use std::time::Duration;
-    /// # let mut y = stream.clone_htod(&[1.0f32, 2.0])?;
-    /// let first_step = comm.within(Duration::from_secs(120));
-    /// first_step.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn within(&self, limit: Duration) -> Self {
-        Self {
-            limit: from_outside::operation(limit),
-            ..self.clone()
-        }
-    }
-
-    /// How it calls NCCL; `None` for one that was made elsewhere and blocks.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert_eq!(comm.launch_mode(), Some(nccl::LaunchMode::BlockingChild));
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn launch_mode(&self) -> Option<LaunchMode> {
-        self.inner.launch_mode()
-    }
-
-    /// What it did last.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// # let x = stream.clone_htod(&[1.0f32; 8])?;
-    /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
-    /// comm.group(|group| {
-    ///     group.isend(&x, 0)?;
-    ///     group.irecv(&mut y, 0)
-    /// })?;
-    /// let recording = comm.recording();
-    /// let [group] = &recording.calls[..] else { panic!("one call") };
-    /// assert_eq!(group.operations[0].peer, Some(0));
-    /// assert_eq!(group.operations[0].count, 8);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn recording(&self) -> Recording {
-        read_one(self.inner.tracked.track())
-    }
-
-    /// What its ranks call it, where there are others.
-    #[doc(hidden)]
-    pub fn key(&self) -> Option<&str> {
-        self.inner.board.as_ref().map(|board| board.key())
-    }
-
-    /// What ended the communicator on all of its ranks, the same on each of them; `None` while it is in
-    /// use, and when its ranks do not know each other (as [`Error::fault`]).
-    ///
-    /// For those whose own error types lose it.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// if let Some(fault) = comm.fault() {
-    ///     eprintln!("{fault}");
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn fault(&self) -> Option<Fault> {
-        forked::check().ok()?;
-        let board = self.inner.board.as_ref()?;
-        if !self.inner.phase.get().is_aborted() {
-            return None;
-        }
-        board.fault().map(|fault| Fault::clone(fault))
-    }
-
-    /// Where it is in its life.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use nccl::CommunicatorState;
-    ///
-    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// assert_eq!(comm.state(), CommunicatorState::Ready);
-    /// comm.abort("an example")?;
-    /// assert_eq!(comm.state(), CommunicatorState::Aborted);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn state(&self) -> State {
-        self.inner.phase.get()
-    }
-
-    /// The library it lives in.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// println!("on NCCL {}", comm.library().version());
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn library(&self) -> &Library {
-        &self.inner.library
     }
 }
 
@@ -463,6 +180,22 @@ impl Inner {
         }
     }
 
+    /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
+    /// abort.
+    pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
+        let raw = self
+            .phase
+            .usable(handle.raw)
+            .ok_or_else(|| self.out_of_use())?;
+        if self.abort_signal.is_aborted() {
+            self.abort_in_background("its abort signal was given");
+            return Err(Error::new(ErrorKind::Aborted {
+                reason: String::from("its abort signal was given"),
+            }));
+        }
+        Ok(raw)
+    }
+
     /// The error for whoever finds the communicator out of use.
     #[cold]
     pub(crate) fn out_of_use(&self) -> Error {
@@ -483,16 +216,5 @@ impl Inner {
             .map(ToString::to_string)
             .or_else(|| self.phase.reason())
             .unwrap_or_else(|| String::from("no reason was given"))
-    }
-}
-
-impl fmt::Debug for Communicator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Communicator")
-            .field("name", &self.inner.name)
-            .field("rank", &self.inner.rank)
-            .field("world_size", &self.inner.world_size)
-            .field("state", &self.inner.phase.get())
-            .finish()
     }
 }

@@ -11,7 +11,7 @@ use super::free::{apart, finalize_with, within};
 use super::handle::Unsettled;
 use super::lost::Noticed;
 use super::why::Why;
-use super::{Communicator, Inner, everybody};
+use super::{Inner, everybody};
 use crate::error::{Error, ErrorKind, Mark, Result, StreamRefusal};
 use crate::events;
 use crate::forked;
@@ -35,92 +35,39 @@ pub(crate) enum Outcome {
     Leaked,
 }
 
-impl Communicator {
-    /// Waits until all issued operations are done on all ranks, and frees the communicator.
-    ///
-    /// Every rank has to call it (or drop its communicator). The other clones of this communicator are
-    /// out of use from then on.
-    ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] when the ranks did not all get there within the communicator's finalize
-    /// limit (30 s unless set), operations that are being issued included; it is aborted then, which may take the
-    /// abort limit (10 s unless set) and a second more. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when it
-    /// had ended before.
-    ///
-    /// Wraps `ncclCommFinalize` and `ncclCommDestroy`.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// comm.finalize()?;
-    /// assert!(comm.finalize().is_err());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn finalize(&self) -> Result<()> {
-        let started = Instant::now();
-        let (rank, roster) = (self.inner.rank, self.inner.roster());
-        let span = tracing::info_span!(
-            target: "nccl",
-            "nccl.comm.finalize",
-            comm = &*self.inner.name,
-            world_ranks = roster.world_ranks(),
-            rank,
-            world_rank = roster.world_rank(rank),
-            launcher_rank = roster.launcher_rank(rank),
-            nranks = self.inner.world_size
-        );
-        let _entered = span.enter();
-        self.inner.finalize().map_err(|error| {
-            self.inner.conclude(error).during(|| {
-                self.inner
-                    .operation(OperationKind::Finalize, Shape::default(), None, started)
-            })
-        })
-    }
+/// Waits until all issued operations are done on all ranks, and frees the communicator.
+pub(super) fn finalize(inner: &Arc<Inner>) -> Result<()> {
+    let started = Instant::now();
+    let (rank, roster) = (inner.rank, inner.roster());
+    let span = tracing::info_span!(
+        target: "nccl",
+        "nccl.comm.finalize",
+        comm = &*inner.name,
+        world_ranks = roster.world_ranks(),
+        rank,
+        world_rank = roster.world_rank(rank),
+        launcher_rank = roster.launcher_rank(rank),
+        nranks = inner.world_size
+    );
+    let _entered = span.enter();
+    inner.finalize().map_err(|error| {
+        inner
+            .conclude(error)
+            .during(|| inner.operation(OperationKind::Finalize, Shape::default(), None, started))
+    })
+}
 
-    /// Ends the communicator now, whatever it is doing, from any thread.
-    ///
-    /// Operations under way end; their results are void, and every call and request on this rank
-    /// returns [`ErrorKind::Aborted`]. The other ranks of a `World`'s communicator are
-    /// told, and abort theirs for the same reason; this returns when they have said so, or are gone, or
-    /// their time is up (3 s unless set). Ranks that came together in another way each have to abort by
-    /// themselves. A second abort does nothing.
-    ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] when NCCL did not come back within the abort limit (10 s unless set). The
-    /// communicator is then leaked: nothing touches it any more, and memory that it was still using
-    /// must stay where it is.
-    ///
-    /// Wraps `ncclCommAbort`.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// comm.abort("the service is shutting down")?;
-    /// let mut y = stream.alloc_zeros::<f32>(4)?;
-    /// assert!(comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).is_err());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn abort(&self, reason: &str) -> Result<()> {
-        forked::check()?;
-        let started = Instant::now();
-        match self.inner.abort(reason) {
-            Outcome::Freed => Ok(()),
-            Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
-                what: self.inner.held_abort(),
-                limit: self.inner.abort_limit(),
-            })
-            .during(|| {
-                self.inner
-                    .operation(OperationKind::Abort, Shape::default(), None, started)
-            })),
-        }
+/// Ends the communicator now, whatever it is doing.
+pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
+    forked::check()?;
+    let started = Instant::now();
+    match inner.abort(reason) {
+        Outcome::Freed => Ok(()),
+        Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
+            what: inner.held_abort(),
+            limit: inner.abort_limit(),
+        })
+        .during(|| inner.operation(OperationKind::Abort, Shape::default(), None, started))),
     }
 }
 

@@ -7,7 +7,7 @@
 //! state included, which completes background work and is no pure read. Calls that may block although
 //! they should not (abort, destroy) run on a thread that can be given up.
 //!
-//! - `inner`: what all handles of one share; `handle`: NCCL's pointer to it, under its lock;
+//! - `public`: one as a program has it; `inner`: what all handles of one share; `handle`: NCCL's pointer to it, under its lock;
 //! - `launch_mode`: the two arrangements; `switch` and `guard`: what ends a call that blocks;
 //! - `order`: which streams have to wait for which;
 //! - `keep_alive`: what dropped plans and registrations still need of it;
@@ -30,6 +30,7 @@ pub(crate) mod lifecycle;
 mod lost;
 pub(crate) mod order;
 pub mod peers;
+mod public;
 pub(crate) mod revocation;
 mod revoke;
 pub(crate) mod switch;
@@ -38,7 +39,6 @@ mod why;
 
 pub use everybody::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
 pub(crate) use handle::Backoff;
-pub use inner::Communicator;
 #[doc(hidden)]
 pub use inner::Inner;
 pub(crate) use inner::SharedLaunch;
@@ -48,6 +48,7 @@ pub use launch_mode::LaunchMode;
 pub use lifecycle::{end_struck, leave_struck};
 pub(crate) use lost::{Noticed, is_lost};
 pub(crate) use order::{admit_buffer, admit_owner, not_capturing, same as same_stream};
+pub use public::Communicator;
 pub(crate) use switch::Switch;
 pub use timeouts::Timeouts;
 pub(crate) use why::Why;

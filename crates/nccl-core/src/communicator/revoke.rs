@@ -20,11 +20,11 @@ use std::time::Instant;
 
 use nccl_sys as sys;
 
+use super::Inner;
 use super::free::within;
 use super::handle::{RawComm, Unsettled, free, settle, state};
 use super::lifecycle::Outcome;
 use super::why::Why;
-use super::{Communicator, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::ffi;
@@ -35,53 +35,18 @@ use crate::state::{State, Way};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, FaultClass};
 
-impl Communicator {
-    /// Ends what is under way on this communicator, on all of its ranks, and all that would come: only
-    /// [`shrink`](Self::shrink) is left; in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) by NCCL's own
-    /// way, as long as no rank is gone.
-    ///
-    /// Every rank is told, and its calls and requests return [`ErrorKind::Aborted`] with this `reason` and a
-    /// fault of the class [`Revoked`](FaultClass::Revoked). This returns when all have stopped, or are gone, or
-    /// their time is up (3 s unless set). Any rank may call it, from any thread.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) before NCCL 2.28.7;
-    /// nothing has happened then. [`ErrorKind::InvalidConfig`] when it was made elsewhere and its calls block. [`ErrorKind::Aborted`] when it had ended before, or
-    /// ends for another reason at the same moment. [`ErrorKind::TimedOut`] when NCCL did not come back within
-    /// the abort limit: it is leaked then.
-    ///
-    /// Wraps `ncclCommRevoke`; in [`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild) `ncclCommAbort`.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let world = nccl::World::threads(1).remove(0);
-    /// let comm = world.communicator("demo").stream(&stream).build()?;
-    /// comm.revoke("this step is not wanted any more")?;
-    /// let mut y = stream.alloc_zeros::<f32>(4)?;
-    /// let error = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).unwrap_err();
-    /// assert!(error.to_string().contains("not wanted any more"));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn revoke(&self, reason: &str) -> Result<()> {
-        let started = Instant::now();
-        self.inner.revoke(reason).map_err(|error| {
-            let fault = self.inner.board.as_ref().and_then(|board| board.fault());
-            let error = match fault {
-                // The others end because of this call; the call fails because it took too long.
-                Some(fault) if error.is_timeout() && fault.is_on_purpose() => {
-                    error.with_fault(fault)
-                }
-                _ => self.inner.conclude(error),
-            };
-            error.during(|| {
-                self.inner
-                    .operation(OperationKind::Revoke, Shape::default(), None, started)
-            })
-        })
-    }
+/// Ends what is under way, on all ranks, and all that would come but a shrink.
+pub(super) fn revoke(inner: &Arc<Inner>, reason: &str) -> Result<()> {
+    let started = Instant::now();
+    inner.revoke(reason).map_err(|error| {
+        let fault = inner.board.as_ref().and_then(|board| board.fault());
+        let error = match fault {
+            // The others end because of this call; the call fails because it took too long.
+            Some(fault) if error.is_timeout() && fault.is_on_purpose() => error.with_fault(fault),
+            _ => inner.conclude(error),
+        };
+        error.during(|| inner.operation(OperationKind::Revoke, Shape::default(), None, started))
+    })
 }
 
 impl Inner {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::builder::{CommunicatorBuilder, Origin};
 use super::grow::{self, GrowWay};
+use super::handed_out::handed_out;
 use super::init::{Plan, Prepared, roster_of};
 use super::meeting::{Agreed, Meeting};
 use crate::abort::AbortSignal;
@@ -159,7 +160,7 @@ impl CommunicatorBuilder<'_> {
             Some(GrowWay::Native) => grow::join(prepared, growing, id, deadline)?,
             _ => prepared.join(&id, deadline, || false)?,
         };
-        Ok((Communicator::of(inner), way))
+        Ok((handed_out(inner), way))
     }
 
     fn wanted_library(&self) -> Result<Library> {

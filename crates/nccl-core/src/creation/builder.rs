@@ -7,13 +7,11 @@ use cudarc::driver::CudaStream;
 
 use super::init::Company;
 use crate::abort::AbortSignal;
-use crate::communicator::{Communicator, Inner, Timeouts};
+use crate::communicator::{Communicator, Timeouts};
 use crate::config::Config;
-use crate::forked::Resident;
 use crate::library::Library;
 use crate::local;
 use crate::peers::Terms;
-use crate::supervision::sentinel;
 use crate::unique_id::UniqueId;
 use nccl_base::launch_mode::LaunchMode;
 
@@ -60,47 +58,6 @@ pub(super) enum Origin<'a> {
     World(Terms<'a>),
     /// The ranks of another communicator exchange it.
     Split,
-}
-
-impl Communicator {
-    /// Starts to make a communicator of `world_size` ranks, of which this is `rank`.
-    ///
-    /// `id` was made by one rank with [`UniqueId::new`] and given to all. `World::communicator`
-    /// does that by itself.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// use nccl::{Communicator, Library, UniqueId};
-    ///
-    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let id = UniqueId::new(&Library::load()?)?;
-    /// let comm = Communicator::builder("demo", id, 0, 1).stream(&stream).build()?;
-    /// assert_eq!((comm.rank(), comm.world_size()), (0, 1));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn builder(
-        name: &str,
-        id: UniqueId,
-        rank: usize,
-        world_size: usize,
-    ) -> CommunicatorBuilder<'_> {
-        CommunicatorBuilder::with_id(name, id, rank, world_size)
-    }
-
-    /// The handle of one that was just made.
-    pub(super) fn of(inner: Arc<Inner>) -> Self {
-        // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
-        if let Err(error) = sentinel::watch(&inner) {
-            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
-        }
-        Self {
-            stream: Resident::new(Arc::clone(&inner.stream)),
-            limit: inner.timeouts.operation,
-            inner: Resident::new(inner),
-        }
-    }
 }
 
 impl<'a> CommunicatorBuilder<'a> {

@@ -39,12 +39,10 @@ use crate::error::{Error, Result};
 use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::local;
-use crate::peers::{AsWorld, Peers};
+use crate::peers::{Peers, Terms};
 use crate::state::{Left, State};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
-#[cfg(doc)]
-use crate::{ErrorKind, Timeouts};
 
 /// What [`Communicator::grow`] has made, and how.
 ///
@@ -93,62 +91,15 @@ impl fmt::Display for GrowWay {
     }
 }
 
-impl Communicator {
-    /// Makes a communicator of all ranks of `world`, of which the ranks of this one are the first.
-    ///
-    /// Every rank of this communicator calls it, and every other rank of `world`
-    /// [builds](CommunicatorBuilder::build) a communicator of the same name. The ranks of this one keep their
-    /// numbers; the new one has its stream, limits and launch mode.
-    ///
-    /// `world` is the epoch into which new processes have come (`World::next_epoch_keeping` keeps this
-    /// communicator until then), or the one that this communicator has only a part of.
-    ///
-    /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is; drop
-    /// it when it is not needed any more. When NCCL fails on the way, it is aborted, on all its ranks.
-    ///
-    /// # Errors
-    /// As [`CommunicatorBuilder::build`], within this communicator's init limit ([`Timeouts::init`]). Where
-    /// `ncclCommGrow` is not possible, that is no error: a new communicator is made, and [`Grown::way`] says
-    /// why.
-    ///
-    /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// use nccl::{Communicator, GrowWay, LaunchMode, Library, UniqueId, World};
-    ///
-    /// std::thread::scope(|scope| {
-    ///     for world in World::threads(2) {
-    ///         scope.spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    ///             let stream = cudarc::driver::CudaContext::new(world.rank())?.new_stream()?;
-    ///             if world.rank() == 0 {
-    ///                 let id = UniqueId::new(&Library::load()?)?;
-    ///                 let one = Communicator::builder("one", id, 0, 1).stream(&stream);
-    ///                 let one = one.launch_mode(LaunchMode::NonBlocking).build()?;
-    ///                 let grown = one.grow(&world, "both")?;
-    ///                 assert_eq!(grown.way, GrowWay::Native);
-    ///             } else {
-    ///                 let both = world.communicator("both").stream(&stream).build()?;
-    ///                 assert_eq!((both.rank(), both.world_size()), (1, 2));
-    ///             }
-    ///             Ok(())
-    ///         });
-    ///     }
-    /// });
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn grow(&self, world: &impl AsWorld, name: &str) -> Result<Grown> {
-        let terms = world.terms();
-        let world = Arc::clone(&terms.peers);
-        let builder = CommunicatorBuilder::of_grow(name, terms, self);
-        let (communicator, way) = builder.build_from(Some(self))?;
-        // There is one wherever a rank brings a communicator.
-        let way = way.unwrap_or(GrowWay::Native);
-        tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, rank = world.rank(), world_rank = world.rank(), launcher_rank = communicator.inner.roster().launcher_rank(world.rank()), world_ranks = communicator.inner.roster().world_ranks(), %way, nranks = world.size(), "a communicator has grown");
-        Ok(Grown { communicator, way })
-    }
+/// Makes a communicator of all ranks of the world of `terms`, of which the ranks of this one are the first.
+pub(super) fn grow(comm: &Communicator, terms: Terms<'_>, name: &str) -> Result<Grown> {
+    let world = Arc::clone(&terms.peers);
+    let builder = CommunicatorBuilder::of_grow(name, terms, comm);
+    let (communicator, way) = builder.build_from(Some(comm))?;
+    // There is one wherever a rank brings a communicator.
+    let way = way.unwrap_or(GrowWay::Native);
+    tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, rank = world.rank(), world_rank = world.rank(), launcher_rank = communicator.inner.roster().launcher_rank(world.rank()), world_ranks = communicator.inner.roster().world_ranks(), %way, nranks = world.size(), "a communicator has grown");
+    Ok(Grown { communicator, way })
 }
 
 /// Why this rank cannot go NCCL's own way, with the communicator that it brings, if it does.

@@ -13,118 +13,73 @@ use crate::peers;
 use crate::threads;
 use crate::unique_id::UniqueId;
 
-impl Communicator {
-    /// Makes the communicators of a world whose ranks are all in this process, one for each stream.
-    ///
-    /// Rank `i` works on the device of `streams[i]`, and two ranks need two devices. Issue what belongs
-    /// together in one [`group`](crate::group) when one thread drives all of them.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidConfig`] without a stream; otherwise as [`CommunicatorBuilder::build`], for
-    /// the rank that failed first.
-    ///
-    /// Does what `ncclCommInitAll` does, under a deadline.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// use cudarc::driver::CudaContext;
-    ///
-    /// let streams = [CudaContext::new(0)?.new_stream()?, CudaContext::new(1)?.new_stream()?];
-    /// let comms = nccl::Communicator::init_all("both", &streams)?;
-    /// assert_eq!(comms[1].rank(), 1);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn init_all(name: &str, streams: &[Arc<CudaStream>]) -> Result<Vec<Self>> {
-        Self::init_all_with(name, streams, |builder| builder)
+/// Makes the communicators of a world whose ranks are all in this process, one for each stream, with settings that `set`
+/// makes for each rank.
+pub(super) fn init_all(
+    name: &str,
+    streams: &[Arc<CudaStream>],
+    set: impl Fn(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_> + Sync,
+) -> Result<Vec<Communicator>> {
+    if streams.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidConfig {
+            field: "streams",
+            reason: String::from("a world has at least one rank, and each needs a stream"),
+        }));
     }
-
-    /// [`init_all`](Self::init_all), with settings that `set` makes for each rank.
-    ///
-    /// # Errors
-    /// As [`init_all`](Self::init_all).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// use std::time::Duration;
-    ///
-    /// let streams = [cudarc::driver::CudaContext::new(0)?.new_stream()?];
-    /// let comms = nccl::Communicator::init_all_with("one", &streams, |builder| {
-    ///     builder.timeout(Duration::from_secs(5))
-    /// })?;
-    /// assert_eq!(comms.len(), 1);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn init_all_with(
-        name: &str,
-        streams: &[Arc<CudaStream>],
-        set: impl Fn(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_> + Sync,
-    ) -> Result<Vec<Self>> {
-        if streams.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidConfig {
-                field: "streams",
-                reason: String::from("a world has at least one rank, and each needs a stream"),
-            }));
+    let id = UniqueId::new(&Library::load()?)?;
+    // So that what ends one of them ends all.
+    let everybody: Arc<[usize]> = (0..streams.len()).collect();
+    let mut peers = peers::of_threads(streams.len()).map(Vec::into_iter);
+    // A rank that fails would let the others wait for it.
+    let failed = AbortSignal::new();
+    let made: Vec<Result<Communicator>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = streams
+            .iter()
+            .enumerate()
+            .map(|(rank, stream)| {
+                let (set, failed) = (&set, &failed);
+                let peers = peers.as_mut().and_then(Iterator::next);
+                let company = peers.map(|peers| (peers, Arc::clone(&everybody)));
+                let make = move || {
+                    let _guard = AbortOnPanic(failed);
+                    let builder = CommunicatorBuilder::with_id(name, id, rank, streams.len())
+                        .stream(stream)
+                        .in_company(company)
+                        .abort_signal(failed);
+                    set(builder).build().inspect_err(|_| failed.abort())
+                };
+                threads::scoped(scope, "nccl-init", make)
+                    .map_err(threads::not_started("for a rank of init_all"))
+                    .inspect_err(|_| failed.abort())
+            })
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| match rank?.join() {
+                Ok(made) => made,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+            .collect()
+    });
+    let mut errors = Vec::new();
+    let mut comms = Vec::with_capacity(streams.len());
+    for made in made {
+        match made {
+            Ok(comm) => comms.push(comm),
+            Err(error) => errors.push(error),
         }
-        let id = UniqueId::new(&Library::load()?)?;
-        // So that what ends one of them ends all.
-        let everybody: Arc<[usize]> = (0..streams.len()).collect();
-        let mut peers = peers::of_threads(streams.len()).map(Vec::into_iter);
-        // A rank that fails would let the others wait for it.
-        let failed = AbortSignal::new();
-        let made: Vec<Result<Self>> = std::thread::scope(|scope| {
-            let ranks: Vec<_> = streams
-                .iter()
-                .enumerate()
-                .map(|(rank, stream)| {
-                    let (set, failed) = (&set, &failed);
-                    let peers = peers.as_mut().and_then(Iterator::next);
-                    let company = peers.map(|peers| (peers, Arc::clone(&everybody)));
-                    let make = move || {
-                        let _guard = AbortOnPanic(failed);
-                        let builder = Self::builder(name, id, rank, streams.len())
-                            .stream(stream)
-                            .in_company(company)
-                            .abort_signal(failed);
-                        set(builder).build().inspect_err(|_| failed.abort())
-                    };
-                    threads::scoped(scope, "nccl-init", make)
-                        .map_err(threads::not_started("for a rank of init_all"))
-                        .inspect_err(|_| failed.abort())
-                })
-                .collect();
-            ranks
-                .into_iter()
-                .map(|rank| match rank?.join() {
-                    Ok(made) => made,
-                    Err(panic) => std::panic::resume_unwind(panic),
-                })
-                .collect()
-        });
-        let mut errors = Vec::new();
-        let mut comms = Vec::with_capacity(streams.len());
-        for made in made {
-            match made {
-                Ok(comm) => comms.push(comm),
-                Err(error) => errors.push(error),
+    }
+    // The one that failed first is not one that was told to give up.
+    let told = |error: &Error| error.is_told() || matches!(error.kind(), ErrorKind::Aborted { .. });
+    errors.sort_by_key(told);
+    match errors.into_iter().next() {
+        None => Ok(comms),
+        Some(error) => {
+            for comm in comms {
+                // Its peers are gone, so it could not be finalized.
+                let _ = comm.abort("another rank of init_all failed");
             }
-        }
-        // The one that failed first is not one that was told to give up.
-        let told =
-            |error: &Error| error.is_told() || matches!(error.kind(), ErrorKind::Aborted { .. });
-        errors.sort_by_key(told);
-        match errors.into_iter().next() {
-            None => Ok(comms),
-            Some(error) => {
-                for comm in comms {
-                    // Its peers are gone, so it could not be finalized.
-                    let _ = comm.abort("another rank of init_all failed");
-                }
-                Err(error)
-            }
+            Err(error)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How communicators are made, alone or from another one.
 //!
-//! - [`builder`]: what one is made from; `build`: how its ranks come to make it;
+//! - `communicator`: what a program calls;
+//! - [`builder`]: what one is made from; `build`: how its ranks come to make it; `handed_out`: its first handle;
 //! - `meeting`: the ranks tell each other whether they can take part; `said`: what they say;
 //! - `init`: from before NCCL is asked until it is ready; `start`: the calls for that; `slot`: where NCCL puts
 //!   what it makes in the background;
@@ -9,7 +10,9 @@
 
 mod build;
 mod builder;
+mod communicator;
 mod grow;
+mod handed_out;
 mod init;
 mod init_all;
 mod meeting;

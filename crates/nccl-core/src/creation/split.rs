@@ -8,6 +8,7 @@ use crate::communicator::{Communicator, timeouts};
 use std::time::Instant;
 
 use super::CommunicatorBuilder;
+use super::handed_out::handed_out;
 use super::init::Prepared;
 use crate::communicator::launch_mode::{Wish, common_mode};
 use crate::driver;
@@ -72,186 +73,141 @@ const ANSWER: usize = 1024;
 /// The most bytes of a name in an envelope.
 const LONGEST_NAME: usize = 300;
 
-impl Communicator {
-    /// Makes a communicator of the ranks that give the same `color`; `None` takes no part in any.
-    ///
-    /// The new ranks are in the order of `key`, and of the old ranks where keys are equal. All ranks have
-    /// to call it. The new communicator has this one's stream, limits and launch mode.
-    ///
-    /// # Errors
-    /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks that would need it say
-    /// so and which. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not call it.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let world = nccl::World::threads(1).remove(0);
-    /// # let comm = world.communicator("model").stream(&stream).build()?;
-    /// // Pairs of neighbours.
-    /// let pair = comm.split("model/tp", Some(comm.rank() as u32 / 2), 0)?;
-    /// assert_eq!(pair.expect("a colour was given").world_size(), 1); // one rank only
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn split(&self, name: &str, color: Option<u32>, key: i64) -> Result<Option<Self>> {
-        self.split_with(name, color, key, |builder| builder)
-    }
-
-    /// [`split`](Self::split), with settings that `set` makes for the new communicator.
-    ///
-    /// # Errors
-    /// As [`split`](Self::split).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let context = cudarc::driver::CudaContext::new(0)?;
-    /// # let stream = context.new_stream()?;
-    /// # let world = nccl::World::threads(1).remove(0);
-    /// # let comm = world.communicator("model").stream(&stream).build()?;
-    /// let other = context.new_stream()?;
-    /// let all = comm.split_with("model/ep", Some(0), 0, |builder| builder.stream(&other))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn split_with(
-        &self,
-        name: &str,
-        color: Option<u32>,
-        key: i64,
-        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
-    ) -> Result<Option<Self>> {
-        forked::check()?;
-        let started = Instant::now();
-        let made = self
-            .split_in(name, Choice { color, key }, set)
-            .map_err(|error| {
-                error.during(|| {
-                    let inner = &self.inner;
-                    inner.operation(OperationKind::Split, Shape::default(), None, started)
-                })
-            });
-        match &made {
-            Ok(Some(comm)) => events::made(name, started.elapsed(), Ok(comm.inner.identity())),
-            Ok(None) => {}
-            Err(error) => events::made(name, started.elapsed(), Err(error)),
-        }
-        made
-    }
-
-    fn split_in(
-        &self,
-        name: &str,
-        choice: Choice,
-        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
-    ) -> Result<Option<Self>> {
-        let outside = FromOutside::of_process()?;
-        let choices = self.exchange(&choice.to_bytes())?;
-        let choices: Vec<Choice> = choices
-            .chunks(Choice::LEN)
-            .map(Choice::from_bytes)
-            .collect();
-        let members = match choice.color {
-            Some(_) => members(&choices, self.rank()),
-            None => Vec::new(),
-        };
-
-        // Everything this rank can find wrong is found before the others wait for it.
-        let prepared = members
-            .iter()
-            .position(|&member| member == self.rank())
-            .map(|rank| {
-                let builder = CommunicatorBuilder::of_split(name, rank, self, &members);
-                let mut builder = set(builder);
-                builder.timeouts = timeouts::over(outside, builder.timeouts);
-                let (prepared, id) = builder.prepare_split(rank == 0)?;
-                let prepared = prepared.inherits(self.inner.launch_mode());
-                Ok(Part {
-                    prepared,
-                    id,
-                    limit: builder.init_limit(),
-                })
-            });
-        let (job, epoch) = self.job();
-        let job = short(job);
-        let seal = |id: &UniqueId| envelope::seal(&job, epoch, &short(name), id);
-        let answers = self.exchange(&answer(&prepared, seal))?;
-        let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
-        let Some(prepared) = prepared else {
-            return Ok(None);
-        };
-        // What is wrong here is the better answer on this rank.
-        let Part {
-            prepared, limit, ..
-        } = prepared?;
-        for &member in &members {
-            if answers[member][0] == FAILED {
-                let text = unpack(answers[member]);
-                return Err(Error::rendezvous(format!(
-                    "{} cannot take part in {name:?}: {}",
-                    self.inner.member(member),
-                    visible::text(&String::from_utf8_lossy(text))
-                )));
-            }
-        }
-        let wish_of = |&member: &usize| answers[member].get(MODE).copied().and_then(Wish::of_code);
-        let wishes: Vec<_> = members.iter().map(wish_of).collect();
-        let who = |member: usize| self.inner.member(members[member]);
-        let prepared = prepared.in_mode(common_mode(&wishes, who)?);
-        let sealed = unpack(answers[members[0]]);
-        let id = envelope::open(&job, epoch, &short(name), sealed).map_err(|why| {
-            Error::rendezvous(format!(
-                "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
-                self.inner.member(members[0])
-            ))
-        })?;
-        let rank = members.iter().position(|&member| member == self.rank());
-        let roster = self.roster_of(&members);
-        let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
-        let _entered = span.enter();
-        // When this one ends meanwhile, some ranks may not have come so far.
-        let is_void = || self.inner.phase.get().is_aborted();
-        let inner = prepared.join(&id, deadline_after(limit), is_void);
-        let inner = inner.map_err(|error| match is_void() {
-            true => self.inner.conclude(self.inner.out_of_use()),
-            false => error,
-        })?;
-        Ok(Some(Self::of(inner)))
-    }
-
-    /// Which ranks of the world its ranks `members` are.
-    fn roster_of(&self, members: &[usize]) -> Roster {
-        let board = self.inner.board.as_ref();
-        board.map_or_else(Roster::default, |board| {
-            let ranks = board.members();
-            let ranks: Vec<_> = members.iter().map(|&member| ranks[member]).collect();
-            board.peers().roster(&ranks)
+/// Makes a communicator of the ranks that give the same `color`, with settings that `set` makes for it.
+pub(super) fn split(
+    comm: &Communicator,
+    name: &str,
+    color: Option<u32>,
+    key: i64,
+    set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+) -> Result<Option<Communicator>> {
+    forked::check()?;
+    let started = Instant::now();
+    let made = split_in(comm, name, Choice { color, key }, set).map_err(|error| {
+        error.during(|| {
+            let inner = &comm.inner;
+            inner.operation(OperationKind::Split, Shape::default(), None, started)
         })
+    });
+    match &made {
+        Ok(Some(comm)) => events::made(name, started.elapsed(), Ok(comm.inner.identity())),
+        Ok(None) => {}
+        Err(error) => events::made(name, started.elapsed(), Err(error)),
     }
+    made
+}
 
-    /// The job's name and epoch, where the ranks met in one.
-    fn job(&self) -> (&str, u64) {
-        let board = self.inner.board.as_ref();
-        board.map_or(("", 0), |board| board.peers().job())
-    }
+fn split_in(
+    comm: &Communicator,
+    name: &str,
+    choice: Choice,
+    set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+) -> Result<Option<Communicator>> {
+    let outside = FromOutside::of_process()?;
+    let choices = exchange(comm, &choice.to_bytes())?;
+    let choices: Vec<Choice> = choices
+        .chunks(Choice::LEN)
+        .map(Choice::from_bytes)
+        .collect();
+    let members = match choice.color {
+        Some(_) => members(&choices, comm.rank()),
+        None => Vec::new(),
+    };
 
-    /// Gives every rank the bytes of all ranks, which are as many on each.
-    fn exchange(&self, bytes: &[u8]) -> Result<Vec<u8>> {
-        // A stream of its own, so that what is on the user's is not waited for.
-        let context = &self.inner.context;
-        let stream = driver::undisturbed(context, || context.new_stream())
-            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-        let x = driver::undisturbed(context, || stream.clone_htod(bytes))
-            .map_err(Error::cuda("copying to the device"))?;
-        let len = bytes.len() * self.world_size();
-        let mut y = driver::undisturbed(context, || stream.alloc_zeros::<u8>(len))
-            .map_err(Error::cuda("allocating device memory"))?;
-        self.on(&stream).all_gather(&x, &mut y)?.wait()?;
-        let _inside = self.inner.enter(Place::Look, self.limit);
-        driver::undisturbed(context, || stream.clone_dtoh(&y))
-            .map_err(Error::cuda("copying from the device"))
+    // Everything this rank can find wrong is found before the others wait for it.
+    let prepared = members
+        .iter()
+        .position(|&member| member == comm.rank())
+        .map(|rank| {
+            let builder = CommunicatorBuilder::of_split(name, rank, comm, &members);
+            let mut builder = set(builder);
+            builder.timeouts = timeouts::over(outside, builder.timeouts);
+            let (prepared, id) = builder.prepare_split(rank == 0)?;
+            let prepared = prepared.inherits(comm.inner.launch_mode());
+            Ok(Part {
+                prepared,
+                id,
+                limit: builder.init_limit(),
+            })
+        });
+    let (job, epoch) = job(comm);
+    let job = short(job);
+    let seal = |id: &UniqueId| envelope::seal(&job, epoch, &short(name), id);
+    let answers = exchange(comm, &answer(&prepared, seal))?;
+    let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
+    let Some(prepared) = prepared else {
+        return Ok(None);
+    };
+    // What is wrong here is the better answer on this rank.
+    let Part {
+        prepared, limit, ..
+    } = prepared?;
+    for &member in &members {
+        if answers[member][0] == FAILED {
+            let text = unpack(answers[member]);
+            return Err(Error::rendezvous(format!(
+                "{} cannot take part in {name:?}: {}",
+                comm.inner.member(member),
+                visible::text(&String::from_utf8_lossy(text))
+            )));
+        }
     }
+    let wish_of = |&member: &usize| answers[member].get(MODE).copied().and_then(Wish::of_code);
+    let wishes: Vec<_> = members.iter().map(wish_of).collect();
+    let who = |member: usize| comm.inner.member(members[member]);
+    let prepared = prepared.in_mode(common_mode(&wishes, who)?);
+    let sealed = unpack(answers[members[0]]);
+    let id = envelope::open(&job, epoch, &short(name), sealed).map_err(|why| {
+        Error::rendezvous(format!(
+            "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
+            comm.inner.member(members[0])
+        ))
+    })?;
+    let rank = members.iter().position(|&member| member == comm.rank());
+    let roster = roster_of(comm, &members);
+    let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
+    let _entered = span.enter();
+    // When this one ends meanwhile, some ranks may not have come so far.
+    let is_void = || comm.inner.phase.get().is_aborted();
+    let inner = prepared.join(&id, deadline_after(limit), is_void);
+    let inner = inner.map_err(|error| match is_void() {
+        true => comm.inner.conclude(comm.inner.out_of_use()),
+        false => error,
+    })?;
+    Ok(Some(handed_out(inner)))
+}
+
+/// Which ranks of the world its ranks `members` are.
+fn roster_of(comm: &Communicator, members: &[usize]) -> Roster {
+    let board = comm.inner.board.as_ref();
+    board.map_or_else(Roster::default, |board| {
+        let ranks = board.members();
+        let ranks: Vec<_> = members.iter().map(|&member| ranks[member]).collect();
+        board.peers().roster(&ranks)
+    })
+}
+
+/// The job's name and epoch, where the ranks met in one.
+fn job(comm: &Communicator) -> (&str, u64) {
+    let board = comm.inner.board.as_ref();
+    board.map_or(("", 0), |board| board.peers().job())
+}
+
+/// Gives every rank the bytes of all ranks, which are as many on each.
+fn exchange(comm: &Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
+    // A stream of its own, so that what is on the user's is not waited for.
+    let context = &comm.inner.context;
+    let stream = driver::undisturbed(context, || context.new_stream())
+        .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+    let x = driver::undisturbed(context, || stream.clone_htod(bytes))
+        .map_err(Error::cuda("copying to the device"))?;
+    let len = bytes.len() * comm.world_size();
+    let mut y = driver::undisturbed(context, || stream.alloc_zeros::<u8>(len))
+        .map_err(Error::cuda("allocating device memory"))?;
+    comm.on(&stream).all_gather(&x, &mut y)?.wait()?;
+    let _inside = comm.inner.enter(Place::Look, comm.limit);
+    driver::undisturbed(context, || stream.clone_dtoh(&y))
+        .map_err(Error::cuda("copying from the device"))
 }
 
 /// This rank's part of a split: what it prepared, the token if it made one, and its limit.

@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 use self::together::issue_together;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::group::Group;
+use crate::group::{Group, in_group};
 use crate::inside::Place;
 use crate::issuing::Frame;
-use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 
 /// Records operations of several communicators in `record`, and issues them together.
@@ -125,13 +124,6 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
     Err(Error::new(ErrorKind::InvalidConfig {
         field: "blocking",
         reason,
-    }))
-}
-
-fn in_group(comm: &Communicator, error: Error) -> Error {
-    comm.inner.conclude_before(error.during(|| {
-        comm.inner
-            .operation(OperationKind::Group, Shape::default(), None, Instant::now())
     }))
 }
 

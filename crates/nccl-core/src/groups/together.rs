@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::communicator::everybody::abort_together;
-use crate::communicator::handle::{Guard, Handle, RawComm, Unsettled};
+use crate::communicator::handle::{Guard, RawComm, Unsettled};
 use crate::communicator::order::{self, Capture};
 use crate::communicator::switch::{Inside, Switch};
 use crate::communicator::{Communicator, Inner, SharedLaunch};
@@ -70,7 +70,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     return Err(inner.conclude_before(error.during(describe)));
                 }
                 Refused::Underway(_, error) => {
-                    let error = inner.with_cause(error.during(describe));
+                    let error = with_cause(inner, error.during(describe));
                     abandon_all(all, at, &error);
                     error
                 }
@@ -80,7 +80,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     error,
                     ..
                 } => {
-                    let error = inner.with_cause(error.during(describe));
+                    let error = with_cause(inner, error.during(describe));
                     let lent = Lent::of(inner);
                     let captured = outlast_all(all, &captured);
                     match is_settled && captured.contains(&true) {
@@ -360,29 +360,11 @@ impl<'g> Company<'g> {
     }
 }
 
-impl Inner {
-    /// Says in an error that follows from the end of this communicator what ended it, for what ends with it.
-    fn with_cause(&self, error: Error) -> Error {
-        let cause = self.board.as_ref().and_then(|board| board.cause());
-        match (error.kind(), cause) {
-            (ErrorKind::Aborted { .. }, Some(cause)) => error.with_fault(cause),
-            _ => error,
-        }
-    }
-
-    /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
-    /// abort.
-    pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
-        let raw = self
-            .phase
-            .usable(handle.raw)
-            .ok_or_else(|| self.out_of_use())?;
-        if self.abort_signal.is_aborted() {
-            self.abort_in_background("its abort signal was given");
-            return Err(Error::new(ErrorKind::Aborted {
-                reason: String::from("its abort signal was given"),
-            }));
-        }
-        Ok(raw)
+/// Says in an error that follows from the end of this communicator what ended it, for what ends with it.
+fn with_cause(inner: &Inner, error: Error) -> Error {
+    let cause = inner.board.as_ref().and_then(|board| board.cause());
+    match (error.kind(), cause) {
+        (ErrorKind::Aborted { .. }, Some(cause)) => error.with_fault(cause),
+        _ => error,
     }
 }

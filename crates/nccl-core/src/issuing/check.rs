@@ -26,89 +26,88 @@ pub(super) fn is_wanted() -> bool {
     *WANTED.get_or_init(|| std::env::var_os(VARIABLE).is_some_and(|value| value == "1"))
 }
 
-impl Inner {
-    /// Compares a call with those of the other ranks, where they can be asked: nothing is launched on any of them when
-    /// they differ, and the communicator is as good as before.
-    ///
-    /// # Errors
-    /// [`ErrorKind::CallsDiffer`], the same on all ranks; [`ErrorKind::TimedOut`] names those who do not come.
-    #[cold]
-    pub(super) fn compare_call(
-        &self,
-        kind: OperationKind,
-        recorded: &[Recorded],
-        deadline: Instant,
-    ) -> Result<()> {
-        let Some(board) = &self.board else {
-            return Ok(());
-        };
-        let entries: Vec<_> = recorded.iter().map(|one| one.op).collect();
-        let of_some = matches!(
-            kind,
-            OperationKind::Group | OperationKind::Send | OperationKind::Recv
-        ) && entries.iter().all(Descriptor::is_message);
-        if of_some || board.members().len() == 1 {
-            return Ok(());
-        }
-        let number = board.next_check();
-        let Some(digests) = self.gather(
-            &**board,
-            &format!("call/{number}"),
-            &agree::digest(Ok(&entries)),
-            number,
-            deadline,
-        )?
-        else {
-            return Ok(());
-        };
-        let broken = |broken: Broken| Error::rendezvous(broken.0);
-        match agree::compare(&digests).map_err(broken)? {
-            Compared::Same | Compared::Failed(..) => Ok(()),
-            Compared::Gone(_) if self.interrupted() => Err(self.out_of_use()),
-            Compared::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
-                reason: format!("{} is gone", board.name_of(rank)),
-            })),
-            Compared::Different => {
-                let told = agree::encode(&entries);
-                let topic = format!("call/{number}/all");
-                let lists = self.gather(&**board, &topic, &told, number, deadline)?;
-                let lists = lists.unwrap_or_default();
-                let lists = lists.iter().map(|list| agree::decode(list));
-                let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
-                let difference =
-                    agree::difference(&lists, agree::Done::Called, |ranks| board.names_of(ranks));
-                Err(Error::new(ErrorKind::CallsDiffer { number, difference }))
-            }
+/// Compares a call with those of the other ranks, where they can be asked: nothing is launched on any of them when
+/// they differ, and the communicator is as good as before.
+///
+/// # Errors
+/// [`ErrorKind::CallsDiffer`], the same on all ranks; [`ErrorKind::TimedOut`] names those who do not come.
+#[cold]
+pub(super) fn compare_call(
+    inner: &Inner,
+    kind: OperationKind,
+    recorded: &[Recorded],
+    deadline: Instant,
+) -> Result<()> {
+    let Some(board) = &inner.board else {
+        return Ok(());
+    };
+    let entries: Vec<_> = recorded.iter().map(|one| one.op).collect();
+    let of_some = matches!(
+        kind,
+        OperationKind::Group | OperationKind::Send | OperationKind::Recv
+    ) && entries.iter().all(Descriptor::is_message);
+    if of_some || board.members().len() == 1 {
+        return Ok(());
+    }
+    let number = board.next_check();
+    let Some(digests) = gather(
+        inner,
+        &**board,
+        &format!("call/{number}"),
+        &agree::digest(Ok(&entries)),
+        number,
+        deadline,
+    )?
+    else {
+        return Ok(());
+    };
+    let broken = |broken: Broken| Error::rendezvous(broken.0);
+    match agree::compare(&digests).map_err(broken)? {
+        Compared::Same | Compared::Failed(..) => Ok(()),
+        Compared::Gone(_) if inner.interrupted() => Err(inner.out_of_use()),
+        Compared::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
+            reason: format!("{} is gone", board.name_of(rank)),
+        })),
+        Compared::Different => {
+            let told = agree::encode(&entries);
+            let topic = format!("call/{number}/all");
+            let lists = gather(inner, &**board, &topic, &told, number, deadline)?;
+            let lists = lists.unwrap_or_default();
+            let lists = lists.iter().map(|list| agree::decode(list));
+            let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
+            let difference =
+                agree::difference(&lists, agree::Done::Called, |ranks| board.names_of(ranks));
+            Err(Error::new(ErrorKind::CallsDiffer { number, difference }))
         }
     }
+}
 
-    fn gather(
-        &self,
-        board: &dyn Supervisor,
-        topic: &str,
-        part: &[u8],
-        number: u64,
-        deadline: Instant,
-    ) -> Result<Option<Vec<Vec<u8>>>> {
-        let begun = Instant::now();
-        let left = deadline.saturating_duration_since(begun);
-        match board.gather(topic, part, left, &|| self.interrupted()) {
-            Ended::All(parts) => Ok(Some(parts)),
-            Ended::Missing(missing) => {
-                let missing = missing
-                    .iter()
-                    .map(|&rank| board.name_of(board.place_of(rank)));
-                let missing: Vec<_> = missing.collect();
-                Err(Error::new(ErrorKind::TimedOut {
-                    what: format!(
-                        "the check of call {number} ({VARIABLE}), to which {} did not come,",
-                        missing.join(", ")
-                    ),
-                    limit: left,
-                }))
-            }
-            Ended::Unheard if self.interrupted() => Err(self.out_of_use()),
-            Ended::Unheard => Ok(None),
+fn gather(
+    inner: &Inner,
+    board: &dyn Supervisor,
+    topic: &str,
+    part: &[u8],
+    number: u64,
+    deadline: Instant,
+) -> Result<Option<Vec<Vec<u8>>>> {
+    let begun = Instant::now();
+    let left = deadline.saturating_duration_since(begun);
+    match board.gather(topic, part, left, &|| inner.interrupted()) {
+        Ended::All(parts) => Ok(Some(parts)),
+        Ended::Missing(missing) => {
+            let missing = missing
+                .iter()
+                .map(|&rank| board.name_of(board.place_of(rank)));
+            let missing: Vec<_> = missing.collect();
+            Err(Error::new(ErrorKind::TimedOut {
+                what: format!(
+                    "the check of call {number} ({VARIABLE}), to which {} did not come,",
+                    missing.join(", ")
+                ),
+                limit: left,
+            }))
         }
+        Ended::Unheard if inner.interrupted() => Err(inner.out_of_use()),
+        Ended::Unheard => Ok(None),
     }
 }

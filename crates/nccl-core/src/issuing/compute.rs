@@ -18,20 +18,18 @@ use crate::error::{Error, Result};
 use crate::inside::Place;
 use crate::operation::{Operation, OperationKind};
 
-impl Communicator {
-    /// Copies what an operation has written, which is over, to the host. On a stream of its own: whatever comes behind the
-    /// operation on the communicator's may wait for other ranks.
-    #[doc(hidden)]
-    pub fn read_back<T: DeviceRepr>(
-        &self,
-        from: &CudaSlice<T>,
-    ) -> std::result::Result<Vec<T>, DriverError> {
-        let _inside = self.inner.enter(Place::Look, self.limit);
-        let context = &self.inner.context;
-        let stream = driver::undisturbed(context, || context.new_stream())?;
-        // Waits for the copy alone.
-        driver::undisturbed(context, || stream.clone_dtoh(from))
-    }
+/// Copies what an operation has written, which is over, to the host. On a stream of its own: whatever comes behind the
+/// operation on the communicator's may wait for other ranks.
+#[doc(hidden)]
+pub fn read_back<T: DeviceRepr>(
+    comm: &Communicator,
+    from: &CudaSlice<T>,
+) -> std::result::Result<Vec<T>, DriverError> {
+    let _inside = comm.inner.enter(Place::Look, comm.limit);
+    let context = &comm.inner.context;
+    let stream = driver::undisturbed(context, || context.new_stream())?;
+    // Waits for the copy alone.
+    driver::undisturbed(context, || stream.clone_dtoh(from))
 }
 
 impl Inner {

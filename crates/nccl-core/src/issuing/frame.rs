@@ -5,7 +5,7 @@
 //! the stream it was allocated on) is kept here, and only where there is something to keep. A buffer of
 //! the operation's own stream that cudarc does not track costs its address and nothing else.
 //!
-//! What must stay true: a frame borrows its buffers for `'a` and is given to `Inner::issue`, which
+//! What must stay true: a frame borrows its buffers for `'a` and is given to `issue`, which
 //! drops it when the work is on the stream and the streams of the buffers wait for it. So an address
 //! never outlives its frame.
 

@@ -25,6 +25,7 @@ use cudarc::driver::CudaEvent;
 
 use super::check;
 use super::frame::{Frame, Left};
+use super::steps::launch_step;
 use crate::communicator::handle::{Handle, RawComm, Unsettled, settle};
 use crate::communicator::order::Capture;
 use crate::communicator::{Backoff, Communicator, Inner, order};
@@ -50,66 +51,69 @@ enum Refused {
     InCapture(Option<Error>),
 }
 
-impl Communicator {
-    /// Issues what is recorded in `frame`.
-    #[doc(hidden)]
-    pub fn issue(&self, frame: &Frame<'_>, kind: OperationKind, shape: Shape) -> Result<Request> {
-        let started = Instant::now();
-        let inner = &self.inner;
-        match inner.issue_locked(frame, kind, started, self.limit) {
-            Ok(sequence) => {
-                let nothing = frame.batch().recorded.is_empty();
-                Ok(Request::new(self, kind, shape, sequence, started, nothing))
-            }
-            Err((refused, sequence)) => {
-                let describe = || inner.operation(kind, shape, sequence, started);
-                Err(self.not_issued(refused, frame, &describe))
-            }
+/// Issues what is recorded in `frame`.
+#[doc(hidden)]
+pub fn issue(
+    comm: &Communicator,
+    frame: &Frame<'_>,
+    kind: OperationKind,
+    shape: Shape,
+) -> Result<Request> {
+    let started = Instant::now();
+    let inner = &comm.inner;
+    match inner.issue_locked(frame, kind, started, comm.limit) {
+        Ok(sequence) => {
+            let nothing = frame.batch().recorded.is_empty();
+            Ok(Request::new(comm, kind, shape, sequence, started, nothing))
+        }
+        Err((refused, sequence)) => {
+            let describe = || inner.operation(kind, shape, sequence, started);
+            Err(not_issued(comm, refused, frame, &describe))
         }
     }
+}
 
-    #[cold]
-    fn not_issued(
-        &self,
-        refused: Refused,
-        frame: &Frame<'_>,
-        describe: &dyn Fn() -> Operation,
-    ) -> Error {
-        let inner = &self.inner;
-        let error = match refused {
-            Refused::Before(error) => {
-                return inner.conclude_before(error.during(describe));
+#[cold]
+fn not_issued(
+    comm: &Communicator,
+    refused: Refused,
+    frame: &Frame<'_>,
+    describe: &dyn Fn() -> Operation,
+) -> Error {
+    let inner = &comm.inner;
+    let error = match refused {
+        Refused::Before(error) => {
+            return inner.conclude_before(error.during(describe));
+        }
+        Refused::Signalled(error) => {
+            let error = error.during(describe);
+            // Nothing is lent to NCCL by this operation: it may well be leaked.
+            inner.abort(&error);
+            error
+        }
+        Refused::Underway(error) => {
+            let error = error.during(describe);
+            inner.abandon(&error, frame);
+            error
+        }
+        Refused::InCapture(failed) => {
+            let lent = Lent::of(inner);
+            let has_ended = inner
+                .outlast(frame, inner.patience_with_captures())
+                .is_some();
+            let is_settled = failed.is_none();
+            let error = order::captured(Capture::Void, failed).during(describe);
+            match is_settled && !has_ended {
+                // The capture has all of the work, and NCCL waits for it.
+                true => inner.abort_in_background(&error),
+                // What has not settled may still come to the stream.
+                false => inner.abandon(&error, frame),
             }
-            Refused::Signalled(error) => {
-                let error = error.during(describe);
-                // Nothing is lent to NCCL by this operation: it may well be leaked.
-                inner.abort(&error);
-                error
-            }
-            Refused::Underway(error) => {
-                let error = error.during(describe);
-                inner.abandon(&error, frame);
-                error
-            }
-            Refused::InCapture(failed) => {
-                let lent = Lent::of(inner);
-                let has_ended = inner
-                    .outlast(frame, inner.patience_with_captures())
-                    .is_some();
-                let is_settled = failed.is_none();
-                let error = order::captured(Capture::Void, failed).during(describe);
-                match is_settled && !has_ended {
-                    // The capture has all of the work, and NCCL waits for it.
-                    true => inner.abort_in_background(&error),
-                    // What has not settled may still come to the stream.
-                    false => inner.abandon(&error, frame),
-                }
-                std::mem::forget(lent);
-                error
-            }
-        };
-        inner.conclude(error).during(describe)
-    }
+            std::mem::forget(lent);
+            error
+        }
+    };
+    inner.conclude(error).during(describe)
 }
 
 impl Inner {
@@ -152,7 +156,7 @@ impl Inner {
 
         let _inside = self.enter(Place::Issue, limit);
         if check::is_wanted() {
-            self.compare_call(kind, frame.batch().recorded, later(started, limit))
+            check::compare_call(self, kind, frame.batch().recorded, later(started, limit))
                 .map_err(Refused::Before)?;
         }
 
@@ -204,7 +208,7 @@ impl Inner {
                 recorded::call(batch, &calls, writer)
             }),
             true => frame.steps().try_for_each(|step| {
-                self.launch_step(raw, (started, limit), step, frame.on, &calls, writer)
+                launch_step(self, raw, (started, limit), step, frame.on, &calls, writer)
             }),
         };
 
@@ -372,6 +376,14 @@ impl Inner {
         }
         true
     }
+}
+
+/// Says in which operation a check failed.
+#[cold]
+#[doc(hidden)]
+pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, error: Error) -> Error {
+    comm.inner
+        .conclude_before(error.during(|| comm.inner.operation(kind, shape, None, Instant::now())))
 }
 
 /// The error for an operation that did not get onto its stream.

@@ -12,6 +12,10 @@ pub(crate) mod issue;
 mod replay;
 mod steps;
 
+#[doc(hidden)]
+pub use compute::read_back;
 pub use frame::Frame;
+#[doc(hidden)]
+pub use issue::{failed_check, issue};
 pub(crate) use replay::NotLaunched;
-pub(crate) use steps::{Copy, Step};
+pub(crate) use steps::{Copy, Step, launch_step};

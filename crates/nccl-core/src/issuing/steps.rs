@@ -81,25 +81,23 @@ impl Copy {
     }
 }
 
-impl Inner {
-    /// Puts one step on the stream `on`, and returns when it is there.
-    #[cold]
-    pub(crate) fn launch_step(
-        &self,
-        raw: RawComm,
-        (started, limit): (Instant, Duration),
-        step: Step<'_>,
-        on: &Arc<CudaStream>,
-        calls: &Calls<'_>,
-        writer: &mut Writer,
-    ) -> Result<()> {
-        step.copies.iter().try_for_each(|copy| copy.enqueue(on))?;
-        if step.batch.recorded.is_empty() {
-            return Ok(());
-        }
-        let left = limit.saturating_sub(started.elapsed());
-        self.launch(raw, started, (limit, left), || {
-            recorded::call(step.batch, calls, writer)
-        })
+/// Puts one step on the stream `on`, and returns when it is there.
+#[cold]
+pub(crate) fn launch_step(
+    inner: &Inner,
+    raw: RawComm,
+    (started, limit): (Instant, Duration),
+    step: Step<'_>,
+    on: &Arc<CudaStream>,
+    calls: &Calls<'_>,
+    writer: &mut Writer,
+) -> Result<()> {
+    step.copies.iter().try_for_each(|copy| copy.enqueue(on))?;
+    if step.batch.recorded.is_empty() {
+        return Ok(());
     }
+    let left = limit.saturating_sub(started.elapsed());
+    inner.launch(raw, started, (limit, left), || {
+        recorded::call(step.batch, calls, writer)
+    })
 }

@@ -15,7 +15,9 @@ use cudarc::driver::{
 use nccl_sys as sys;
 
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Communicator, Timeouts, admit_owner};
+#[cfg(doc)]
+use crate::communicator::Communicator;
+use crate::communicator::{Timeouts, admit_owner};
 use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
@@ -58,29 +60,6 @@ pub struct Buffer<T: NcclType> {
     library: Library,
 }
 
-impl Communicator {
-    /// Allocates memory with NCCL's allocator, all zeros, on the stream of this communicator.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeroed`].
-    ///
-    /// Wraps `ncclMemAlloc` (NCCL ≥ 2.19).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let x = comm.buffer::<u8>(1 << 20)?;
-    /// assert_eq!(x.len(), 1 << 20);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn buffer<T: NcclType>(&self, len: usize) -> Result<Buffer<T>> {
-        Buffer::zeroed_within(self.library(), self.stream(), len, self.limit)
-    }
-}
-
 impl<T: NcclType> Buffer<T> {
     /// Allocates `len` elements, all zeros, on the device of `stream`.
     ///
@@ -107,7 +86,8 @@ impl<T: NcclType> Buffer<T> {
         Self::zeroed_within(library, stream, len, Timeouts::default().operation)
     }
 
-    fn zeroed_within(
+    /// As [`zeroed`](Self::zeroed), with a limit for NCCL.
+    pub(super) fn zeroed_within(
         library: &Library,
         stream: &Arc<CudaStream>,
         len: usize,

@@ -1,5 +1,6 @@
 //! Device memory that this crate owns: allocated by NCCL, registered with a communicator, or both.
 //!
+//! - `communicator`: what a program calls on a communicator for that;
 //! - [`Buffer`](self::buffer): memory from `ncclMemAlloc`;
 //! - `registered`: memory that a communicator knows beforehand (`ncclCommRegister`);
 //! - `window`: memory that all ranks of a communicator know beforehand (`ncclCommWindowRegister`);
@@ -10,6 +11,7 @@
 //! its stream, by the reaper.
 
 mod buffer;
+mod communicator;
 mod owned;
 mod registered;
 mod window;

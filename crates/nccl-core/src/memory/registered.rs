@@ -90,101 +90,79 @@ unsafe impl Send for Registration {}
 // SAFETY: likewise.
 unsafe impl Sync for Registration {}
 
-impl Communicator {
-    /// Tells NCCL beforehand of a buffer that operations of this communicator will use often.
-    ///
-    /// Concerns this rank alone; see [`Registered`] for what the other ranks have to do. Of an error the
-    /// buffer does not come back: it is freed.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when NCCL
-    /// refuses the memory, [`ErrorKind::Stream`] for a buffer whose stream operations refuse as well,
-    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use;
-    /// [`ErrorKind::TimedOut`] when NCCL does not come back within the limit for operations. The
-    /// communicator is aborted then, and the buffer leaked.
-    ///
-    /// Wraps `ncclCommRegister`.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let x = comm.register(stream.clone_htod(&[1u8, 2, 3])?)?;
-    /// assert_eq!(stream.clone_dtoh(&x.view())?, [1, 2, 3]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn register<B: OwnedBuffer>(&self, mut buffer: B) -> Result<Registered<B>> {
-        const CALL: &str = "ncclCommRegister";
-        let library = self.library();
-        let register = library.function(sys::Api::ncclCommRegister)?;
-        library.function(sys::Api::ncclCommDeregister)?;
-        let context = &self.inner.context;
-        admit_buffer(buffer.stream(), context)?;
-        let last = driver::new_event(context, None)
-            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
-        let (address, bytes) = {
-            let erased = buffer.view_mut().erase_mut();
-            let range = erased.range();
-            (range.start, (range.end - range.start) as usize)
-        };
-        let handle = match bytes {
-            0 => Ok(Ok(Registration::none(Kind::Local))),
-            bytes => {
-                let (inner, limit) = (Arc::clone(&self.inner), self.limit);
-                inner.lends_to_proxies();
-                expendable::call(
-                    // Waiting for a turn ends by itself.
-                    deadline_after(limit.saturating_add(SLACK)),
-                    || false,
-                    move || {
-                        driver::bind(&inner.context).map_err(Error::cuda(
-                            "binding the context to this thread (cuCtxSetCurrent)",
-                        ))?;
-                        let (guard, _) = inner.handle.take(None, limit)?;
-                        let raw = inner.ready(&guard)?;
-                        let mut handle: *mut c_void = std::ptr::null_mut();
-                        // SAFETY: memory of that many bytes, which stays where it is until it is
-                        // deregistered: the value below owns it, and it is leaked when this does not come
-                        // back. `handle` is a valid place; the communicator is alive, under its lock.
-                        let code = unsafe {
-                            register(
-                                raw.as_ptr(),
-                                std::ptr::with_exposed_provenance_mut(address as usize),
-                                bytes,
-                                &mut handle,
-                            )
-                        };
-                        ffi::check(&inner.library, CALL, code)?;
-                        Ok::<_, Error>(Registration {
-                            handle: NonNull::new(handle),
-                            kind: Kind::Local,
-                        })
-                    },
-                    drop,
-                )
+/// Tells NCCL beforehand of a buffer that operations of this communicator will use often.
+pub(super) fn register<B: OwnedBuffer>(
+    comm: &Communicator,
+    mut buffer: B,
+) -> Result<Registered<B>> {
+    const CALL: &str = "ncclCommRegister";
+    let library = comm.library();
+    let register = library.function(sys::Api::ncclCommRegister)?;
+    library.function(sys::Api::ncclCommDeregister)?;
+    let context = &comm.inner.context;
+    admit_buffer(buffer.stream(), context)?;
+    let last = driver::new_event(context, None)
+        .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+    let (address, bytes) = {
+        let erased = buffer.view_mut().erase_mut();
+        let range = erased.range();
+        (range.start, (range.end - range.start) as usize)
+    };
+    let handle = match bytes {
+        0 => Ok(Ok(Registration::none(Kind::Local))),
+        bytes => {
+            let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
+            inner.lends_to_proxies();
+            expendable::call(
+                // Waiting for a turn ends by itself.
+                deadline_after(limit.saturating_add(SLACK)),
+                || false,
+                move || {
+                    driver::bind(&inner.context).map_err(Error::cuda(
+                        "binding the context to this thread (cuCtxSetCurrent)",
+                    ))?;
+                    let (guard, _) = inner.handle.take(None, limit)?;
+                    let raw = inner.ready(&guard)?;
+                    let mut handle: *mut c_void = std::ptr::null_mut();
+                    // SAFETY: memory of that many bytes, which stays where it is until it is
+                    // deregistered: the value below owns it, and it is leaked when this does not come
+                    // back. `handle` is a valid place; the communicator is alive, under its lock.
+                    let code = unsafe {
+                        register(
+                            raw.as_ptr(),
+                            std::ptr::with_exposed_provenance_mut(address as usize),
+                            bytes,
+                            &mut handle,
+                        )
+                    };
+                    ffi::check(&inner.library, CALL, code)?;
+                    Ok::<_, Error>(Registration {
+                        handle: NonNull::new(handle),
+                        kind: Kind::Local,
+                    })
+                },
+                drop,
+            )
+        }
+    };
+    let handle = match handle {
+        Ok(handle) => handle?,
+        Err(not_back) => {
+            let error = not_back.into_error(CALL, comm.limit);
+            if error.is_timeout() {
+                // NCCL may still look at it.
+                std::mem::forget(buffer);
+                comm.inner.abort(&error);
             }
-        };
-        let handle = match handle {
-            Ok(handle) => handle?,
-            Err(not_back) => {
-                let error = not_back.into_error(CALL, self.limit);
-                if error.is_timeout() {
-                    // NCCL may still look at it.
-                    std::mem::forget(buffer);
-                    self.inner.abort(&error);
-                }
-                return Err(self.inner.conclude(error));
-            }
-        };
-        Ok(Registered {
-            buffer: ManuallyDrop::new(buffer),
-            handle,
-            comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
-            last: ManuallyDrop::new(last),
-        })
-    }
+            return Err(comm.inner.conclude(error));
+        }
+    };
+    Ok(Registered {
+        buffer: ManuallyDrop::new(buffer),
+        handle,
+        comm: ManuallyDrop::new(KeepAlive::new(comm.clone())),
+        last: ManuallyDrop::new(last),
+    })
 }
 
 impl<B: OwnedBuffer> Registered<B> {

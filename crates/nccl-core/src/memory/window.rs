@@ -15,8 +15,6 @@ use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::communicator::{Communicator, Inner, KeepAlive, admit_buffer};
 use crate::driver;
 use crate::dtype::NcclType;
-#[cfg(doc)]
-use crate::error::ErrorKind;
 use crate::error::{Error, Result};
 use crate::ffi::Progress;
 use crate::time::deadline_after;
@@ -36,110 +34,84 @@ struct Place(Box<*mut c_void>);
 // SAFETY: memory that one thread after another has; the pointer in it is a number for NCCL.
 unsafe impl Send for Place {}
 
-impl Communicator {
-    /// Tells NCCL on all ranks beforehand of buffers that operations of this communicator will use often, each rank of its own
-    /// and of the same length: a symmetric window. NCCL has faster ways for operations whose buffers are all in windows; with
-    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) it moves data by copy engines
-    /// ([`AllToAllAlgorithm::CopyEngine`](crate::AllToAllAlgorithm::CopyEngine)).
-    ///
-    /// Every rank calls this at the same time. Where library, device or communicator have no windows, the buffer is as good as any
-    /// ([`Registered::is_effective`] says which it is). Of an error the buffer does not come back.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not come within
-    /// the limit for operations. The communicator is aborted then, and when NCCL fails.
-    ///
-    /// Wraps `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let mut y = comm.register_window(comm.buffer::<f32>(1024)?)?;
-    /// println!("symmetric: {}", y.is_effective());
-    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn register_window<T: NcclType>(
-        &self,
-        mut buffer: Buffer<T>,
-    ) -> Result<Registered<Buffer<T>>> {
-        let library = self.library();
-        let register = library.function(sys::Api::ncclCommWindowRegister)?;
-        library.function(sys::Api::ncclCommWindowDeregister)?;
-        let context = &self.inner.context;
-        admit_buffer(Buffer::stream(&buffer), context)?;
-        let last = driver::new_event(context, None)
-            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
-        let range = range_of(buffer.erase_mut());
-        let (address, bytes) = (range.start, (range.end - range.start) as usize);
-        let (inner, limit) = (Arc::clone(&self.inner), self.limit);
-        inner.lends_to_proxies();
-        let made = expendable::call(
-            // Waiting for a turn, and for the other ranks, ends by itself.
-            deadline_after(limit.saturating_add(SLACK)),
-            || false,
-            move || {
-                let before = |error| Failed::Before(error);
-                let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
-                let bound = driver::bind(&inner.context).map_err(binding);
-                bound.map_err(before)?;
-                let started = Instant::now();
-                let (guard, _) = inner.handle.take(None, limit).map_err(before)?;
-                let raw = inner.ready(&guard).map_err(before)?;
-                let mut place = ManuallyDrop::new(Place(Box::new(std::ptr::null_mut())));
-                let at: *mut *mut c_void = &raw mut *place.0;
-                let left = limit.saturating_sub(started.elapsed());
-                let launched = inner.launch(raw, started, (limit, left), || {
-                    // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
-                    // value that is made owns it, and it is leaked when this does not come back. `at` stays valid until
-                    // the communicator is at rest again, and for ever if it does not come to rest. The communicator is
-                    // alive, under its lock.
-                    let code = unsafe {
-                        register(
-                            raw.as_ptr(),
-                            std::ptr::with_exposed_provenance_mut(address as usize),
-                            bytes,
-                            at.cast(),
-                            sys::NCCL_WIN_COLL_SYMMETRIC,
-                        )
-                    };
-                    // It may return success, and not be done on a communicator that does not block.
-                    ffi::check(&inner.library, CALL, code).map(|_| Progress::Pending)
-                });
-                launched.map_err(Failed::Underway)?;
-                let place = ManuallyDrop::into_inner(place);
-                Ok(Registration {
-                    handle: NonNull::new(*place.0),
-                    kind: Kind::Window,
-                })
-            },
-            drop,
-        );
-        let failed = |error: Error, buffer: Buffer<T>| {
-            // The other ranks may have the window, or wait for it.
-            std::mem::forget(buffer);
-            self.inner.abort(&error);
-            Err(self.inner.conclude(error))
-        };
-        let handle = match made {
-            Ok(Ok(handle)) => handle,
-            Ok(Err(Failed::Underway(error))) => return failed(error, buffer),
-            Ok(Err(Failed::Before(error))) => return Err(self.inner.conclude(error)),
-            Err(not_back) => return failed(not_back.into_error(CALL, self.limit), buffer),
-        };
-        if handle.handle.is_some() {
-            self.inner.windows.lock().push(range);
-        }
-        Ok(Registered {
-            buffer: ManuallyDrop::new(buffer),
-            handle,
-            comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
-            last: ManuallyDrop::new(last),
-        })
+/// Tells NCCL on all ranks beforehand of buffers that operations of this communicator will use often.
+pub(super) fn register<T: NcclType>(
+    comm: &Communicator,
+    mut buffer: Buffer<T>,
+) -> Result<Registered<Buffer<T>>> {
+    let library = comm.library();
+    let register = library.function(sys::Api::ncclCommWindowRegister)?;
+    library.function(sys::Api::ncclCommWindowDeregister)?;
+    let context = &comm.inner.context;
+    admit_buffer(Buffer::stream(&buffer), context)?;
+    let last = driver::new_event(context, None)
+        .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+    let range = range_of(buffer.erase_mut());
+    let (address, bytes) = (range.start, (range.end - range.start) as usize);
+    let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
+    inner.lends_to_proxies();
+    let made = expendable::call(
+        // Waiting for a turn, and for the other ranks, ends by itself.
+        deadline_after(limit.saturating_add(SLACK)),
+        || false,
+        move || {
+            let before = |error| Failed::Before(error);
+            let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
+            let bound = driver::bind(&inner.context).map_err(binding);
+            bound.map_err(before)?;
+            let started = Instant::now();
+            let (guard, _) = inner.handle.take(None, limit).map_err(before)?;
+            let raw = inner.ready(&guard).map_err(before)?;
+            let mut place = ManuallyDrop::new(Place(Box::new(std::ptr::null_mut())));
+            let at: *mut *mut c_void = &raw mut *place.0;
+            let left = limit.saturating_sub(started.elapsed());
+            let launched = inner.launch(raw, started, (limit, left), || {
+                // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
+                // value that is made owns it, and it is leaked when this does not come back. `at` stays valid until
+                // the communicator is at rest again, and for ever if it does not come to rest. The communicator is
+                // alive, under its lock.
+                let code = unsafe {
+                    register(
+                        raw.as_ptr(),
+                        std::ptr::with_exposed_provenance_mut(address as usize),
+                        bytes,
+                        at.cast(),
+                        sys::NCCL_WIN_COLL_SYMMETRIC,
+                    )
+                };
+                // It may return success, and not be done on a communicator that does not block.
+                ffi::check(&inner.library, CALL, code).map(|_| Progress::Pending)
+            });
+            launched.map_err(Failed::Underway)?;
+            let place = ManuallyDrop::into_inner(place);
+            Ok(Registration {
+                handle: NonNull::new(*place.0),
+                kind: Kind::Window,
+            })
+        },
+        drop,
+    );
+    let failed = |error: Error, buffer: Buffer<T>| {
+        // The other ranks may have the window, or wait for it.
+        std::mem::forget(buffer);
+        comm.inner.abort(&error);
+        Err(comm.inner.conclude(error))
+    };
+    let handle = match made {
+        Ok(Ok(handle)) => handle,
+        Ok(Err(Failed::Underway(error))) => return failed(error, buffer),
+        Ok(Err(Failed::Before(error))) => return Err(comm.inner.conclude(error)),
+        Err(not_back) => return failed(not_back.into_error(CALL, comm.limit), buffer),
+    };
+    if handle.handle.is_some() {
+        comm.inner.windows.lock().push(range);
     }
+    Ok(Registered {
+        buffer: ManuallyDrop::new(buffer),
+        handle,
+        comm: ManuallyDrop::new(KeepAlive::new(comm.clone())),
+        last: ManuallyDrop::new(last),
+    })
 }
 
 fn range_of(buffer: ErasedMut<'_>) -> Range<u64> {

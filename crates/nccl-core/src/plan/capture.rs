@@ -20,6 +20,7 @@ use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graphs::Slot;
 use crate::inside::Place;
+use crate::issuing::launch_step;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Calls;
 use crate::supervision::watchdog;
@@ -70,7 +71,7 @@ impl Inner {
             }
             // Before it is settled nothing of it needs to be in the graph.
             let limits = (started, limit);
-            let captured = self.launch_step(raw, limits, group.step(), stream, &calls, writer);
+            let captured = launch_step(self, raw, limits, group.step(), stream, &calls, writer);
             writer.end(ticket, captured.as_ref().err());
             captured
         });

@@ -11,6 +11,7 @@ use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
+use crate::issuing::read_back;
 use nccl_core::AllToAllAlgorithm as Algorithm;
 
 /// Makes an [`ExpertParallel`]; see [`ExpertParallel::builder`].
@@ -255,9 +256,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         // By messages, which connects all pairs of ranks: NCCL waits for that on the host, and no later call is to wait.
         let grouped = Algorithm::Grouped;
         self.comm.all_to_all_with(&x, &mut y, grouped)?.wait()?;
-        let told = self
-            .comm
-            .read_back(&y)
+        let told = read_back(self.comm, &y)
             .map_err(Error::cuda("exchanging numbers with the other ranks"))?;
         let refuse = |field, reason| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
         let all = || told.chunks_exact(own.len()).enumerate();

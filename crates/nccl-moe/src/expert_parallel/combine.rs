@@ -10,7 +10,7 @@ use crate::dtype::DataType;
 use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use nccl_core::Request;
 
@@ -81,8 +81,8 @@ impl ExpertParallel {
         };
         let prepared = self.prepare_combine(routing, expert_out, weights, out);
         let (frame, combine) =
-            prepared.map_err(|error| self.comm.failed_check(KIND, shape, error))?;
-        let request = self.comm.issue(&frame, KIND, shape)?;
+            prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
+        let request = issue(&self.comm, &frame, KIND, shape)?;
         if combine.tokens > 0 {
             self.launched(&frame, KIND, shape, || {
                 // SAFETY: a slot and a weight for each choice of the tokens that were routed, and a row of `out` for

@@ -11,7 +11,7 @@ use crate::dtype::DataType;
 use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use nccl_core::Request;
 
@@ -131,7 +131,7 @@ impl ExpertParallel {
         };
         let prepared = self.prepare_dispatch(routing, payloads);
         let (frame, permutes) =
-            prepared.map_err(|error| self.comm.failed_check(KIND, shape, error))?;
+            prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
         self.launched(&frame, KIND, shape, || {
             permutes.iter().try_for_each(|permute| {
                 // SAFETY: a token for each slot; they name rows that are there, because `x` has one for each token that
@@ -140,7 +140,7 @@ impl ExpertParallel {
                 unsafe { self.kernels.permute(permute) }
             })
         })?;
-        self.comm.issue(&frame, KIND, shape)
+        issue(&self.comm, &frame, KIND, shape)
     }
 
     /// Checks everything, and takes the buffers.

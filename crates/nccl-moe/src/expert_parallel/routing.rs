@@ -17,7 +17,7 @@ use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
@@ -170,13 +170,13 @@ impl ExpertParallel {
             Ok((frame, route))
         });
         let (frame, route) =
-            prepared.map_err(|error| self.comm.failed_check(KIND, SHAPE, error))?;
+            prepared.map_err(|error| failed_check(&self.comm, KIND, SHAPE, error))?;
         self.launched(&frame, KIND, SHAPE, || {
             // SAFETY: as many entries as `topk` has, and a routing has as many slots, tokens and counts as the sizes
             // say; all are leased by the frame.
             unsafe { self.kernels.route(&route, sizes) }
         })?;
-        let request = self.comm.issue(&frame, KIND, SHAPE)?;
+        let request = issue(&self.comm, &frame, KIND, SHAPE)?;
         *routed = Some(Routed {
             tokens: entries / sizes.top_k,
             sequence: request.sequence(),

@@ -160,7 +160,7 @@ impl<'c> AllToAllBuilder<'c> {
     }
 
     fn add(mut self, data_type: DataType, make: impl FnOnce(usize) -> Result<Payload>) -> Self {
-        let payload = self.comm.element_size(data_type).and_then(make);
+        let payload = record::element_size(self.comm, data_type).and_then(make);
         match payload {
             Ok(payload) => self.payloads.push(payload),
             Err(error) => self.wrong = self.wrong.or(Some(error)),
@@ -352,7 +352,7 @@ impl<'c> AllToAllBuilder<'c> {
             .unknown_within()
             .map(|nodes| within(comm, nodes, &self.payloads))
             .transpose()?;
-        let exchange = comm.exchange_of(&self.payloads);
+        let exchange = record::exchange_of(comm, &self.payloads);
         let (schedule, explanation) = decision.carry_out(exchange, within.as_ref());
         AllToAll::new(comm, self.payloads, schedule, explanation, self.in_place)
     }
@@ -414,7 +414,7 @@ impl<'c> AllToAllBuilder<'c> {
             return Ok((Nodes::new(ranks, ranks_per_node)?, None));
         }
         let one = Nodes::new(ranks, ranks)?;
-        let Some(hosts) = self.comm.hosts() else {
+        let Some(hosts) = record::hosts(self.comm) else {
             return Ok((
                 one,
                 Some(String::from(
@@ -451,7 +451,7 @@ impl<'c> AllToAllBuilder<'c> {
         comparison: &Comparison<'_>,
         made: &Result<Decision>,
     ) -> Result<()> {
-        let straight = grouped(self.comm.exchange_of(&self.payloads));
+        let straight = grouped(record::exchange_of(self.comm, &self.payloads));
         let messages = straight.steps.iter().flat_map(|step| &step.messages);
         let entries = messages.map(|message| {
             let function = if message.sends {

@@ -17,7 +17,7 @@ use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, Resident};
 use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::{Frame, failed_check, issue};
 use crate::memory::OwnedBuffer;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
@@ -210,8 +210,8 @@ impl AllToAll {
             record(&self.schedule, &self.payloads, bases, own, &mut frame);
             Ok(frame)
         };
-        let frame = recorded().map_err(|error| comm.failed_check(kind, shape, error))?;
-        comm.issue(&frame, kind, shape)
+        let frame = recorded().map_err(|error| failed_check(comm, kind, shape, error))?;
+        issue(comm, &frame, kind, shape)
     }
 
     /// Captures the exchange into a graph that owns its buffers: a launch costs the host one call, whatever the algorithm.

@@ -10,6 +10,7 @@ use crate::all_to_all::schedule::{Part, Payload, Within, together};
 use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, Result};
+use crate::issuing::read_back;
 use crate::plan::Comparison;
 use nccl_base::wire;
 use serde::{Deserialize, Serialize};
@@ -155,7 +156,7 @@ pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) ->
     let in_node = |peer: usize| if peer / local == node { each } else { 0 };
     let lengths: Vec<usize> = (0..comm.world_size()).map(in_node).collect();
     comm.all_to_all_v(&x, &lengths, &mut y, &lengths)?.wait()?;
-    let told = comm.read_back(&y).map_err(copied())?;
+    let told = read_back(comm, &y).map_err(copied())?;
     let mut counts = vec![Vec::with_capacity(local); payloads.len()];
     for told in told.chunks(each) {
         let payloads = payloads.iter().zip(&mut counts);

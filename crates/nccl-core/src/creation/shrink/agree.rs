@@ -7,7 +7,8 @@ use nccl_sys as sys;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::{Refusal, topic};
-use super::call::ShrinkWay;
+use super::native::is_at_rest;
+use super::shrunk::ShrinkWay;
 use crate::communicator::Communicator;
 use crate::creation::CommunicatorBuilder;
 use crate::creation::init::Prepared;
@@ -22,96 +23,94 @@ use nccl_base::wire::{self, clean};
 /// Between two looks at who is left.
 const PAUSE: Duration = Duration::from_millis(5);
 
-impl Communicator {
-    /// The ranks that are left tell each other what they can do; `refused` where it could not be done before. Who is gone
-    /// may be heard of meanwhile.
-    pub(super) fn agree(
-        &self,
-        board: &dyn Supervisor,
-        name: &str,
-        without: &[usize],
-        aborting: bool,
-        refused: Option<Refusal>,
-        deadline: Instant,
-    ) -> Result<Agreed> {
-        let (peers, members) = (&**board.peers(), board.members());
-        let topic = topic("shrink", board.key());
-        loop {
-            let gone = peers.departed();
-            let places: Vec<usize> = (0..self.world_size())
-                .filter(|place| !without.contains(place) && !gone.contains(&members[*place]))
-                .collect();
-            let own = places.iter().position(|&place| place == self.rank());
-            let own = own.ok_or_else(|| {
-                Error::rendezvous("this rank counts as gone: the others have gone on without it")
-            })?;
-            let ranks: Arc<[usize]> = places.iter().map(|&place| members[place]).collect();
-            let prepared = CommunicatorBuilder::of_split(name, own, self, &places)
-                .prepare_split(false)
-                .map(|(prepared, _)| prepared.inherits(self.inner.launch_mode()));
-            let said = Said {
-                failed: prepared
-                    .as_ref()
-                    .err()
-                    .map(|error| error.kind().to_string()),
-                not_native: match refused {
-                    Some(refusal) => Some(String::from(refusal.text())),
-                    None => self.not_native(&places, aborting),
-                },
-                aborting,
-                token: token()?,
-            };
-            match peers.round(&topic, Some(&ranks), &wire::encode(&said), deadline, None) {
-                Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
-                // A rank that is gone may be known to some, and not yet to others.
-                Err(error) if Instant::now() < deadline && !is_cut_off(&error) => {
-                    let (rank, roster) = (self.inner.rank, self.inner.roster());
-                    let (world_rank, launcher_rank) =
-                        (roster.world_rank(rank), roster.launcher_rank(rank));
-                    tracing::debug!(name: "nccl.comm.shrink_again", target: "nccl", comm = &*self.inner.name, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, %error, "agreeing on a shrink once more");
-                    std::thread::sleep(PAUSE);
-                }
-                Err(error) => {
-                    return Err(Error::rendezvous(format!(
-                        "the ranks that are to be left do not agree on that: {}; this one leaves out \
-                         {without:?} and those that are gone",
-                        error.kind()
-                    )));
-                }
+/// The ranks that are left tell each other what they can do; `refused` where it could not be done before. Who is gone
+/// may be heard of meanwhile.
+pub(super) fn agree(
+    comm: &Communicator,
+    board: &dyn Supervisor,
+    name: &str,
+    without: &[usize],
+    aborting: bool,
+    refused: Option<Refusal>,
+    deadline: Instant,
+) -> Result<Agreed> {
+    let (peers, members) = (&**board.peers(), board.members());
+    let topic = topic("shrink", board.key());
+    loop {
+        let gone = peers.departed();
+        let places: Vec<usize> = (0..comm.world_size())
+            .filter(|place| !without.contains(place) && !gone.contains(&members[*place]))
+            .collect();
+        let own = places.iter().position(|&place| place == comm.rank());
+        let own = own.ok_or_else(|| {
+            Error::rendezvous("this rank counts as gone: the others have gone on without it")
+        })?;
+        let ranks: Arc<[usize]> = places.iter().map(|&place| members[place]).collect();
+        let prepared = CommunicatorBuilder::of_split(name, own, comm, &places)
+            .prepare_split(false)
+            .map(|(prepared, _)| prepared.inherits(comm.inner.launch_mode()));
+        let said = Said {
+            failed: prepared
+                .as_ref()
+                .err()
+                .map(|error| error.kind().to_string()),
+            not_native: match refused {
+                Some(refusal) => Some(String::from(refusal.text())),
+                None => why_not_native(comm, &places, aborting),
+            },
+            aborting,
+            token: token()?,
+        };
+        match peers.round(&topic, Some(&ranks), &wire::encode(&said), deadline, None) {
+            Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
+            // A rank that is gone may be known to some, and not yet to others.
+            Err(error) if Instant::now() < deadline && !is_cut_off(&error) => {
+                let (rank, roster) = (comm.inner.rank, comm.inner.roster());
+                let (world_rank, launcher_rank) =
+                    (roster.world_rank(rank), roster.launcher_rank(rank));
+                tracing::debug!(name: "nccl.comm.shrink_again", target: "nccl", comm = &*comm.inner.name, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, %error, "agreeing on a shrink once more");
+                std::thread::sleep(PAUSE);
+            }
+            Err(error) => {
+                return Err(Error::rendezvous(format!(
+                    "the ranks that are to be left do not agree on that: {}; this one leaves out \
+                     {without:?} and those that are gone",
+                    error.kind()
+                )));
             }
         }
     }
+}
 
-    /// Why this rank cannot go NCCL's own way.
-    fn not_native(&self, places: &[usize], aborting: bool) -> Option<String> {
-        let inner = &self.inner;
-        let version = inner.library.version();
-        if let Err(error) = inner.library.function(sys::Api::ncclCommShrink) {
-            return Some(error.kind().to_string());
-        }
-        if inner.phase.get() != State::Ready && !inner.is_revoked() {
-            let state = inner.phase.get().text();
-            return Some(format!("the communicator is {state}"));
-        }
-        if inner.blocks && inner.switch.is_none() {
-            return Some(String::from("its calls block, and could not be ended"));
-        }
-        if places.len() == self.world_size() {
-            return Some(format!("NCCL {version} leaves out one rank at least"));
-        }
-        // A thread inside the child comes out only when the parent is aborted.
-        if inner.blocks && aborting {
-            return Some(String::from(
-                "its idle parent ends with what is under way, and NCCL would have to shrink that",
-            ));
-        }
-        if aborting && !inner.is_at_rest() {
-            return Some(String::from(
-                "a launch is under way, which NCCL would go on with after the shrink has freed it",
-            ));
-        }
-        None
+/// Why this rank cannot go NCCL's own way.
+fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Option<String> {
+    let inner = &comm.inner;
+    let version = inner.library.version();
+    if let Err(error) = inner.library.function(sys::Api::ncclCommShrink) {
+        return Some(error.kind().to_string());
     }
+    if inner.phase.get() != State::Ready && !inner.is_revoked() {
+        let state = inner.phase.get().text();
+        return Some(format!("the communicator is {state}"));
+    }
+    if inner.blocks && inner.switch.is_none() {
+        return Some(String::from("its calls block, and could not be ended"));
+    }
+    if places.len() == comm.world_size() {
+        return Some(format!("NCCL {version} leaves out one rank at least"));
+    }
+    // A thread inside the child comes out only when the parent is aborted.
+    if inner.blocks && aborting {
+        return Some(String::from(
+            "its idle parent ends with what is under way, and NCCL would have to shrink that",
+        ));
+    }
+    if aborting && !is_at_rest(inner) {
+        return Some(String::from(
+            "a launch is under way, which NCCL would go on with after the shrink has freed it",
+        ));
+    }
+    None
 }
 
 /// What a rank says before a shrink.

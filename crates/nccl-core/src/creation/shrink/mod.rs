@@ -26,5 +26,7 @@ mod agree;
 mod attempt;
 mod call;
 mod native;
+mod shrunk;
 
-pub use call::{ShrinkWay, Shrunk};
+pub(super) use call::shrink;
+pub use shrunk::{ShrinkWay, Shrunk};

@@ -25,101 +25,110 @@ use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
 use nccl_base::fault::Cause;
 
-impl Communicator {
-    pub(super) fn shrink_native(
-        &self,
-        prepared: Prepared,
-        agreed: &Native<'_>,
-        aborting: bool,
-    ) -> Result<Attempt> {
-        let parent = &self.inner;
-        let Native { id, places, .. } = agreed;
-        // One that was revoked has been stopped already.
-        let is_revoked = parent.is_revoked();
-        let aborting = aborting && !is_revoked;
-        if aborting
-            && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
-        {
-            return Err(parent.conclude(parent.out_of_use()));
-        }
-        let limit = parent.timeouts.init;
-        let deadline = deadline_after(limit);
-        let without: Vec<i32> = (0..self.world_size())
-            .filter(|rank| !places.contains(rank))
-            .map(|rank| rank as i32)
-            .collect();
-        let made = Arc::new(Slot::default());
-        let refused = Arc::new(OnceLock::new());
-        let begin: Begin = {
-            let (parent, made, refused) =
-                (Arc::clone(parent), Arc::clone(&made), Arc::clone(&refused));
-            Box::new(move |child, config, _| {
-                let config = Sent(*config);
-                let phase = Arc::clone(&child.phase);
-                let shrunk = within(limit.saturating_add(PATIENCE), "nccl-shrink", move || {
-                    parent.shrink_raw(&phase, without, config, aborting, &made, limit)
-                });
-                match shrunk {
-                    Some(Ok(raw)) => Ok((raw, Ok(()))),
-                    Some(Err(unsettled)) => {
-                        if let Some(refusal) = unsettled.refusal() {
-                            let _ = refused.set(refusal);
-                            // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
-                            // a cause would have to be looked for.
-                            if let Some(board) = &child.board {
-                                Arc::clone(board).announce(Cause::asked(refusal.text()));
-                            }
-                        }
-                        Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
-                    }
-                    None => {
-                        let error = Unsettled::TimedOut.into_error("ncclCommShrink", limit);
-                        Err((Left::Lost, error))
-                    }
-                }
-            })
-        };
-        let outcome = prepared.begun_by(begin).join(id, deadline, || false);
-        let refused = refused.get().copied();
-        // Who looks at the limit itself comes a little later.
-        let heard = attempt::tell_each_other(
-            &**agreed.board,
-            agreed.ranks,
-            &outcome,
-            refused,
-            later(deadline, PATIENCE),
-        );
-        let (verdict, missed) = match heard {
-            Ok(verdict) => (verdict, None),
-            Err(error) => (Verdict::Failed, Some(error)),
-        };
-        let error = match outcome {
-            Ok(made) if verdict == Verdict::Made => {
-                if aborting {
-                    Arc::clone(agreed.board).announce(Cause::asked(&self.ended_by(places)));
-                    parent.carry_out_abort();
-                }
-                return Ok(Attempt::Made(made));
-            }
-            Ok(made) => attempt::unmade(&made, missed),
-            Err(error) => error,
-        };
-        parent.wait_for_the_cause(&error);
-        let cause = match (verdict, aborting) {
-            (Verdict::Refused(_), true) => Cause::asked(&self.ended_by(places)),
-            (Verdict::Refused(refusal), false) => {
-                Cause::asked(&format!("it was to shrink, and {}", refusal.text()))
-            }
-            _ => Cause::from(&error),
-        };
-        parent.end_shrunk(cause, aborting, is_revoked, &made);
-        match verdict {
-            Verdict::Refused(refusal) => Ok(Attempt::Refused(refusal)),
-            // Why the parent ended says more, unless it had ended before.
-            _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
-            _ => Err(error),
-        }
+/// What the ranks agreed on, done on this one, and what has come of it on all of them.
+pub(super) fn shrink_native(
+    comm: &Communicator,
+    prepared: Prepared,
+    agreed: &Native<'_>,
+    aborting: bool,
+) -> Result<Attempt> {
+    let parent = &comm.inner;
+    let Native { id, places, .. } = agreed;
+    // One that was revoked has been stopped already.
+    let is_revoked = parent.is_revoked();
+    let aborting = aborting && !is_revoked;
+    if aborting && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
+    {
+        return Err(parent.conclude(parent.out_of_use()));
     }
+    let limit = parent.timeouts.init;
+    let deadline = deadline_after(limit);
+    let without: Vec<i32> = (0..comm.world_size())
+        .filter(|rank| !places.contains(rank))
+        .map(|rank| rank as i32)
+        .collect();
+    let made = Arc::new(Slot::default());
+    let refused = Arc::new(OnceLock::new());
+    let begin: Begin = {
+        let (parent, made, refused) = (Arc::clone(parent), Arc::clone(&made), Arc::clone(&refused));
+        Box::new(move |child, config, _| {
+            let config = Sent(*config);
+            let phase = Arc::clone(&child.phase);
+            let shrunk = within(limit.saturating_add(PATIENCE), "nccl-shrink", move || {
+                shrink_raw(&parent, &phase, without, config, aborting, &made, limit)
+            });
+            match shrunk {
+                Some(Ok(raw)) => Ok((raw, Ok(()))),
+                Some(Err(unsettled)) => {
+                    if let Some(refusal) = unsettled.refusal() {
+                        let _ = refused.set(refusal);
+                        // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
+                        // a cause would have to be looked for.
+                        if let Some(board) = &child.board {
+                            Arc::clone(board).announce(Cause::asked(refusal.text()));
+                        }
+                    }
+                    Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
+                }
+                None => {
+                    let error = Unsettled::TimedOut.into_error("ncclCommShrink", limit);
+                    Err((Left::Lost, error))
+                }
+            }
+        })
+    };
+    let outcome = prepared.begun_by(begin).join(id, deadline, || false);
+    let refused = refused.get().copied();
+    // Who looks at the limit itself comes a little later.
+    let heard = attempt::tell_each_other(
+        &**agreed.board,
+        agreed.ranks,
+        &outcome,
+        refused,
+        later(deadline, PATIENCE),
+    );
+    let (verdict, missed) = match heard {
+        Ok(verdict) => (verdict, None),
+        Err(error) => (Verdict::Failed, Some(error)),
+    };
+    let error = match outcome {
+        Ok(made) if verdict == Verdict::Made => {
+            if aborting {
+                Arc::clone(agreed.board).announce(Cause::asked(&ended_by(comm, places)));
+                parent.carry_out_abort();
+            }
+            return Ok(Attempt::Made(made));
+        }
+        Ok(made) => attempt::unmade(&made, missed),
+        Err(error) => error,
+    };
+    wait_for_the_cause(parent, &error);
+    let cause = match (verdict, aborting) {
+        (Verdict::Refused(_), true) => Cause::asked(&ended_by(comm, places)),
+        (Verdict::Refused(refusal), false) => {
+            Cause::asked(&format!("it was to shrink, and {}", refusal.text()))
+        }
+        _ => Cause::from(&error),
+    };
+    end_shrunk(parent, cause, aborting, is_revoked, &made);
+    match verdict {
+        Verdict::Refused(refusal) => Ok(Attempt::Refused(refusal)),
+        // Why the parent ended says more, unless it had ended before.
+        _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
+        _ => Err(error),
+    }
+}
+
+/// What the other ranks are told of the end of the parent.
+pub(super) fn ended_by(comm: &Communicator, places: &[usize]) -> String {
+    let out: Vec<_> = (0..comm.world_size())
+        .filter(|rank| !places.contains(rank))
+        .collect();
+    let are = if out.len() == 1 { "is" } else { "are" };
+    format!(
+        "it was shrunk, and {} {are} left out",
+        comm.inner.roster().who(&out)
+    )
 }
 
 /// What the ranks agreed on, and where they did.
@@ -163,130 +172,128 @@ fn is_in_progress(library: &Library, raw: RawComm) -> bool {
 /// How long the rank at which a shrink failed may take to tell why the parent ends.
 const CAUSE: Duration = Duration::from_secs(1);
 
-impl Inner {
-    /// When the new communicator was ended by another rank, that rank is about to tell why the parent ends.
-    fn wait_for_the_cause(&self, error: &Error) {
-        let deadline = deadline_after(CAUSE);
-        while let Some(board) = &self.board
-            && error.is_told()
-            && board.fault().is_none()
-            && Instant::now() < deadline
-        {
-            std::thread::sleep(Duration::from_millis(1));
+/// When the new communicator was ended by another rank, that rank is about to tell why the parent ends.
+fn wait_for_the_cause(inner: &Inner, error: &Error) {
+    let deadline = deadline_after(CAUSE);
+    while let Some(board) = &inner.board
+        && error.is_told()
+        && board.fault().is_none()
+        && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The end of a parent whose shrink has come to nothing. NCCL's rule for a child that was not made: no other follows.
+/// The abort ends what is under way of it.
+fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool, made: &Slot) {
+    let outcome = if is_revoked {
+        inner.abort_revoked()
+    } else if aborting {
+        // Those that are left out wait for nothing else.
+        if let Some(board) = &inner.board {
+            Arc::clone(board).announce(cause);
         }
+        inner.carry_out_abort()
+    } else {
+        inner.abort(Why::own(cause))
+    };
+    if outcome == Outcome::Freed
+        && let Some(ruin) = made.take()
+    {
+        let library = inner.library.clone();
+        within(inner.timeouts.abort, "nccl-abort", move || {
+            discard(&library, ruin, None);
+        });
     }
+}
 
-    /// The end of a parent whose shrink has come to nothing. NCCL's rule for a child that was not made: no other follows.
-    /// The abort ends what is under way of it.
-    fn end_shrunk(self: &Arc<Self>, cause: Cause, aborting: bool, is_revoked: bool, made: &Slot) {
-        let outcome = if is_revoked {
-            self.abort_revoked()
-        } else if aborting {
-            // Those that are left out wait for nothing else.
-            if let Some(board) = &self.board {
-                Arc::clone(board).announce(cause);
-            }
-            self.carry_out_abort()
-        } else {
-            self.abort(Why::own(cause))
-        };
-        if outcome == Outcome::Freed
-            && let Some(ruin) = made.take()
-        {
-            let library = self.library.clone();
-            within(self.timeouts.abort, "nccl-abort", move || {
-                discard(&library, ruin, None);
-            });
-        }
+/// Whether no launch is under way. With one, a shrink that aborts leaves NCCL with what it has freed (`ncclGroupJobAbort`,
+/// group.cc). A call that holds the lock for long is taken for one.
+pub(super) fn is_at_rest(inner: &Inner) -> bool {
+    let Some(handle) = inner.handle.take_until(deadline_after(BRIEF)) else {
+        return false;
+    };
+    handle
+        .raw
+        .is_none_or(|raw| !is_in_progress(&inner.library, raw))
+}
+
+/// Asks NCCL, and waits until the parent is at rest, or the new communicator, `child`, is of no use any more. On a
+/// thread that may be given up.
+fn shrink_raw(
+    inner: &Inner,
+    child: &Phase,
+    mut without: Vec<i32>,
+    mut config: Sent,
+    aborting: bool,
+    made: &Arc<Slot>,
+    limit: Duration,
+) -> Result<RawComm, Unsettled> {
+    const CALL: &str = "ncclCommShrink";
+    let failed = Unsettled::Failed;
+    let library = &inner.library;
+    let handle = inner.handle.wait_for_it();
+    let held = inner
+        .switch
+        .as_ref()
+        .map(|idle| idle.hold_parent(deadline_after(limit)));
+    let raw = match &held {
+        None => handle.raw.or_else(|| inner.revoked()),
+        Some(held) => held.as_ref().and_then(HeldParent::raw),
+    };
+    let (Some(raw), Some(shrink)) = (raw, library.api().ncclCommShrink) else {
+        return Err(failed(ffi::missing(library, CALL)));
+    };
+    let bound = driver::bind(&inner.context);
+    if bound.is_err() {
+        return Err(Unsettled::Interrupted);
     }
-
-    /// Whether no launch is under way. With one, a shrink that aborts leaves NCCL with what it has freed (`ncclGroupJobAbort`,
-    /// group.cc). A call that holds the lock for long is taken for one.
-    pub(super) fn is_at_rest(&self) -> bool {
-        let Some(handle) = self.handle.take_until(deadline_after(BRIEF)) else {
-            return false;
-        };
-        handle
-            .raw
-            .is_none_or(|raw| !is_in_progress(&self.library, raw))
-    }
-
-    /// Asks NCCL, and waits until the parent is at rest, or the new communicator, `child`, is of no use any more. On a
-    /// thread that may be given up.
-    fn shrink_raw(
-        &self,
-        child: &Phase,
-        mut without: Vec<i32>,
-        mut config: Sent,
-        aborting: bool,
-        made: &Arc<Slot>,
-        limit: Duration,
-    ) -> Result<RawComm, Unsettled> {
-        const CALL: &str = "ncclCommShrink";
-        let failed = Unsettled::Failed;
-        let library = &self.library;
-        let handle = self.handle.wait_for_it();
-        let held = self
-            .switch
+    let flags = match aborting {
+        true => sys::NCCL_SHRINK_ABORT,
+        false => sys::NCCL_SHRINK_DEFAULT,
+    };
+    // By an abort that another rank asked for, or a rank that died. An abort of our own has begun already.
+    let is_revoked = inner.is_revoked();
+    let interrupted = || match aborting {
+        // A rank at which NCCL has refused does not come.
+        _ if child.get().is_aborted() => true,
+        _ if is_revoked => inner.abort_signal.is_aborted(),
+        true => inner
+            .board
             .as_ref()
-            .map(|idle| idle.hold_parent(deadline_after(limit)));
-        let raw = match &held {
-            None => handle.raw.or_else(|| self.revoked()),
-            Some(held) => held.as_ref().and_then(HeldParent::raw),
-        };
-        let (Some(raw), Some(shrink)) = (raw, library.api().ncclCommShrink) else {
-            return Err(failed(ffi::missing(library, CALL)));
-        };
-        let bound = driver::bind(&self.context);
-        if bound.is_err() {
-            return Err(Unsettled::Interrupted);
-        }
-        let flags = match aborting {
-            true => sys::NCCL_SHRINK_ABORT,
-            false => sys::NCCL_SHRINK_DEFAULT,
-        };
-        // By an abort that another rank asked for, or a rank that died. An abort of our own has begun already.
-        let is_revoked = self.is_revoked();
-        let interrupted = || match aborting {
-            // A rank at which NCCL has refused does not come.
-            _ if child.get().is_aborted() => true,
-            _ if is_revoked => self.abort_signal.is_aborted(),
-            true => self
-                .board
-                .as_ref()
-                .is_some_and(|board| board.fault().is_some()),
-            false => self.interrupted(),
-        };
-        // A launch that began after the ranks had agreed; see `is_at_rest`.
-        let is_launching = || aborting && !is_revoked && is_in_progress(library, raw);
-        if interrupted() {
-            return Err(Unsettled::Interrupted);
-        }
-        if is_launching() {
-            let code = sys::ncclResult_t::ncclInProgress;
-            let text = String::from(Refusal::Launching.text());
-            return Err(failed(NcclFailure::new(CALL, code, text, String::new())));
-        }
-        // NCCL writes there when the parent comes to rest, which may be after this thread is gone.
-        std::mem::forget(Arc::clone(made));
-        let count = without.len() as i32;
-        // SAFETY: the lock is held, so nobody else calls on `raw`; the list and the config are valid for the
-        // call, and the place for as long as the process lives.
-        let code = unsafe {
-            shrink(
-                raw.as_ptr(),
-                without.as_mut_ptr(),
-                count,
-                made.place(),
-                &mut config.0,
-                flags,
-            )
-        };
-        ffi::check(library, CALL, code).map_err(failed)?;
-        settle(library, raw, CALL, deadline_after(limit), interrupted)?;
-        // SAFETY: the parent is at rest: NCCL writes no more.
-        unsafe { Arc::decrement_strong_count(Arc::as_ptr(made)) };
-        made.take()
-            .ok_or_else(|| failed(ffi::missing(library, CALL)))
+            .is_some_and(|board| board.fault().is_some()),
+        false => inner.interrupted(),
+    };
+    // A launch that began after the ranks had agreed; see `is_at_rest`.
+    let is_launching = || aborting && !is_revoked && is_in_progress(library, raw);
+    if interrupted() {
+        return Err(Unsettled::Interrupted);
     }
+    if is_launching() {
+        let code = sys::ncclResult_t::ncclInProgress;
+        let text = String::from(Refusal::Launching.text());
+        return Err(failed(NcclFailure::new(CALL, code, text, String::new())));
+    }
+    // NCCL writes there when the parent comes to rest, which may be after this thread is gone.
+    std::mem::forget(Arc::clone(made));
+    let count = without.len() as i32;
+    // SAFETY: the lock is held, so nobody else calls on `raw`; the list and the config are valid for the
+    // call, and the place for as long as the process lives.
+    let code = unsafe {
+        shrink(
+            raw.as_ptr(),
+            without.as_mut_ptr(),
+            count,
+            made.place(),
+            &mut config.0,
+            flags,
+        )
+    };
+    ffi::check(library, CALL, code).map_err(failed)?;
+    settle(library, raw, CALL, deadline_after(limit), interrupted)?;
+    // SAFETY: the parent is at rest: NCCL writes no more.
+    unsafe { Arc::decrement_strong_count(Arc::as_ptr(made)) };
+    made.take()
+        .ok_or_else(|| failed(ffi::missing(library, CALL)))
 }

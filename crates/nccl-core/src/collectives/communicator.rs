@@ -1,12 +1,14 @@
-//! The collectives of a communicator, each issued at once.
+//! What a program calls on a communicator: the collectives, each issued at once, and the operators for them.
 
+use super::collective::issue_collective;
 use super::{Collective, rules};
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
+use crate::dtype::NcclType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
-use crate::reduce::Reduction;
+use crate::reduce::{self, PreMulSum, Reduction};
 use crate::request::Request;
 
 impl Communicator {
@@ -43,7 +45,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective = Collective::apart(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self);
-        self.issue_collective(rules::ALL_REDUCE.kind, collective)
+        issue_collective(self, rules::ALL_REDUCE.kind, collective)
     }
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of every rank.
@@ -69,7 +71,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective = Collective::in_place(rules::ALL_REDUCE, y).reducing(op, self);
-        self.issue_collective(rules::ALL_REDUCE.kind, collective)
+        issue_collective(self, rules::ALL_REDUCE.kind, collective)
     }
 
     /// Gives the `x` of rank `root` to the `y` of every rank.
@@ -101,7 +103,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::BROADCAST, x, Some(y)).root(root));
-        self.issue_collective(rules::BROADCAST.kind, collective)
+        issue_collective(self, rules::BROADCAST.kind, collective)
     }
 
     /// Gives the `y` of rank `root` to the `y` of every rank.
@@ -127,7 +129,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::BROADCAST, y).root(root));
-        self.issue_collective(rules::BROADCAST.kind, collective)
+        issue_collective(self, rules::BROADCAST.kind, collective)
     }
 
     /// Reduces the `x` of all ranks, element by element, into the `y` of rank `root`.
@@ -162,7 +164,7 @@ impl Communicator {
         let collective = Collective::apart(rules::REDUCE, Some(x), y)
             .root(root)
             .reducing(op, self);
-        self.issue_collective(rules::REDUCE.kind, collective)
+        issue_collective(self, rules::REDUCE.kind, collective)
     }
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of rank `root`.
@@ -193,7 +195,7 @@ impl Communicator {
         let collective = Collective::in_place(rules::REDUCE, y)
             .root(root)
             .reducing(op, self);
-        self.issue_collective(rules::REDUCE.kind, collective)
+        issue_collective(self, rules::REDUCE.kind, collective)
     }
 
     /// Puts the `x` of rank `i` at block `i` of the `y` of every rank.
@@ -223,7 +225,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::ALL_GATHER, Some(x), Some(y)));
-        self.issue_collective(rules::ALL_GATHER.kind, collective)
+        issue_collective(self, rules::ALL_GATHER.kind, collective)
     }
 
     /// Puts block `i` of the `y` of rank `i` at block `i` of the `y` of every rank.
@@ -250,7 +252,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::ALL_GATHER, y));
-        self.issue_collective(rules::ALL_GATHER.kind, collective)
+        issue_collective(self, rules::ALL_GATHER.kind, collective)
     }
 
     /// Reduces block `i` of the `x` of all ranks, element by element, into the `y` of rank `i`.
@@ -282,7 +284,7 @@ impl Communicator {
     {
         let collective =
             Collective::apart(rules::REDUCE_SCATTER, Some(x), Some(y)).reducing(op, self);
-        self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
+        issue_collective(self, rules::REDUCE_SCATTER.kind, collective)
     }
 
     /// Reduces block `i` of the `y` of all ranks, element by element, into block `i` of the `y` of rank `i`.
@@ -310,7 +312,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective = Collective::in_place(rules::REDUCE_SCATTER, y).reducing(op, self);
-        self.issue_collective(rules::REDUCE_SCATTER.kind, collective)
+        issue_collective(self, rules::REDUCE_SCATTER.kind, collective)
     }
 
     /// Puts the `x` of rank `i` at block `i` of the `y` of rank `root`.
@@ -342,7 +344,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::GATHER, Some(x), y).root(root));
-        self.issue_collective(rules::GATHER.kind, collective)
+        issue_collective(self, rules::GATHER.kind, collective)
     }
 
     /// Puts the `y` of rank `i` at block `i` of the `y` of rank `root`.
@@ -371,7 +373,7 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::GATHER, y).root(root));
-        self.issue_collective(rules::GATHER.kind, collective)
+        issue_collective(self, rules::GATHER.kind, collective)
     }
 
     /// Puts block `i` of the `x` of rank `root` into the `y` of rank `i`.
@@ -403,7 +405,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let collective = Ok(Collective::apart(rules::SCATTER, x, Some(y)).root(root));
-        self.issue_collective(rules::SCATTER.kind, collective)
+        issue_collective(self, rules::SCATTER.kind, collective)
     }
 
     /// Puts block `i` of the `y` of rank `root` into the `y` of rank `i`.
@@ -432,6 +434,28 @@ impl Communicator {
         R: RecvBuffer<'a>,
     {
         let collective = Ok(Collective::in_place(rules::SCATTER, y).root(root));
-        self.issue_collective(rules::SCATTER.kind, collective)
+        issue_collective(self, rules::SCATTER.kind, collective)
+    }
+
+    /// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
+    ///
+    /// Each rank makes its own, with its own factor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use,
+    /// [`ErrorKind::Nccl`] when NCCL refuses, as it does for a type that cannot be multiplied,
+    /// [`ErrorKind::Unsupported`] in a world of one rank without NCCL.
+    ///
+    /// Wraps `ncclRedOpCreatePreMulSum`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f64>) -> nccl::Result<()> {
+    /// let mean = comm.pre_mul_sum(1.0 / comm.world_size() as f64)?;
+    /// comm.all_reduce_in_place(y, &mean)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pre_mul_sum<T: NcclType>(&self, factor: T) -> Result<PreMulSum<T>> {
+        reduce::pre_mul_sum(self, factor)
     }
 }

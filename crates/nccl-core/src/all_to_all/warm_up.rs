@@ -1,0 +1,41 @@
+//! The first contact of all pairs of ranks, at a time of one's own choosing.
+
+use std::time::{Duration, Instant};
+
+use super::algorithm::Algorithm;
+use crate::communicator::Communicator;
+use crate::driver;
+use crate::error::{Error, Result};
+use crate::forked;
+use nccl_base::from_outside;
+use nccl_base::reduce_op::ReduceOp;
+
+/// Connects this rank with all others, and waits until that is done, at most for `limit`.
+pub(super) fn warm_up(comm: &Communicator, limit: Duration) -> Result<()> {
+    forked::check()?;
+    let started = Instant::now();
+    let limit = from_outside::operation(limit);
+    let left = || match limit {
+        Duration::MAX => limit,
+        _ => limit.saturating_sub(started.elapsed()),
+    };
+    // A stream of its own, so that work on the user's is neither waited for nor timed.
+    let context = &comm.inner.context;
+    let stream = driver::undisturbed(context, || context.new_stream())
+        .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+    let comm = comm.on(&stream).within(limit);
+    let zeros = |n| {
+        driver::undisturbed(context, || stream.alloc_zeros::<u8>(n))
+            .map_err(Error::cuda("allocating memory for the first messages"))
+    };
+    let x = zeros(comm.world_size())?;
+    let mut y = zeros(comm.world_size())?;
+    // Messages connect all pairs; the collectives have connections of their own.
+    comm.all_to_all_with(&x, &mut y, Algorithm::Grouped)?;
+    let comm = Communicator {
+        limit: left(),
+        ..comm
+    };
+    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Max)?;
+    done.limited_to(left()).wait()
+}

@@ -1,0 +1,346 @@
+//! What a program calls to make communicators, alone or from another one.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use nccl_sys as sys;
+
+use super::{CommunicatorBuilder, Grown, Shrunk, grow, init_all, raw, shrink, split};
+use crate::communicator::Communicator;
+#[cfg(doc)]
+use crate::communicator::Timeouts;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::library::Library;
+use crate::peers::AsWorld;
+use crate::unique_id::UniqueId;
+
+impl Communicator {
+    /// Starts to make a communicator of `world_size` ranks, of which this is `rank`.
+    ///
+    /// `id` was made by one rank with [`UniqueId::new`] and given to all. `World::communicator`
+    /// does that by itself.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use nccl::{Communicator, Library, UniqueId};
+    ///
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let id = UniqueId::new(&Library::load()?)?;
+    /// let comm = Communicator::builder("demo", id, 0, 1).stream(&stream).build()?;
+    /// assert_eq!((comm.rank(), comm.world_size()), (0, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(
+        name: &str,
+        id: UniqueId,
+        rank: usize,
+        world_size: usize,
+    ) -> CommunicatorBuilder<'_> {
+        CommunicatorBuilder::with_id(name, id, rank, world_size)
+    }
+
+    /// Makes the communicators of a world whose ranks are all in this process, one for each stream.
+    ///
+    /// Rank `i` works on the device of `streams[i]`, and two ranks need two devices. Issue what belongs
+    /// together in one [`group`](crate::group) when one thread drives all of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] without a stream; otherwise as [`CommunicatorBuilder::build`], for
+    /// the rank that failed first.
+    ///
+    /// Does what `ncclCommInitAll` does, under a deadline.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use cudarc::driver::CudaContext;
+    ///
+    /// let streams = [CudaContext::new(0)?.new_stream()?, CudaContext::new(1)?.new_stream()?];
+    /// let comms = nccl::Communicator::init_all("both", &streams)?;
+    /// assert_eq!(comms[1].rank(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn init_all(name: &str, streams: &[Arc<CudaStream>]) -> Result<Vec<Self>> {
+        Self::init_all_with(name, streams, |builder| builder)
+    }
+
+    /// [`init_all`](Self::init_all), with settings that `set` makes for each rank.
+    ///
+    /// # Errors
+    /// As [`init_all`](Self::init_all).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use std::time::Duration;
+    ///
+    /// let streams = [cudarc::driver::CudaContext::new(0)?.new_stream()?];
+    /// let comms = nccl::Communicator::init_all_with("one", &streams, |builder| {
+    ///     builder.timeout(Duration::from_secs(5))
+    /// })?;
+    /// assert_eq!(comms.len(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn init_all_with(
+        name: &str,
+        streams: &[Arc<CudaStream>],
+        set: impl Fn(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_> + Sync,
+    ) -> Result<Vec<Self>> {
+        init_all::init_all(name, streams, set)
+    }
+
+    /// Takes over a communicator that was made elsewhere, for instance by another binding.
+    ///
+    /// It is finalized or aborted like one that was made here. Its rank and number of ranks are asked of
+    /// NCCL; whether it blocks, NCCL does not tell. It has to have been made with `blocking = 0`; for
+    /// others there is [`from_raw_blocking`](Self::from_raw_blocking). Its ranks do not tell each other
+    /// what ends it.
+    ///
+    /// # Safety
+    /// `raw` is a communicator of `library` that is ready, was made with `blocking = 0`, on the device of
+    /// `stream`, and nothing else uses or frees it from now on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a null pointer or a stream of another device, [`ErrorKind::Nccl`]
+    /// when NCCL refuses to tell about it, [`ErrorKind::TimedOut`] when it does not come back within 30 s;
+    /// it is left as it was then.
+    ///
+    /// Wraps `ncclCommUserRank`, `ncclCommCount` and `ncclCommCuDevice`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let foreign: nccl_sys::ncclComm_t = std::ptr::null_mut();
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let library = nccl::Library::load()?;
+    /// // SAFETY: `foreign` is given up by whoever made it, and lives on device 0.
+    /// let comm = unsafe { nccl::Communicator::from_raw(&library, foreign, "foreign", &stream) }?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn from_raw(
+        library: &Library,
+        raw: sys::ncclComm_t,
+        name: &str,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { raw::take_over(library, raw, name, stream, false) }
+    }
+
+    /// As [`from_raw`](Self::from_raw), for a communicator that blocks (`blocking = 1`, NCCL's default).
+    ///
+    /// Its calls cannot be given a deadline: one that waits for ever is not ended by an abort, which is
+    /// then reported as leaked, because NCCL would free the communicator under the thread inside. It cannot
+    /// be in one [`group`](crate::group) with communicators that do not block.
+    ///
+    /// # Safety
+    /// As [`from_raw`](Self::from_raw), but made with `blocking = 1`.
+    ///
+    /// # Errors
+    /// As [`from_raw`](Self::from_raw).
+    ///
+    /// Wraps `ncclCommUserRank`, `ncclCommCount` and `ncclCommCuDevice`.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let foreign: nccl_sys::ncclComm_t = std::ptr::null_mut();
+    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let library = nccl::Library::load()?;
+    /// // SAFETY: `foreign` is of ncclCommInitRank, is given up by whoever made it, and lives on device 0.
+    /// let comm = unsafe { nccl::Communicator::from_raw_blocking(&library, foreign, "foreign", &stream) }?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn from_raw_blocking(
+        library: &Library,
+        raw: sys::ncclComm_t,
+        name: &str,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { raw::take_over(library, raw, name, stream, true) }
+    }
+
+    /// NCCL's pointer; `None` once the communicator has ended, or its end has begun. Never waits.
+    ///
+    /// NCCL serves one call on a communicator at a time: a call on the pointer must not overlap with an
+    /// operation of this crate on any thread, and must not free it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// assert!(comm.as_raw().is_some());
+    /// comm.finalize()?;
+    /// assert!(comm.as_raw().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn as_raw(&self) -> Option<sys::ncclComm_t> {
+        raw::pointer(self)
+    }
+
+    /// Makes a communicator of the ranks that give the same `color`; `None` takes no part in any.
+    ///
+    /// The new ranks are in the order of `key`, and of the old ranks where keys are equal. All ranks have
+    /// to call it. The new communicator has this one's stream, limits and launch mode.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks that would need it say
+    /// so and which. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not call it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("model").stream(&stream).build()?;
+    /// // Pairs of neighbours.
+    /// let pair = comm.split("model/tp", Some(comm.rank() as u32 / 2), 0)?;
+    /// assert_eq!(pair.expect("a colour was given").world_size(), 1); // one rank only
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split(&self, name: &str, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        self.split_with(name, color, key, |builder| builder)
+    }
+
+    /// [`split`](Self::split), with settings that `set` makes for the new communicator.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let stream = context.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("model").stream(&stream).build()?;
+    /// let other = context.new_stream()?;
+    /// let all = comm.split_with("model/ep", Some(0), 0, |builder| builder.stream(&other))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split_with(
+        &self,
+        name: &str,
+        color: Option<u32>,
+        key: i64,
+        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+    ) -> Result<Option<Self>> {
+        split::split(self, name, color, key, set)
+    }
+
+    /// Makes a communicator of all ranks of `world`, of which the ranks of this one are the first.
+    ///
+    /// Every rank of this communicator calls it, and every other rank of `world`
+    /// [builds](CommunicatorBuilder::build) a communicator of the same name. The ranks of this one keep their
+    /// numbers; the new one has its stream, limits and launch mode.
+    ///
+    /// `world` is the epoch into which new processes have come (`World::next_epoch_keeping` keeps this
+    /// communicator until then), or the one that this communicator has only a part of.
+    ///
+    /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is; drop
+    /// it when it is not needed any more. When NCCL fails on the way, it is aborted, on all its ranks.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`], within this communicator's init limit ([`Timeouts::init`]). Where
+    /// `ncclCommGrow` is not possible, that is no error: a new communicator is made, and [`Grown::way`] says
+    /// why.
+    ///
+    /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// use nccl::{Communicator, GrowWay, LaunchMode, Library, UniqueId, World};
+    ///
+    /// std::thread::scope(|scope| {
+    ///     for world in World::threads(2) {
+    ///         scope.spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    ///             let stream = cudarc::driver::CudaContext::new(world.rank())?.new_stream()?;
+    ///             if world.rank() == 0 {
+    ///                 let id = UniqueId::new(&Library::load()?)?;
+    ///                 let one = Communicator::builder("one", id, 0, 1).stream(&stream);
+    ///                 let one = one.launch_mode(LaunchMode::NonBlocking).build()?;
+    ///                 let grown = one.grow(&world, "both")?;
+    ///                 assert_eq!(grown.way, GrowWay::Native);
+    ///             } else {
+    ///                 let both = world.communicator("both").stream(&stream).build()?;
+    ///                 assert_eq!((both.rank(), both.world_size()), (1, 2));
+    ///             }
+    ///             Ok(())
+    ///         });
+    ///     }
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn grow(&self, world: &impl AsWorld, name: &str) -> Result<Grown> {
+        grow::grow(self, world.terms(), name)
+    }
+
+    /// Makes a communicator without the ranks `without`, and without those that are gone.
+    ///
+    /// All ranks that are left have to call it with the same ranks; those that are left out do not, and drop
+    /// or abort this communicator. The new ranks are in the order of the old ones. It has this one's stream
+    /// and limits.
+    ///
+    /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is. Also
+    /// when it has ended, because a rank died: then the ranks that live make a new one. Where NCCL refuses on any rank, because
+    /// it has noticed that a peer is gone, all ranks abort this communicator and make a new one.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::build`]. [`ErrorKind::Rendezvous`] names ranks that did not come within the
+    /// init limit, or came with other ranks to leave out; [`ErrorKind::InvalidConfig`] for a communicator
+    /// whose ranks did not meet in a `World`, and on a rank that is to be left out.
+    ///
+    /// Wraps `ncclCommShrink` where that is possible ([`Shrunk::way`]).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let streams = [context.new_stream()?, cudarc::driver::CudaContext::new(1)?.new_stream()?];
+    /// let comms = nccl::Communicator::init_all("both", &streams)?;
+    /// let shrunk = comms[1].shrink("without rank 0", &[0])?;
+    /// assert_eq!(shrunk.communicator.world_size(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shrink(&self, name: &str, without: &[usize]) -> Result<Shrunk> {
+        shrink::shrink(self, name, without, false)
+    }
+
+    /// As [`shrink`](Self::shrink), when operations may be under way that will not end: they end now, and so
+    /// does this communicator, on all ranks, those that are left out included.
+    ///
+    /// # Errors
+    /// As [`shrink`](Self::shrink).
+    ///
+    /// Wraps `ncclCommShrink` with `NCCL_SHRINK_ABORT`, and `ncclCommAbort`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let context = cudarc::driver::CudaContext::new(0)?;
+    /// # let streams = [context.new_stream()?, cudarc::driver::CudaContext::new(1)?.new_stream()?];
+    /// let comms = nccl::Communicator::init_all("both", &streams)?;
+    /// let shrunk = comms[1].shrink_aborting("without rank 0", &[0])?;
+    /// assert!(comms[1].finalize().is_err(), "it has ended");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shrink_aborting(&self, name: &str, without: &[usize]) -> Result<Shrunk> {
+        shrink::shrink(self, name, without, true)
+    }
+}

@@ -1,0 +1,88 @@
+//! What a program calls on a communicator to allocate memory, and to tell NCCL of it beforehand.
+
+use super::{Buffer, OwnedBuffer, Registered, registered, window};
+use crate::communicator::Communicator;
+use crate::dtype::NcclType;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+
+impl Communicator {
+    /// Allocates memory with NCCL's allocator, all zeros, on the stream of this communicator.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeroed`].
+    ///
+    /// Wraps `ncclMemAlloc` (NCCL ≥ 2.19).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = comm.buffer::<u8>(1 << 20)?;
+    /// assert_eq!(x.len(), 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn buffer<T: NcclType>(&self, len: usize) -> Result<Buffer<T>> {
+        Buffer::zeroed_within(self.library(), self.stream(), len, self.limit)
+    }
+
+    /// Tells NCCL beforehand of a buffer that operations of this communicator will use often.
+    ///
+    /// Concerns this rank alone; see [`Registered`] for what the other ranks have to do. Of an error the
+    /// buffer does not come back: it is freed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when NCCL
+    /// refuses the memory, [`ErrorKind::Stream`] for a buffer whose stream operations refuse as well,
+    /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use;
+    /// [`ErrorKind::TimedOut`] when NCCL does not come back within the limit for operations. The
+    /// communicator is aborted then, and the buffer leaked.
+    ///
+    /// Wraps `ncclCommRegister`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let x = comm.register(stream.clone_htod(&[1u8, 2, 3])?)?;
+    /// assert_eq!(stream.clone_dtoh(&x.view())?, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register<B: OwnedBuffer>(&self, buffer: B) -> Result<Registered<B>> {
+        registered::register(self, buffer)
+    }
+
+    /// Tells NCCL on all ranks beforehand of buffers that operations of this communicator will use often, each rank of its own
+    /// and of the same length: a symmetric window. NCCL has faster ways for operations whose buffers are all in windows; with
+    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) it moves data by copy engines
+    /// ([`AllToAllAlgorithm::CopyEngine`](crate::AllToAllAlgorithm::CopyEngine)).
+    ///
+    /// Every rank calls this at the same time. Where library, device or communicator have no windows, the buffer is as good as any
+    /// ([`Registered::is_effective`] says which it is). Of an error the buffer does not come back.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not come within
+    /// the limit for operations. The communicator is aborted then, and when NCCL fails.
+    ///
+    /// Wraps `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let mut y = comm.register_window(comm.buffer::<f32>(1024)?)?;
+    /// println!("symmetric: {}", y.is_effective());
+    /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register_window<T: NcclType>(&self, buffer: Buffer<T>) -> Result<Registered<Buffer<T>>> {
+        window::register(self, buffer)
+    }
+}
