@@ -314,12 +314,6 @@ impl Schedule {
                             }
                         }
                     }
-                    if random.u8(0..8) == 0 {
-                        let cut = heals.unwrap_or_else(|| random.u64(0..6000));
-                        let longer = random.u64(0..12000);
-                        steps.push((time, Step::Progress((cut + longer) * MILLI)));
-                        continue;
-                    }
                     if random.u8(0..16) == 0 {
                         let later = random.u64(500..9000) * MILLI;
                         steps.push((time + later, Step::Operator(side)));
@@ -384,7 +378,7 @@ impl Schedule {
                 ));
             }
         }
-        Self {
+        let mut this = Self {
             seed,
             kernels,
             witnesses,
@@ -397,6 +391,16 @@ impl Schedule {
             goes_on: random.u8(0..4) > 0 && !calm,
             leaves_behind: random.bool(),
             steps,
+        };
+        // In some outages, NCCL's data takes another way, for as long as they last or some seconds longer.
+        let mut steps = this.steps.iter();
+        let cut = steps.position(|(_, step)| matches!(step, Step::Cut { .. }));
+        if let Some(at) = cut.filter(|_| random.u8(0..8) == 0) {
+            let since = this.steps[at].0;
+            let longer = random.u64(0..12000) * MILLI;
+            let long = this.steps.last().map_or(0, |(last, _)| last - since) + longer;
+            this.steps.insert(at, (since, Step::Progress(long)));
         }
+        this
     }
 }
