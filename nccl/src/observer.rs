@@ -160,8 +160,8 @@ impl Observer {
     /// The operator's word after a network was cut, as [`World::decide_split`], from a process that is no rank: `ranks` may go on to the next
     /// epoch, although no more than half of the voters reach each other. `nccl-doctor decide` says it from a command line.
     ///
-    /// Comes back at once; the word goes to the ranks that this observer reaches, and [`WorldEvent::SplitDecided`] says that they have
-    /// heard it.
+    /// Comes back at once; the word goes to the ranks that this observer reaches, and
+    /// [`WorldEvent::SplitDecided`](crate::WorldEvent::SplitDecided) says that they have heard it.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
