@@ -1,17 +1,16 @@
-//! Four ranks work; one is killed, and the other three go on in the same processes; a new one comes, and
-//! their communicator grows by it.
+//! Failover and growth: of four ranks one is killed, and the other three continue in the same processes; a
+//! new process joins, and their communicator grows by it.
 //!
 //! ```text
 //! cargo run --release --example going_on [ROUNDS]
 //! ```
 //!
-//! The program starts itself four times. Each rank adds up numbers with the others, over and over, and looks
-//! at every result. In each of the ROUNDS (1 unless said), the process of one rank is killed with SIGKILL,
-//! that of rank 0 first, and started again when the others work without it. The times at the end are those of
-//! the program that kills: from before the signal until it has read, from the last of the survivors, that it
-//! has a right result again.
+//! The program starts itself four times. The ranks repeat an all-reduce and check every result. In each of
+//! the ROUNDS (default 1), the launcher kills the process of one rank with SIGKILL, that of rank 0 first, and
+//! starts it again when the others work without it. The launcher measures the times at the end: from before
+//! the signal until it has read from the last survivor that its result is right again.
 //!
-//! The ranks alone, to be killed by hand (`kill -9`), as often as one likes:
+//! To run the ranks alone and kill them by hand (`kill -9`):
 //!
 //! ```text
 //! cargo build --release --bin nccl-run --example going_on
@@ -31,9 +30,9 @@ use nccl_tools::perf;
 use nccl_tools::statistics::median_time;
 
 const RANKS: usize = 4;
-/// How long ranks wait for each other in order to go on.
+/// How long ranks wait for each other in a failover.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long what an ended rank has said may be on its way.
+/// The time that output of an ended rank may take to arrive.
 const MOMENT: Duration = Duration::from_millis(200);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -41,7 +40,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
-        // As people read it.
+        // Print the error with `Display`, for people.
         [word] if word == "rank" => rank().map_err(|error| {
             eprintln!("{error}");
             std::process::exit(1)
@@ -51,7 +50,7 @@ fn main() -> Outcome<()> {
     }
 }
 
-// What a rank does: this is what a program of one's own needs.
+// The code of a rank, as any program needs it.
 
 fn rank() -> Outcome<()> {
     perf::install(RANKS)?;
@@ -59,10 +58,10 @@ fn rank() -> Outcome<()> {
     let rendezvous = Rendezvous::from_env()?.timeout(LIMIT);
     let mut world = match rendezvous.was_restarted() {
         false => World::join(rendezvous)?,
-        // The others work already, and take it in.
+        // The other ranks work already, and admit this process.
         true => World::rejoin(rendezvous)?,
     };
-    // Made once: the device and what lies in its memory outlive every epoch.
+    // Made once: the device and the contents of its memory outlive every epoch.
     let stream = nccl::device(world.local_rank())?.new_stream()?;
     let mut comm = None;
     loop {
@@ -72,7 +71,7 @@ fn rank() -> Outcome<()> {
         };
         (world, comm) = match outcome {
             Ok(grown) => grown,
-            // Whatever failed, this is why.
+            // A departed rank is the root cause of any failure.
             Err(error) => match world.departed().first() {
                 Some((rank, how)) => {
                     println!("rank {rank} is gone: {how}");
@@ -84,13 +83,13 @@ fn rank() -> Outcome<()> {
     }
 }
 
-/// After a death, the communicators are made anew by those that are left; one that is new does the same while
-/// the others [`grow`] theirs.
+/// Makes a communicator. After a death the surviving ranks call this; a new process calls this while the
+/// others [`grow`] their communicator.
 fn anew(world: &World, stream: &Arc<CudaStream>) -> Outcome<Communicator> {
     Ok(world.communicator("sum").stream(stream).build()?)
 }
 
-/// Goes on to an epoch with those who have asked to come in, and takes the communicator along.
+/// Moves to the next epoch with the joiners, and grows the communicator.
 fn grow(world: &World, comm: &Communicator) -> Outcome<(World, Option<Communicator>)> {
     let next = world.next_epoch_keeping(&[comm], LIMIT)?;
     match comm.grow(&next, "sum") {
@@ -98,7 +97,7 @@ fn grow(world: &World, comm: &Communicator) -> Outcome<(World, Option<Communicat
             println!("grown to {} ranks: {}", next.size(), grown.way);
             Ok((next, Some(grown.communicator)))
         }
-        // Somebody died on the way: what is to be done about that is found in the epoch in which it happened.
+        // A rank died meanwhile: its fault is handled in the epoch in which it died.
         Err(error) => {
             println!("not grown: {error}");
             Ok((next, None))
@@ -106,7 +105,7 @@ fn grow(world: &World, comm: &Communicator) -> Outcome<(World, Option<Communicat
     }
 }
 
-/// Works with all ranks of this epoch, until somebody wants to come in; then with them.
+/// Works with all ranks of this epoch until a joiner appears; then grows.
 fn work(
     world: &World,
     comm: Communicator,
@@ -118,7 +117,7 @@ fn work(
     let mut worked = 0;
     loop {
         let mut numbers = vec![comm.rank() as f32 + 1.0; NUMBERS];
-        // Ranks hear of a newcomer one after another, and have to go on together: the sum tells all.
+        // Ranks learn of a joiner at different times, but must move on together: the sum tells all of them.
         numbers.push(world.newcomers() as f32);
         let mut y = stream.clone_htod(&numbers)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -144,18 +143,18 @@ fn work(
     }
 }
 
-/// So that one sees that nothing is left of past epochs.
+/// Counts the entries of a directory, to show that past epochs leave none behind.
 fn entries(directory: &str) -> std::io::Result<usize> {
     Ok(std::fs::read_dir(directory)?.count())
 }
 
-// What starts the ranks, and does them harm.
+// The launcher: starts the ranks, and kills them.
 
 fn launch(rounds: usize) -> Outcome<()> {
     let (said, lines) = mpsc::channel();
     let output = Output::Lines(Arc::new(move |line| {
         let text = String::from_utf8_lossy(line.bytes).into_owned();
-        // Nobody listens at the end.
+        // At the end the receiver is gone.
         let _ = said.send((line.rank, text, Instant::now()));
     }));
     let program = std::env::current_exe()?;

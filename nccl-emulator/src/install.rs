@@ -1,9 +1,9 @@
-//! Taking the place of libcuda and libnccl in this process.
+//! The installation: the emulator replaces libcuda and libnccl in this process.
 //!
-//! For each name that programs load the libraries by, a shared object without code ([`cuda_emulator::stand_in`])
-//! is made and loaded. From then on the dynamic linker finds that name loaded, and `dlsym` gives
-//! the emulator's functions. One emulator, any number of names; no file, no environment variable,
-//! nothing to build.
+//! For each name by which programs load the libraries, the installation makes and loads a shared object without
+//! code ([`cuda_emulator::stand_in`]). From then on the dynamic linker treats that name as loaded, and `dlsym`
+//! returns the emulator's functions. One emulator serves any number of names, without a file, an environment
+//! variable or a build step.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -17,11 +17,11 @@ use crate::installation::{InstallError, Installation, RealLibrary};
 use crate::options::{self, Wishes};
 use crate::{expert_parallel, faults};
 
-/// The names that are taken over.
+/// The replaced names.
 const CUDA: [&CStr; 2] = [c"libcuda.so", c"libcuda.so.1"];
 const NCCL: [&CStr; 2] = [c"libnccl.so", c"libnccl.so.2"];
 
-/// Installed already.
+/// The present installation.
 static INSTALLED: Mutex<Option<Installation>> = Mutex::new(None);
 
 pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
@@ -65,13 +65,13 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
     Ok(installation)
 }
 
-/// Puts NVIDIA's library on the driver.
+/// Loads NVIDIA's library on the emulator's driver.
 #[cfg(feature = "real-nccl")]
 fn carry(path: &Path, installation: &mut Installation) -> Result<RealLibrary, InstallError> {
     crate::real::install(path, installation)
 }
 
-/// Refuses to, without the feature.
+/// Refuses NVIDIA's library without the feature.
 #[cfg(not(feature = "real-nccl"))]
 fn carry(path: &Path, _: &mut Installation) -> Result<RealLibrary, InstallError> {
     let reason = format!(
@@ -82,7 +82,7 @@ fn carry(path: &Path, _: &mut Installation) -> Result<RealLibrary, InstallError>
     Err(InstallError::RealNccl { reason })
 }
 
-/// Whether [`install()`](crate::install()) has been done.
+/// Returns the installation, after [`install()`](crate::install()).
 pub(crate) fn installation() -> Option<Installation> {
     INSTALLED.lock().clone()
 }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use cuda_emulator::stand_in;
 
-    /// In the environment of the child that plays a program which is linked to CUDA.
+    /// The variable for the child process that acts as a program linked to CUDA.
     const LINKED: &str = "NCCL_EMULATOR_TEST_LINKED";
 
     #[test]

@@ -1,4 +1,4 @@
-//! What an installation came to: what was taken over, or why it could not be.
+//! The result of an installation.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use cuda_emulator::stand_in::{self, StandInError, Symbol};
 
-/// Why the emulator could not take over.
+/// The error of an installation.
 ///
 /// ```
 /// use nccl_emulator::{Emulator, InstallError};
@@ -28,51 +28,51 @@ pub enum InstallError {
          cannot serve a program that is linked to them"
     )]
     AlreadyLoaded {
-        /// The name it has.
+        /// The library's name.
         soname: String,
-        /// The file it came from.
+        /// The library's file.
         path: PathBuf,
     },
-    /// An option of the builder, or an environment variable, has no sensible value.
+    /// An option of the builder, or an environment variable, has an invalid value.
     #[error("{name} is {value:?}, expected {expected}")]
     BadOption {
         /// The environment variable that sets the option.
         name: &'static str,
-        /// What it was set to.
+        /// The invalid value.
         value: String,
-        /// What it may be set to.
+        /// The valid values.
         expected: String,
     },
-    /// The emulator runs already, as something else.
+    /// The emulator already runs with other options.
     #[error(
         "the emulator runs with {in_force}, and cannot become {asked}: install it once, first of all"
     )]
     OptionsInForce {
-        /// What the builder asked for.
+        /// The requested options.
         asked: String,
-        /// What is in force.
+        /// The options in force.
         in_force: String,
     },
-    /// NVIDIA's own library cannot be put on the emulator's driver.
+    /// NVIDIA's own library cannot run on the emulator's driver.
     #[error("NVIDIA's NCCL cannot run on the emulator: {reason}")]
     RealNccl {
-        /// Why: what was expected, and found.
+        /// The reason: the expectation and the finding.
         reason: String,
     },
-    /// The dynamic linker does not take the object that stands for a library.
+    /// The dynamic linker refused the stand-in for a library.
     #[error("the dynamic linker does not load the stand-in for {soname}: {reason}")]
     Refused {
         /// The library's name.
         soname: String,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         reason: String,
     },
-    /// Neither memory nor a temporary file could be had for the stand-in.
+    /// Neither a memory file nor a temporary file could be made for the stand-in.
     #[error("no file for the stand-in of {soname}")]
     NoFile {
         /// The library's name.
         soname: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -86,7 +86,7 @@ impl From<StandInError> for InstallError {
     }
 }
 
-/// What [`install()`](crate::install()) took over.
+/// The result of [`install()`](crate::install()): the replaced libraries.
 ///
 /// ```
 /// let taken = nccl_emulator::install()?;
@@ -113,16 +113,16 @@ pub struct Installation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RealLibrary {
-    /// Its release: 2.32.3.
+    /// The release, for example 2.32.3.
     pub version: String,
-    /// Its file.
+    /// The file.
     pub path: PathBuf,
-    /// Its build, in hexadecimal digits.
+    /// The build ID, in hexadecimal digits.
     pub build_id: String,
 }
 
 impl Installation {
-    /// Makes each of the names lead to these functions.
+    /// Makes each of the names resolve to these functions.
     pub(crate) fn take(
         &mut self,
         sonames: &[&'static CStr],
@@ -136,7 +136,7 @@ impl Installation {
         Ok(())
     }
 
-    /// The library names that lead to the emulator from now on.
+    /// Returns the library names that resolve to the emulator.
     ///
     /// ```
     /// assert!(nccl_emulator::install()?.sonames().contains(&"libnccl.so.2"));
@@ -147,7 +147,7 @@ impl Installation {
         &self.sonames
     }
 
-    /// How many functions they have together.
+    /// Returns the number of functions of all these libraries.
     ///
     /// ```
     /// assert!(nccl_emulator::install()?.symbols() > 100);
@@ -158,8 +158,8 @@ impl Installation {
         self.symbols
     }
 
-    /// NVIDIA's own library, if it runs here in the place of the emulator's NCCL (`NCCL_EMULATOR_NCCL`): its kernels are
-    /// interpreted by the CPU, so that times mean nothing.
+    /// Returns NVIDIA's own library, if it replaces the emulator's NCCL (`NCCL_EMULATOR_NCCL`). The CPU interprets its
+    /// kernels, so times mean nothing.
     ///
     /// ```
     /// assert_eq!(nccl_emulator::install()?.real_nccl(), None);

@@ -1,8 +1,8 @@
 //! NCCL and the CUDA driver on the CPU, behind the same C ABI.
 //!
-//! [`install()`] makes this process find the emulator where it would find `libcuda` and `libnccl`:
-//! nothing is built, copied or set. From then on programs written against CUDA's driver API and
-//! NCCL run without a GPU, on as many devices as one likes, as threads of one process or as many
+//! [`install()`] makes this process load the emulator in place of `libcuda` and `libnccl`, without a
+//! build step, files or environment variables. From then on programs written against CUDA's driver API
+//! and NCCL run without a GPU, on any number of devices up to 256, as threads of one process or as many
 //! processes.
 //!
 //! ```
@@ -17,23 +17,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It is meant for tests and for work on a laptop, so it is exact where it can be, and strict where
-//! a GPU would only sometimes fail: work runs in stream order and not before it must; memory that
-//! is freed too early, used out of bounds or by the host is caught, and [`violations()`] says which
-//! allocation it was. It executes no PTX; of a program's [`kernels`], a Rust function runs in their place.
+//! The emulator is meant for tests and for work on a laptop, so it is exact where possible, and strict
+//! where a GPU would only sometimes fail: work runs in stream order and no earlier than it must; uses of
+//! memory after its free, out of bounds or by the host are caught, and [`violations()`] names the
+//! allocation. The emulator executes no PTX; Rust functions replace a program's [`kernels`].
 //!
 //! # Settings
 //!
-//! From [`Emulator`], or else from the environment:
+//! Settings come from [`Emulator`], or else from the environment:
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `NCCL_EMULATOR_DEVICES` | number of devices | 8 |
 //! | `NCCL_EMULATOR_MEMORY` | memory of each device, with `K`, `M`, `G` or `T` | 4G |
 //! | `NCCL_EMULATOR_STRICT` | 1: prompt errors where NCCL would hang | 0 |
-//! | `NCCL_EMULATOR_PROXY_POLL_MS` | how long `ncclCommAbort` takes once ranks of other processes are connected, in milliseconds | 500, as NCCL's |
-//! | `NCCL_EMULATOR_FAULTS` | faults on purpose, see [`faults`] | none |
-//! | `NCCL_EMULATOR_VERSION` | the release of NCCL that it presents itself as, `2.18.3` for instance | the newest |
+//! | `NCCL_EMULATOR_PROXY_POLL_MS` | time of `ncclCommAbort` with connections to other processes, in milliseconds | 500, as NCCL's |
+//! | `NCCL_EMULATOR_FAULTS` | injected faults, see [`faults`] | none |
+//! | `NCCL_EMULATOR_VERSION` | the emulated release of NCCL, `2.18.3` for instance | the newest |
 //! | `NCCL_EMULATOR_NCCL` | the file of NVIDIA's own library, to run on the emulator's driver | none |
 //! | `CUDA_VISIBLE_DEVICES` | which of the devices a process sees, as with CUDA | all |
 //! | `NCCL_EMULATOR` | for [`install_unless_gpu`]: 1 emulator, 0 real libraries | look for a GPU |
@@ -45,17 +45,17 @@
 //! libcuda or libnccl, and [`install()`] must come before the first call of either. A process that
 //! was forked from one that uses the emulator must exec, as with CUDA.
 //!
-//! These functions of the driver return `CUDA_ERROR_NOT_SUPPORTED`, and say once on stderr why:
-//! kernels that are not known ([`kernels`]); graphs that come from anything but a capture, and memory that a graph
+//! These functions of the driver return `CUDA_ERROR_NOT_SUPPORTED`, and print the reason once on stderr:
+//! unknown kernels ([`kernels`]); graphs that come from anything but a capture, and memory that a graph
 //! allocates; managed memory; events shared between processes, memory pools that are shared or the host's, fabric handles,
 //! DMA buffers, multicast objects and logical endpoints; fills in two dimensions, copies in three, and in two but from
-//! device to device; flushes of remote writes and atomic reductions in streams; external memory and semaphores. What of
-//! NCCL is missing, its functions say in the same way. The emulator's own NCCL takes memory of `cuMemAlloc` and
-//! `cuMemAllocAsync` as its buffers, and none that `cuMemMap` mapped or another process opened.
+//! device to device; flushes of remote writes and atomic reductions in streams; external memory and semaphores. Missing
+//! functions of NCCL report themselves in the same way. The emulator's own NCCL accepts memory of `cuMemAlloc` and
+//! `cuMemAllocAsync` as buffers, but no memory that `cuMemMap` mapped or another process opened.
 //!
-//! Device memory is mapped nowhere that the host could reach by a device address, virtual memory management and memory
-//! opened from another process included. Only pinned host memory, and memory of the host in virtual memory management,
-//! is used by both sides at one address.
+//! The host cannot access device memory by a device address, virtual memory management and memory opened from another
+//! process included. Host and devices use only pinned host memory, and host memory in virtual memory management, at one
+//! address.
 #![cfg(not(loom))]
 
 #[cfg(not(all(
@@ -107,17 +107,17 @@ pub use real::covered::{CoveredFunction, CoveredKernel, RealCoverage, State};
 /// ```
 ///
 /// # Errors
-/// The real libraries are loaded already, or a setting has no sensible value.
+/// If the real libraries are loaded already, or a setting has an invalid value.
 pub fn install() -> Result<Installation, InstallError> {
     Emulator::new().install()
 }
 
-/// [`install()`], unless the machine has a GPU that works. The question is put to CUDA in a child
-/// process, because a driver that failed to start stays broken for its process.
+/// Calls [`install()`], unless the machine has a working GPU. A child process queries CUDA, because a
+/// driver that failed to start stays broken for its process.
 ///
-/// When it installs the emulator, one line on stderr says so, with the reason: a server in a container without its GPUs
-/// would otherwise work, on the CPU. Use it in tests and for work on a laptop, as a dev-dependency or behind a feature; a
-/// program for production that finds no GPU should fail.
+/// If this function installs the emulator, it prints one line with the reason on stderr: otherwise a server in a container
+/// without its GPUs would silently run on the CPU. Use this function in tests and for work on a laptop, as a dev-dependency
+/// or behind a feature; a program for production that finds no GPU should fail.
 ///
 /// ```
 /// println!("{}", nccl_emulator::install_unless_gpu()?);
@@ -130,7 +130,7 @@ pub fn install_unless_gpu() -> Result<Choice, InstallError> {
     Emulator::new().install_unless_gpu()
 }
 
-/// What the emulator shall pretend to be; what is not said comes from the environment.
+/// The settings of the emulator. Settings that are not set come from the environment.
 ///
 /// ```
 /// use cudarc::driver::CudaContext;
@@ -147,7 +147,7 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Nothing said yet.
+    /// Creates a builder without settings.
     ///
     /// ```
     /// nccl_emulator::Emulator::new().install()?;
@@ -157,7 +157,7 @@ impl Emulator {
         Self::default()
     }
 
-    /// The number of devices, 1 to 256.
+    /// Sets the number of devices, 1 to 256.
     ///
     /// ```
     /// nccl_emulator::Emulator::new().devices(16).install()?;
@@ -168,7 +168,7 @@ impl Emulator {
         self
     }
 
-    /// The memory of each device in bytes; rounded up to 2 MiB. The host's memory is taken as it is
+    /// Sets the memory of each device in bytes, rounded up to 2 MiB. It takes host memory only as it is
     /// used.
     ///
     /// ```
@@ -180,7 +180,7 @@ impl Emulator {
         self
     }
 
-    /// Whether NCCL operations that can never finish return an error at once, where NCCL would
+    /// Sets whether NCCL operations that can never finish return an error at once, where NCCL would
     /// hang.
     ///
     /// ```
@@ -192,9 +192,9 @@ impl Emulator {
         self
     }
 
-    /// The release of NCCL to be, 2.18.1 to the one whose header this crate was made for: functions
-    /// that came later are not there, and fields of `ncclConfig_t` that came later are ignored without
-    /// a word, as that release ignores them.
+    /// Sets the emulated release of NCCL, from 2.18.1 to the release of this crate's header. Functions
+    /// of later releases are missing, and later fields of `ncclConfig_t` are silently ignored, as that
+    /// release ignores them.
     ///
     /// ```
     /// let taken = nccl_emulator::Emulator::new().version(2, 27, 7).install()?;
@@ -206,8 +206,8 @@ impl Emulator {
         self
     }
 
-    /// The file of NVIDIA's own library (`libnccl.so.2` of a Python wheel) that runs in the place of the emulator's NCCL;
-    /// its kernels are interpreted. Needs the feature `real-nccl`, and x86-64.
+    /// Sets the file of NVIDIA's own library (`libnccl.so.2` of a Python wheel), which replaces the emulator's NCCL. Its
+    /// kernels are interpreted. Needs the feature `real-nccl`, and x86-64.
     ///
     /// ```
     /// let missing = nccl_emulator::Emulator::new().nccl("/no/libnccl.so.2").install();
@@ -218,8 +218,8 @@ impl Emulator {
         self
     }
 
-    /// Without the line on stderr with which [`install_unless_gpu`](Self::install_unless_gpu) says that it installs the
-    /// emulator: for programs that say so themselves.
+    /// Suppresses the line on stderr with which [`install_unless_gpu`](Self::install_unless_gpu) reports that it installs
+    /// the emulator, for programs that report it themselves.
     ///
     /// ```
     /// let choice = nccl_emulator::Emulator::new().quiet().install_unless_gpu()?;
@@ -231,7 +231,7 @@ impl Emulator {
         self
     }
 
-    /// [`install()`] with these settings.
+    /// Installs the emulator as [`install()`] does, with these settings.
     ///
     /// ```
     /// let taken = nccl_emulator::Emulator::new().devices(4).install()?;
@@ -240,13 +240,13 @@ impl Emulator {
     /// ```
     ///
     /// # Errors
-    /// As [`install()`]; and [`InstallError::OptionsInForce`] if the emulator runs already, with
+    /// As [`install()`]; and [`InstallError::OptionsInForce`] if the emulator already runs with
     /// other settings.
     pub fn install(&self) -> Result<Installation, InstallError> {
         install::install(&self.wishes)
     }
 
-    /// [`install_unless_gpu`] with these settings.
+    /// Does what [`install_unless_gpu`] does, with these settings.
     ///
     /// ```
     /// let choice = nccl_emulator::Emulator::new().devices(4).install_unless_gpu()?;

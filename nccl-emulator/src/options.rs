@@ -1,5 +1,5 @@
-//! What the emulator pretends to be: number of devices, their memory, strictness, release, or NVIDIA's own library. From
-//! the builder, else the environment, else defaults; fixed for the process at `install`.
+//! The options of the emulator: number of devices, their memory, strictness, release, or NVIDIA's own library. They come
+//! from the builder, else the environment, else defaults; `install` fixes them for the process.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -16,21 +16,21 @@ pub(crate) const MEMORY: &str = "NCCL_EMULATOR_MEMORY";
 /// Errors where NCCL would hang.
 pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
 
-/// How long an abort takes that ends connections to other processes, in milliseconds.
+/// The duration of an abort that ends connections to other processes, in milliseconds.
 pub(crate) const PROXY_POLL: &str = "NCCL_EMULATOR_PROXY_POLL_MS";
 
 /// The release of NCCL.
 pub(crate) const VERSION: &str = "NCCL_EMULATOR_VERSION";
 
-/// The file of NVIDIA's own library, to be put on the emulator's driver.
+/// The file of NVIDIA's own library, to run on the emulator's driver.
 pub(crate) const NCCL: &str = "NCCL_EMULATOR_NCCL";
 
-/// The oldest release that can be asked for.
+/// The oldest release that can be emulated.
 const OLDEST: Version = Version::new(2, 18, 1);
 
-/// Devices at most.
+/// The most devices.
 const MAX_DEVICES: u32 = 256;
-/// Memory of all devices together at most, so that it fits the address space twice.
+/// The most memory of all devices together, so that it fits the address space twice.
 const MAX_TOTAL: u64 = 1 << 45;
 /// Sizes are rounded up to this.
 const GRAIN: u64 = 2 << 20;
@@ -50,7 +50,7 @@ pub(crate) struct Options {
     pub(crate) proxy_poll: Duration,
     /// The release of NCCL.
     pub(crate) version: Version,
-    /// NVIDIA's library in the place of the emulator's NCCL.
+    /// NVIDIA's library, which replaces the emulator's NCCL.
     pub(crate) nccl: Option<PathBuf>,
 }
 
@@ -67,7 +67,7 @@ impl Default for Options {
     }
 }
 
-/// What a builder was told; the rest comes from the environment.
+/// The settings of a builder; the rest comes from the environment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wishes {
     pub(crate) devices: Option<u32>,
@@ -75,7 +75,7 @@ pub(crate) struct Wishes {
     pub(crate) strict: Option<bool>,
     pub(crate) version: Option<Version>,
     pub(crate) nccl: Option<PathBuf>,
-    /// No line on stderr where the emulator is chosen.
+    /// Whether to suppress the line on stderr when the emulator is chosen.
     pub(crate) quiet: bool,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn options() -> &'static Options {
     })
 }
 
-/// Those that are fixed already.
+/// Returns the options if they are fixed already.
 pub(crate) fn in_force() -> Option<&'static Options> {
     OPTIONS.get()
 }
@@ -100,7 +100,7 @@ pub(crate) fn in_force() -> Option<&'static Options> {
 /// Fixes the options of this process.
 ///
 /// # Errors
-/// A value is out of range, or others are in force already.
+/// If a value is out of range, or other options are already in force.
 pub(crate) fn fix(wishes: &Wishes) -> Result<&'static Options, InstallError> {
     let asked = complete(wishes, &environment)?;
     let in_force = OPTIONS.get_or_init(|| asked.clone());

@@ -1,5 +1,5 @@
-//! Is there a GPU that works? Asked without touching CUDA in this process, where a failed start
-//! would stay.
+//! The probe for a working GPU. It runs CUDA in a child process, because a failed start of CUDA
+//! would persist in this process.
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::fmt;
@@ -11,16 +11,16 @@ use crate::install;
 use crate::installation::{InstallError, Installation};
 use crate::options::Wishes;
 
-/// Devices of the drivers that bring a libcuda: a PC's or a server's, a Jetson's, Windows' Linux.
+/// The device files of the drivers that bring a libcuda: on a PC or server, on a Jetson, under WSL.
 const DRIVERS: [&str; 3] = ["/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg"];
-/// Forces the choice.
+/// The variable that forces the choice.
 const CHOICE: &str = "NCCL_EMULATOR";
-/// Leaves out the line that says what was chosen.
+/// The variable that suppresses the line about the choice.
 const QUIET: &str = "NCCL_EMULATOR_QUIET";
 /// How long the driver may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What [`install_unless_gpu`](crate::install_unless_gpu) decided, and why.
+/// The decision of [`install_unless_gpu`](crate::install_unless_gpu), and its reason.
 ///
 /// ```
 /// use nccl_emulator::Choice;
@@ -35,16 +35,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Choice {
-    /// Nothing was installed: the real libraries are used.
+    /// The emulator was not installed; the real libraries are used.
     Gpu {
-        /// What was found.
+        /// The finding.
         reason: String,
     },
     /// The emulator was installed.
     Emulator {
         /// Why no GPU is used.
         reason: String,
-        /// What was taken over.
+        /// The installation.
         installation: Installation,
     },
 }
@@ -88,7 +88,7 @@ pub(crate) fn install_unless_gpu(wishes: &Wishes) -> Result<Choice, InstallError
     let emulate = |reason: String| {
         let installation = install::install(wishes)?;
         if !quiet {
-            // Nobody may be reading.
+            // stderr may be closed.
             let _ = writeln!(
                 std::io::stderr(),
                 "nccl-emulator: no GPU is used, CUDA and NCCL are emulated on the CPU: {reason} ({CHOICE}=0 uses the real \
@@ -131,7 +131,7 @@ pub(crate) fn install_unless_gpu(wishes: &Wishes) -> Result<Choice, InstallError
     }
 }
 
-/// Whether the environment asks for no line.
+/// Whether the environment suppresses the line.
 fn is_quiet() -> Result<bool, InstallError> {
     match std::env::var(QUIET).as_deref().map(str::trim) {
         Ok("1") => Ok(true),
@@ -144,7 +144,7 @@ fn is_quiet() -> Result<bool, InstallError> {
     }
 }
 
-/// Asks the real libcuda in a child process.
+/// Counts the GPUs with the real libcuda, in a child process.
 fn count_gpus() -> Result<u32, String> {
     // SAFETY: the child calls the dynamic linker and libcuda, and then ends without returning.
     // Other threads' locks may be held in it for ever; glibc makes those of malloc and of the
@@ -164,7 +164,7 @@ fn count_gpus() -> Result<u32, String> {
     }
 }
 
-/// Exit codes of the child: number of GPUs, or these.
+/// The exit codes of the child besides the number of GPUs.
 const NO_LIBRARY: c_int = 255;
 const NO_SYMBOL: c_int = 254;
 const FAILED: c_int = 253;
@@ -208,7 +208,7 @@ fn wait_for(child: libc::pid_t) -> Result<u32, String> {
     let start = Instant::now();
     let mut status = 0;
     loop {
-        // SAFETY: a child of ours that nobody else waits for; the status is ours.
+        // SAFETY: a child of this process that only this function waits for; `status` is a local.
         let done = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
         if done == child {
             break;
@@ -217,7 +217,7 @@ fn wait_for(child: libc::pid_t) -> Result<u32, String> {
             return Err("the process that asks it was lost".into());
         }
         if start.elapsed() > PATIENCE {
-            // SAFETY: our own child, which was not waited for yet.
+            // SAFETY: a child of this process that was not waited for yet.
             unsafe {
                 libc::kill(child, libc::SIGKILL);
                 libc::waitpid(child, &raw mut status, 0);

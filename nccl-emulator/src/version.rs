@@ -1,5 +1,5 @@
-//! Which NCCL the emulator is: the release whose header it was made for, or an older one that it was
-//! told to be.
+//! The emulated release of NCCL: the release of the emulator's header, or an older one that the
+//! options select.
 
 use nccl_sys::{NCCL_VERSION_CODE, Version, since};
 
@@ -10,27 +10,27 @@ const _: () = assert!(
     "the bindings are of another release than the emulator's texts"
 );
 
-/// The banner as the emulator is, in the form that tools look for in the library.
+/// The banner of the newest release, in the form that tools search for in the library.
 const BANNER: &str = "NCCL version 2.32.3+cuda13.0";
 
-/// The line after it, where NCCL names its commit.
+/// The line after the banner, where NCCL names its commit.
 pub(crate) const ORIGIN: &str = concat!(
     "NCCL git version nccl-emulator ",
     env!("CARGO_PKG_VERSION"),
     " (on the CPU: no GPU, no NVIDIA code)"
 );
 
-/// The release that the emulator is.
+/// Returns the emulated release.
 pub(crate) fn current() -> Version {
     options().version
 }
 
-/// Whether it is at least this release.
+/// Whether the emulated release is at least this one.
 pub(crate) fn is_at_least(major: u32, minor: u32, patch: u32) -> bool {
     current() >= Version::new(major, minor, patch)
 }
 
-/// What `ncclGetVersion` says.
+/// Returns the code of `ncclGetVersion`.
 pub(crate) fn code() -> i32 {
     current().code()
 }

@@ -190,7 +190,7 @@ fn an_abort_of_a_parent_that_shares_frees_a_thread_inside_its_child() {
                             thread::sleep(Duration::from_millis(200));
                             assert_eq!(parent.abort(), 0);
                         }
-                        // Nobody is inside any more.
+                        // No thread is inside a call any more.
                         assert_eq!(child.abort(), 0);
                     });
                 }

@@ -260,7 +260,7 @@ fn a_replay_keeps_its_place_among_other_launches_of_the_communicator() {
                     sum_on(&other, rank, &large, &b);
                     graph.launch().unwrap();
                 }
-                // Whichever is not late is moved on by nobody else.
+                // No other thread runs the stream that is not late.
                 if replay_first { &other } else { &rank.stream }
                     .synchronize()
                     .unwrap();

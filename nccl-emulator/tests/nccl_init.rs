@@ -276,7 +276,7 @@ fn a_nonblocking_init_with_a_missing_rank_stays_in_progress_until_aborted() {
             assert!(start.elapsed() < Duration::from_secs(1));
         }
         assert!(nccl_emulator::violations().is_empty());
-        // The roots see that everyone has left.
+        // The roots see that all ranks have left.
         settles(before);
     });
 }

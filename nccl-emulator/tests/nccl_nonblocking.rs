@@ -63,7 +63,7 @@ fn nothing_is_on_the_stream_before_the_poll() {
             assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
             assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
             assert_eq!(nccl!(ncclGroupEnd()), 7);
-            // Whoever waits for the stream now has waited for nothing.
+            // The stream is still empty, so this wait returns at once.
             rank.sync();
             assert_eq!(to.read(), [0; 100]);
             assert_eq!(rank.settle(), 0);

@@ -117,7 +117,7 @@ fn everyone_to_everyone(rank: &Rank) {
             let expected = peer as u8 * 10 + turn;
             assert!(part.iter().all(|&value| value == expected));
         }
-        // Nobody writes again before everybody has read.
+        // No rank writes again before all ranks have read.
         for peer in 0..rank.ranks {
             assert_eq!(signal(rank, peer, 0, 0), 0);
         }

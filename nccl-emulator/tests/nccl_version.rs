@@ -94,7 +94,7 @@ fn without_descriptors_a_communicator_is_a_system_error() {
         &[],
         || {
             let mut rank = Rank::alone(1, 0);
-            // The hard limit too: whoever makes an id raises the soft one.
+            // The hard limit too: making an id raises the soft limit.
             let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
             let limit = libc::rlimit {
                 rlim_cur: used + 1,

@@ -1,5 +1,5 @@
-//! What NVIDIA's own library does when something breaks, and the emulator's own NCCL as well. Each row of the table of behaviour in `docs/real-nccl.md` is a
-//! test here: the code that a call returns, how soon, and the line in the log that says why.
+//! The behaviour of NVIDIA's own library and of the emulator's NCCL in case of faults. Each row of the table of
+//! behaviour in `docs/real-nccl.md` is a test here: the code that a call returns, how soon, and the log line with the reason.
 
 mod ranks;
 mod real;
@@ -478,7 +478,7 @@ fn a_blocking_finalize_waits_for_the_peer() {
             if process.rank == 0 {
                 let start = Instant::now();
                 assert_eq!(Handle::of(&rank).finalize(), 0);
-                // Older releases wait for nobody over P2P.
+                // Older releases do not wait for peers over P2P.
                 let waits = version() >= 23203;
                 assert_eq!(start.elapsed() > Duration::from_millis(1000), waits);
             } else {
@@ -639,7 +639,7 @@ fn a_good_init_leaves_a_last_error() {
         let rank = process.join();
         match version() >= 23200 {
             true => assert!(last_error().contains("GDR Copy is not available")),
-            // Nobody asks for GDRCopy yet.
+            // Older releases do not ask for GDRCopy.
             false => assert_eq!(last_error(), ""),
         }
         Buffers::of(&rank).check(&rank);

@@ -81,7 +81,7 @@ fn library() -> Option<PathBuf> {
 }
 
 fn release_of(library: &Path) -> Version {
-    // SAFETY: whoever set the variable vouches for the library.
+    // SAFETY: the caller who set the variable vouches for the library.
     let loaded = unsafe { Loader::new().path(library).load() };
     loaded.unwrap().version
 }

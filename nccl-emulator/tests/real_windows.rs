@@ -374,7 +374,7 @@ fn ranks_put_to_each_other_and_wait_for_signals() {
                 let expected = 10 * peer as u8 + turn;
                 assert!(found.iter().all(|&byte| byte == expected), "of {peer}");
             }
-            // Nobody writes again before everybody has read.
+            // No rank writes again before all ranks have read.
             assert_eq!(nccl!(ncclGroupStart()), 0);
             for peer in others() {
                 let stream = rank.cuda_stream();

@@ -1,19 +1,19 @@
-//! Faults on purpose: what a library above the driver decides about the driver's calls and kernels.
+//! Fault injection by a library above the driver, in the driver's calls and kernels.
 //!
-//! The driver asks at each call and at each launch. Without hooks it goes on.
+//! The driver calls the hooks at each call and at each launch. Without hooks no fault occurs.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::result::CUresult;
 
-/// What the driver asks.
+/// The hooks of the driver.
 #[derive(Debug, Clone, Copy)]
 pub struct Hooks {
-    /// Called at the beginning of each driver function that can fail on purpose, with its name without a version
-    /// (`cuMemAlloc`); may take its time. An error is what the function returns.
+    /// Called at the beginning of each driver function with fault injection, with its name without a version
+    /// (`cuMemAlloc`). The hook may block. The driver function returns the hook's error.
     pub call: fn(&str) -> Result<(), CUresult>,
-    /// By how much kernels begin later than they could.
+    /// The delay of the beginning of kernels.
     pub lateness: fn() -> Option<Duration>,
 }
 
@@ -24,7 +24,7 @@ pub fn set(hooks: Hooks) {
     let _ = HOOKS.set(hooks);
 }
 
-/// A driver function is called.
+/// Calls the hook for a driver function.
 pub fn call(function: &str) -> Result<(), CUresult> {
     match HOOKS.get() {
         Some(hooks) => (hooks.call)(function),
@@ -32,7 +32,7 @@ pub fn call(function: &str) -> Result<(), CUresult> {
     }
 }
 
-/// By how much kernels begin later than they could.
+/// Returns the delay of the beginning of kernels.
 pub fn lateness() -> Option<Duration> {
     HOOKS.get().and_then(|hooks| (hooks.lateness)())
 }

@@ -1,17 +1,18 @@
-//! The CUDA driver on the CPU, behind the same C ABI. It knows no NCCL: `nccl-emulator` puts NCCL on it, its own or NVIDIA's.
+//! The CUDA driver on the CPU, behind the same C ABI. This crate is independent of NCCL: `nccl-emulator` runs NCCL on it, its
+//! own or NVIDIA's.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
 //! | [`driver`] | the functions of libcuda: arguments checked, panics kept in |
-//! | [`exec`] | streams, events, captures and graphs: who runs which work when |
+//! | [`exec`] | streams, events, captures and graphs, and the threads that run their work |
 //! | [`memory`] | device memory and pinned host memory: every address is resolved, none is trusted |
-//! | [`kernels`] | what runs when a program launches a kernel |
-//! | [`stand_in`] | how the dynamic linker of this process comes to find these functions |
+//! | [`kernels`] | the Rust functions that run in place of a program's kernels |
+//! | [`stand_in`] | stand-ins that make the dynamic linker of this process find these functions |
 //! | [`violations`](mod@violations) | misuse that was caught |
 //! | `runtime` | with the feature `runtime`: functions of the CUDA runtime |
 //! | `nvml` | with the feature `runtime`: functions of libnvidia-ml |
-//! | [`hooks`] | faults on purpose |
-//! | [`settings`] | how many devices, with how much memory |
+//! | [`hooks`] | fault injection |
+//! | [`settings`] | number of devices and their memory |
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,

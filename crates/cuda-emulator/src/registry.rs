@@ -1,10 +1,9 @@
-//! Handles: what a `CUstream`, `CUevent` or `CUcontext` given to the caller stands for.
+//! Handles: the values of `CUstream`, `CUevent` or `CUcontext` that callers get.
 //!
-//! A handle is no pointer but a number that looks up a slot: kind, generation, slot. So a handle
-//! that was destroyed, or one that was made up, is told from a live one without touching the memory
-//! it names; and since the kind sits in the top byte no handle is an address that could be
-//! dereferenced. The top bit is not set, nor is it in an address of CUDA: some clients, CuPy among them,
-//! keep handles in signed integers.
+//! A handle is no pointer but a number that identifies a slot: kind, generation, slot. So the registry
+//! recognises a destroyed or invented handle without a memory access; and since the kind is in the top
+//! byte, no handle is a valid address. The top bit is not set, nor is it in an address of CUDA: some
+//! clients, CuPy among them, keep handles in signed integers.
 //!
 //! Slots live in chunks that are never moved or freed; each slot has its own lock, held only to
 //! clone an `Arc`.
@@ -14,12 +13,12 @@ use std::sync::{Arc, OnceLock};
 
 use crate::sync::Mutex;
 
-/// Slots of the first chunk; each further chunk has twice as many as the one before.
+/// The slots of the first chunk. Each further chunk has twice as many as the previous one.
 const FIRST: usize = 64;
 /// 64 · (2^20 − 1) slots: more handles than memory could hold.
 const CHUNKS: usize = 20;
 
-/// The objects of one kind that have a handle.
+/// The objects of one kind with handles.
 pub struct Registry<T> {
     kind: u8,
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
@@ -35,12 +34,13 @@ struct Slot<T> {
 
 struct Free {
     slots: Vec<u32>,
-    /// Slots that were ever in use.
+    /// The number of slots that were ever in use.
     used: u32,
 }
 
 impl<T> Registry<T> {
-    /// An empty registry; `kind` (1 to 127) tells its handles from those of others.
+    /// Creates an empty registry. `kind` (1 to 127) distinguishes its handles from those of other
+    /// registries.
     pub const fn new(kind: u8) -> Self {
         assert!(
             matches!(kind, 1..=127),
@@ -56,7 +56,7 @@ impl<T> Registry<T> {
         }
     }
 
-    /// Gives an object a handle. `None` if all are taken.
+    /// Gives an object a handle. Returns `None` if all handles are taken.
     pub fn insert(&self, object: Arc<T>) -> Option<*mut c_void> {
         let index = {
             let mut free = self.free.lock();
@@ -75,7 +75,7 @@ impl<T> Registry<T> {
         Some(self.encode(index, slot.generation))
     }
 
-    /// The object of a handle, if it is one of a live object.
+    /// Returns the object of a live handle.
     pub fn get(&self, handle: *mut c_void) -> Option<Arc<T>> {
         let (index, generation) = self.decode(handle)?;
         let slot = self.slot(index, false)?.lock();
@@ -86,7 +86,7 @@ impl<T> Registry<T> {
         }
     }
 
-    /// Ends a handle and gives back its object.
+    /// Ends a handle and returns its object.
     pub fn remove(&self, handle: *mut c_void) -> Option<Arc<T>> {
         let (index, generation) = self.decode(handle)?;
         let mut slot = self.slot(index, false)?.lock();
@@ -99,7 +99,7 @@ impl<T> Registry<T> {
         Some(object)
     }
 
-    /// Ends the handles of all objects that are `unwanted`.
+    /// Ends the handles of all objects for which `unwanted` returns true.
     pub fn remove_if(&self, unwanted: impl Fn(&T) -> bool) {
         let used = self.free.lock().used;
         for index in 0..used {

@@ -1,7 +1,7 @@
-//! How the dynamic linker of this process comes to find functions of ours under a library's name.
+//! Stand-ins: they make the dynamic linker of this process find the emulator's functions under a library's name.
 //!
-//! For a name that programs load a library by, a shared object without code (`elf`) is made and loaded. From then
-//! on the dynamic linker finds that name loaded, and `dlsym` gives the functions.
+//! [`load`] makes and loads a shared object without code (`elf`) whose SONAME is the library's. From then on the
+//! dynamic linker treats the library as loaded, and `dlsym` returns the emulator's functions.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -15,25 +15,25 @@ pub use crate::elf::{Symbol, shared_object};
 /// Why a stand-in could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum StandInError {
-    /// The dynamic linker does not take the object.
+    /// The dynamic linker refused the object.
     #[error("the dynamic linker does not load the stand-in for {soname}: {reason}")]
     Refused {
         /// The library's name.
         soname: String,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         reason: String,
     },
-    /// Neither memory nor a temporary file could be had for it.
+    /// Neither a memory file nor a temporary file could be made for the object.
     #[error("no file for the stand-in of {soname}")]
     NoFile {
         /// The library's name.
         soname: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// The file that a library of this name was loaded from, if one was.
+/// Returns the file that a library of this name was loaded from, if it is loaded.
 pub fn loaded_from(soname: &CStr) -> Option<PathBuf> {
     // SAFETY: `RTLD_NOLOAD` only asks; nothing is loaded and no code of the library runs.
     let handle = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -43,7 +43,7 @@ pub fn loaded_from(soname: &CStr) -> Option<PathBuf> {
         unsafe { libc::dlclose(handle) };
         return Some(path);
     }
-    // A copy whose SONAME is another, such as libcuda.so.535.54: the file name tells.
+    // A copy with a different SONAME, such as libcuda.so.535.54: search by file name.
     let mut search = Search {
         prefix: soname
             .to_bytes()
@@ -85,7 +85,7 @@ unsafe extern "C" fn matches_file_name(
     0
 }
 
-/// The path that the dynamic linker knows a loaded object by.
+/// Returns the path by which the dynamic linker knows a loaded object.
 fn path_of(handle: *mut c_void) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
     let mut map: *mut LinkMap = std::ptr::null_mut();
@@ -112,7 +112,7 @@ unsafe extern "C" {
     fn dlinfo(handle: *mut c_void, request: c_int, info: *mut c_void) -> c_int;
 }
 
-/// Makes `soname` lead to `symbols`, for the rest of the process.
+/// Makes `soname` resolve to `symbols`, for the rest of the process.
 ///
 /// # Errors
 /// See [`StandInError`].
@@ -127,7 +127,7 @@ pub fn load(soname: &CStr, symbols: &[Symbol]) -> Result<(), StandInError> {
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     let reason = handle.is_null().then(last_dl_error);
     if temporary {
-        // It is loaded, or never will be.
+        // The file is not needed after `dlopen`, loaded or not.
         // SAFETY: a C string.
         unsafe { libc::unlink(path.as_ptr()) };
     }
@@ -158,8 +158,7 @@ pub fn load(soname: &CStr, symbols: &[Symbol]) -> Result<(), StandInError> {
     Ok(())
 }
 
-/// A dynamic linker that adds the load address to absolute symbols is given values that make up for
-/// it.
+/// Corrects the symbol values for a dynamic linker that adds the load address to absolute symbols.
 fn correct(handle: *mut c_void, base: usize, count: usize) {
     let mut map: *mut LinkMap = std::ptr::null_mut();
     // SAFETY: a live handle; the request stores one pointer.
@@ -172,7 +171,7 @@ fn correct(handle: *mut c_void, base: usize, count: usize) {
     for index in 0..count {
         let value = std::ptr::with_exposed_provenance_mut::<usize>(loaded + first + index * step);
         // SAFETY: the object was made by `elf::shared_object`: its symbol table is loaded there,
-        // writable, aligned, and has `count` entries; nobody else knows the object yet.
+        // writable, aligned, and has `count` entries; no other code knows the object yet.
         unsafe { *value = (*value).wrapping_sub(base) };
     }
 }
@@ -189,7 +188,7 @@ fn last_dl_error() -> String {
     }
 }
 
-/// A path that leads to the bytes, and whether it is a file to be removed.
+/// Stores the bytes in a file. Returns its path, and whether the file must be removed later.
 fn file_with(soname: &CStr, bytes: &[u8]) -> io::Result<(CString, bool)> {
     match memory_file(soname, bytes) {
         Ok(path) => Ok((path, false)),
@@ -209,12 +208,12 @@ fn memory_file(soname: &CStr, bytes: &[u8]) -> io::Result<CString> {
     // SAFETY: the descriptor was just made and has no other owner.
     let mut file = unsafe { File::from_raw_fd(fd) };
     file.write_all(bytes)?;
-    // By number of the process, not "self": a debugger that follows the path would look among its
-    // own descriptors.
+    // By process id, not "self": a debugger that follows the path would look among its own
+    // descriptors.
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     std::fs::metadata(&path)?;
-    // Kept open for ever: the dynamic linker knows the object by this path, and would take another
-    // file that gets the same number for it.
+    // Kept open for ever: the dynamic linker identifies the object by this path, and would mistake
+    // another file with the same descriptor number for it.
     let _ = file.into_raw_fd();
     Ok(CString::new(path)?)
 }

@@ -5,8 +5,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 
 pub use parking_lot::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// A lock that no panic poisons: what is behind it stays consistent, because no panic comes between two of its changes.
-/// Therefore values that have one may be used after a panic, unlike those with a bare `parking_lot::Mutex`.
+/// A lock that no panic poisons: its value stays consistent, because no panic interrupts a series of changes.
+/// Therefore types that contain it are unwind-safe, unlike those with a bare `parking_lot::Mutex`.
 ///
 /// ```
 /// let lock = cuda_emulator::sync::Mutex::new(1);
@@ -30,7 +30,7 @@ impl<T> Mutex<T> {
         Self(parking_lot::Mutex::new(value))
     }
 
-    /// What is behind it.
+    /// Returns the value.
     ///
     /// ```
     /// assert_eq!(cuda_emulator::sync::Mutex::new(3).into_inner(), 3);
@@ -57,7 +57,7 @@ impl<T> DerefMut for Mutex<T> {
 impl<T> UnwindSafe for Mutex<T> {}
 impl<T> RefUnwindSafe for Mutex<T> {}
 
-/// The same for several readers, or one that writes.
+/// A [`Mutex`] for several readers or one writer.
 ///
 /// ```
 /// let lock = cuda_emulator::sync::RwLock::new(1);

@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// What kind of misuse was caught; see [`Violation`].
+/// The kind of a [`Violation`].
 ///
 /// ```
 /// use nccl_emulator::{ViolationKind, violations};
@@ -20,7 +20,7 @@ use crate::sync::{Mutex, MutexGuard};
 pub enum ViolationKind {
     /// Memory was accessed, or still in use, after it was freed.
     UseAfterFree,
-    /// Memory was accessed before its stream-ordered allocation was reached.
+    /// Memory was accessed before the stream reached its allocation.
     UseBeforeAllocation,
     /// An access began inside an allocation and ended outside of it.
     OutOfBounds,
@@ -36,7 +36,7 @@ pub enum ViolationKind {
     Misuse,
 }
 
-/// One misuse that was caught. Its text names the allocation, its size, device, state and age, and
+/// A misuse that was caught. Its text names the allocation, its size, device, state and age, and
 /// the offset that was used.
 ///
 /// ```
@@ -83,15 +83,15 @@ struct Details {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allocation {
-    /// Allocations of one device in one process are numbered from 1.
+    /// The allocation's number. Allocations of one device in one process are numbered from 1.
     pub number: u32,
-    /// Ordinal of its device.
+    /// The ordinal of the device.
     pub device: i32,
     /// The process that allocated it.
     pub process: u32,
-    /// Bytes asked for; `None` when that is no longer known.
+    /// The requested size in bytes; `None` if no longer known.
     pub size: Option<u64>,
-    /// Whether it was freed.
+    /// Whether the allocation was freed.
     pub freed: bool,
 }
 
@@ -106,13 +106,13 @@ impl Violation {
         }))
     }
 
-    /// The same violation, about an allocation.
+    /// Returns the same violation, about an allocation.
     pub fn about(mut self, allocation: Allocation) -> Self {
         self.0.allocation = Some(allocation);
         self
     }
 
-    /// The allocation it is about.
+    /// Returns the allocation that the violation is about.
     ///
     /// ```
     /// for violation in nccl_emulator::violations() {
@@ -124,7 +124,7 @@ impl Violation {
         self.0.allocation.as_ref()
     }
 
-    /// What kind of misuse this is.
+    /// Returns the kind of the misuse.
     ///
     /// ```
     /// for violation in nccl_emulator::violations() {
@@ -136,7 +136,7 @@ impl Violation {
         self.0.kind
     }
 
-    /// The device it happened on.
+    /// Returns the ordinal of the device of the misuse.
     ///
     /// ```
     /// let on_device_0 = nccl_emulator::violations().iter().filter(|v| v.device() == Some(0)).count();
@@ -147,7 +147,7 @@ impl Violation {
         self.0.device
     }
 
-    /// The same violation with `operation` ("AllReduce on comm …") in front of its sentence.
+    /// Returns the same violation with `operation` ("AllReduce on comm …") before its text.
     pub fn during(mut self, operation: &str) -> Self {
         self.0.text = format!("{operation}: {}", self.0.text);
         self
@@ -164,7 +164,7 @@ impl std::error::Error for Violation {}
 
 static RECORD: Mutex<Vec<Violation>> = Mutex::new(Vec::new());
 
-/// Every violation of this process so far, oldest first; ten thousand at most.
+/// Returns the violations of this process so far, oldest first; ten thousand at most.
 ///
 /// ```
 /// nccl_emulator::install()?;
@@ -177,7 +177,7 @@ pub fn violations() -> Vec<Violation> {
     lock().clone()
 }
 
-/// Forgets the violations so far: between tests that share a process.
+/// Forgets the violations so far. Useful between tests that share a process.
 ///
 /// ```
 /// nccl_emulator::clear_violations();
@@ -187,7 +187,7 @@ pub fn clear_violations() {
     lock().clear();
 }
 
-/// Violations that are kept.
+/// The most violations that are kept.
 const KEPT: usize = 10_000;
 
 /// Prints and records a violation. Does not touch any context: `context::fail` does both.

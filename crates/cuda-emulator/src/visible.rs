@@ -1,7 +1,7 @@
-//! Which devices this process sees: `CUDA_VISIBLE_DEVICES`, read once, as CUDA reads it.
+//! The devices visible to this process: `CUDA_VISIBLE_DEVICES`, read once, as CUDA reads it.
 //!
-//! Everywhere else a device is its place in that list; only what tells devices of a host apart (UUID, bus,
-//! NVML's number) goes by the number behind it.
+//! Everywhere else a device is its index in that list; only the properties that distinguish the devices of
+//! a host (UUID, bus, NVML's number) use the number in the list.
 
 use std::ffi::c_int;
 use std::hash::{Hash, Hasher};
@@ -23,24 +23,24 @@ fn visible() -> &'static [u32] {
     })
 }
 
-/// How many devices there are for this process.
+/// Returns the number of visible devices.
 pub fn count() -> u32 {
     visible().len() as u32
 }
 
-/// The number on this host of a device of this process.
+/// Returns the number on this host of a device of this process.
 pub fn physical(device: u32) -> u32 {
     visible().get(device as usize).copied().unwrap_or(device)
 }
 
-/// This process's number of a device of this host.
+/// Returns this process's ordinal of a device of this host.
 pub(crate) fn ordinal(physical: u32) -> Option<c_int> {
     let place = visible().iter().position(|&device| device == physical)?;
     c_int::try_from(place).ok()
 }
 
-/// The devices of a list: numbers, or the beginnings of UUIDs. What comes after the first that there is not
-/// does not count, and a list that names one twice names none.
+/// Returns the devices of a list of numbers or unique prefixes of UUIDs. Entries from the first unknown device on
+/// do not count, and a list that names a device twice names none.
 fn chosen(list: &str, all: u32, uuid: impl Fn(u32) -> String) -> Vec<u32> {
     let device = |word: &str| -> Option<u32> {
         if word.to_ascii_uppercase().starts_with("GPU-") {
@@ -65,7 +65,7 @@ fn chosen(list: &str, all: u32, uuid: impl Fn(u32) -> String) -> Vec<u32> {
     devices
 }
 
-/// Of a device by its number on this host: the same in any process of this host and boot.
+/// Returns the UUID of a device by its number on this host, the same in any process of this host and boot.
 pub fn uuid(device: u32) -> [u8; 16] {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -85,7 +85,7 @@ pub fn uuid(device: u32) -> [u8; 16] {
     uuid
 }
 
-/// As `nvidia-smi` writes it: `GPU-8e2f…`.
+/// Formats a UUID as `nvidia-smi` does: `GPU-8e2f…`.
 pub(crate) fn text(uuid: [u8; 16]) -> String {
     let mut text = String::from("GPU");
     for (at, byte) in uuid.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Every interleaving of the two protocols that decide whether someone sleeps for ever.
+//! Every interleaving of the two protocols that decide whether a thread sleeps for ever.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p cuda-emulator --test loom --release
@@ -101,7 +101,7 @@ impl Model {
 fn a_waiter_takes_over_or_is_woken() {
     loom::model(|| {
         let model = Model::new();
-        // Runs the first job and leaves the second to whoever waits for it.
+        // Runs the first job and leaves the second to the thread that waits for it.
         let first = loom::thread::spawn({
             let model = Arc::clone(&model);
             move || model.wait(1)

@@ -1,18 +1,18 @@
-//! Requests to their ends, with no server around: the smallest loop of continuous batching.
+//! Generation without a server: the smallest loop of continuous batching.
 //!
-//! Every rank runs the same loop with the same requests. Since all have the same logits, to the bit, all draw the same
-//! tokens, and nobody has to tell the others.
+//! Every rank runs the same loop with the same requests. Since all ranks have bitwise equal logits, all draw the same
+//! tokens without communication.
 
 use crate::model::{Error, Part, Result, Row, Sampling};
 
-/// What is asked of the model.
+/// A request to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// What the text begins with: at least one token.
+    /// The beginning of the text: at least one token.
     pub prompt: Vec<u32>,
-    /// How many tokens are made at most; there are fewer where the text ends, or the cache does.
+    /// The most tokens to generate; fewer if the text or the cache ends before.
     pub most: usize,
-    /// How they are drawn.
+    /// The sampling of tokens.
     pub sampling: Sampling,
 }
 

@@ -1,13 +1,13 @@
-//! What the front and the ranks say to each other: frames of JSON over one connection for each rank.
+//! The protocol between the front and the ranks: frames of JSON over one connection for each rank.
 //!
 //! The front sends the same [`Step`]s to all ranks that serve, in the same order, and has one connection to each. The crate
-//! would have an ordered broadcast for that ([`nccl::World::channel`]), from one rank to the others; but then the front would
-//! have to talk to that rank, find another when it dies, and lose what was on the way. With a connection for each, no
-//! rank is special to the front, a killed rank 0 is like any other, and the end of the front is seen by all.
+//! offers an ordered broadcast for that ([`nccl::World::channel`]), from one rank to the others. But then the front would
+//! have to talk to that rank, choose another one when it dies, and lose messages in flight. With a connection for each, no
+//! rank is special to the front, a killed rank 0 is like any other, and all ranks see the end of the front.
 //!
-//! The socket is a Unix socket without a file (an abstract name, made by chance for each server), so that nothing is left
-//! of it however the front ends. Who connects is asked of the kernel: the same user, or nobody. A message has its length in
-//! front of it (4 bytes, little endian).
+//! The socket is a Unix socket without a file (an abstract name, random for each server), so that it vanishes with the
+//! front. The kernel tells the user of each connection, and only the same user is accepted. A message begins with its
+//! length (4 bytes, little endian).
 
 use std::io::{self, Read, Write};
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Row, Sampling};
 
-/// Far above any message: a frame that says more comes from somebody else.
+/// The longest valid frame, far above any message: a longer one comes from another program.
 const LONGEST: usize = 1 << 20;
 
 /// From the front to a rank.

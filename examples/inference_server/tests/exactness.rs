@@ -115,7 +115,7 @@ fn all_rows_may_choose_the_same_experts() {
             num_experts_per_tok: top_k,
             ..config()
         };
-        // Nobody is better than the first ones, which are on rank 0.
+        // All experts are equal, so the first ones are chosen, which are on rank 0.
         let model = Model::changed(&config, |numbers| {
             for (name, numbers) in numbers {
                 if name.ends_with("gate.weight") {

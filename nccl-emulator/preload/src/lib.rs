@@ -6,19 +6,19 @@
 //! $ LD_PRELOAD=$PWD/target/release/libnccl_emulator_preload.so python3 program.py
 //! ```
 //!
-//! It has no function to call: an entry of `.init_array` runs when the dynamic linker has loaded it, before the
-//! program starts. It cannot export `nccl…` and `cu…` itself: one file has one name, and two copies of it
-//! under two names would be two emulators.
+//! The object has no function to call: an entry of `.init_array` runs when the dynamic linker has loaded it,
+//! before the program starts. The object cannot export `nccl…` and `cu…` itself: one file has one name, and two
+//! copies under two names would be two emulators.
 
 use std::panic::catch_unwind;
 
-/// What the dynamic linker runs after loading.
+/// The function that the dynamic linker runs after loading.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static INSTALL: extern "C" fn() = install;
 
-/// Ends the process if the emulator cannot be installed: whoever preloads it does not want the program to
-/// go on with whatever else it finds.
+/// Installs the emulator. Ends the process if that fails: a program with the emulator preloaded must not fall
+/// back to other libraries.
 extern "C" fn install() {
     let reason = match catch_unwind(nccl_emulator::install) {
         Ok(Ok(_)) => return,
@@ -26,10 +26,10 @@ extern "C" fn install() {
         Err(_) => "it panicked (above)".into(),
     };
     eprintln!("nccl-emulator: cannot be installed in this process: {reason}");
-    // Not `exit`: the program has not started, and has nothing to tidy up.
+    // Not `exit`: the program has not started, so there is no cleanup to do.
     // SAFETY: ends the process; nothing of it is used afterwards.
     unsafe { libc::_exit(FAILED) };
 }
 
-/// The exit code of a process that could not become one of the emulator.
+/// The exit code of a process in which the emulator could not be installed.
 const FAILED: i32 = 120;

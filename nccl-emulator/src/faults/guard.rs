@@ -1,4 +1,4 @@
-//! A fault in place, and lateness in place: both end with their guards.
+//! Guards of active faults and active lateness, which end with their guards.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::in_force::{COUNT, FAULTS, LATE_NANOS, read_environment};
 use super::rule::Rule;
 
-/// A fault in place. Dropping it takes the fault away and lets go on what hangs because of it.
+/// The guard of an active fault. Dropping it removes the fault and resumes the calls and operations
+/// that it blocks.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -19,7 +20,7 @@ use super::rule::Rule;
 pub struct FaultGuard(pub(super) Arc<Rule>);
 
 impl FaultGuard {
-    /// How often it has struck.
+    /// Returns the number of times that the fault has struck.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -31,7 +32,8 @@ impl FaultGuard {
         self.0.state.lock().hits
     }
 
-    /// Waits until it has struck `hits` times. False if that takes longer than `patience`.
+    /// Waits until the fault has struck `hits` times. Returns false if that takes longer than
+    /// `patience`.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -49,7 +51,7 @@ impl FaultGuard {
         state.hits >= hits
     }
 
-    /// Takes the fault away, and lets go on what hangs because of it, as dropping the guard does.
+    /// Removes the fault and resumes what it blocks, as dropping the guard does.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -72,7 +74,7 @@ impl FaultGuard {
         wakers.into_iter().for_each(|wake| wake());
     }
 
-    /// Leaves the fault in place for the rest of the process.
+    /// Keeps the fault active for the rest of the process.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -89,7 +91,7 @@ impl Drop for FaultGuard {
     }
 }
 
-/// Every operation begins this much later than its stream could, until the guard goes.
+/// Delays the beginning of every operation by `by`, until the guard is dropped.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -105,7 +107,7 @@ pub fn late(by: Duration) -> LateGuard {
     LateGuard(by)
 }
 
-/// While it lives, operations begin late.
+/// The guard of [`late`]: operations begin late until it is dropped.
 ///
 /// ```
 /// use nccl_emulator::faults;

@@ -1,8 +1,8 @@
-//! The abort flag: seen by everything that waits on a communicator's behalf. An abort raises it for
-//! good; a revoke, and a shrink that aborts, lower it again when nothing of the communicator runs any
-//! more.
+//! The abort flag, which every wait on a communicator's behalf checks. An abort raises it for good; a
+//! revoke, and a shrink that aborts, lower it again once no work of the communicator runs.
 //!
-//! An `Arc`, because communicators that share resources share one flag: raising it breaks them all.
+//! The flag is in an `Arc`, because communicators that share resources share one flag: raising it
+//! aborts them all.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use cuda_emulator::sync::Mutex;
 
 use super::communicator::Session;
 
-/// How often a wait that no bell can end looks at the flag.
+/// The interval at which a wait that no bell ends checks the flag.
 pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// See the module.
@@ -22,12 +22,12 @@ pub(crate) struct AbortFlag {
 }
 
 impl AbortFlag {
-    /// Whether it is raised.
+    /// Whether the flag is raised.
     pub(crate) fn is_raised(&self) -> bool {
         self.raised.load(Ordering::SeqCst)
     }
 
-    /// Raises it and wakes who sleeps on a bell of this process's ranks.
+    /// Raises the flag and wakes the threads that sleep on the bells of this process's ranks.
     pub(crate) fn raise(&self) {
         self.raised.store(true, Ordering::SeqCst);
         let sessions = self.sessions.lock();
@@ -36,12 +36,12 @@ impl AbortFlag {
         }
     }
 
-    /// Lowers it: whoever has not seen it by now never will.
+    /// Lowers the flag. A waiter that has not seen it by now never will.
     pub(crate) fn lower(&self) {
         self.raised.store(false, Ordering::SeqCst);
     }
 
-    /// From now on [`AbortFlag::raise`] wakes who sleeps on the bell of that rank.
+    /// Makes [`AbortFlag::raise`] wake the threads that sleep on the bell of the session's rank.
     pub(crate) fn wakes(&self, session: Weak<Session>) {
         let mut sessions = self.sessions.lock();
         sessions.retain(|session| session.strong_count() > 0);

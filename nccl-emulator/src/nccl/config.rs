@@ -126,7 +126,7 @@ unsafe fn read(config: *const ncclConfig_t, release: Version) -> Result<ncclConf
     since!(2, 14, 0: blocking);
     since!(2, 17, 0: cgaClusterSize, minCTAs, maxCTAs, netName);
     if release >= Version::new(2, 27, 0) {
-        // 2.26 reads it from whoever has it, or padding.
+        // 2.26 reads the field from any caller: its value or padding.
         since!(2, 25, 0: trafficClass);
     }
     since!(2, 27, 0: collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs);

@@ -1,4 +1,4 @@
-//! One operation, its arguments checked: what a group queues and a launch works off.
+//! One operation with checked arguments: a group queues it and a launch runs it.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::communicator::Window;
 use crate::numbers::datatype::{DataType, Reduction};
 use crate::transport::Direction;
 
-/// The operations that there are.
+/// The operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Function {
     Send,
@@ -23,13 +23,13 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    /// As NCCL spells it in its messages.
+    /// Returns the name as NCCL spells it in its messages.
     pub(crate) fn name(self) -> &'static str {
-        // What follows the C function's prefix.
+        // The C function's name without its prefix.
         &self.symbol()["nccl".len()..]
     }
 
-    /// The C function.
+    /// Returns the name of the C function.
     pub(crate) fn symbol(self) -> &'static str {
         match self {
             Self::Send => "ncclSend",
@@ -45,7 +45,7 @@ impl Function {
         }
     }
 
-    /// Whether it computes; the others only move bytes.
+    /// Whether the function computes; the others only move bytes.
     pub(crate) fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
@@ -60,36 +60,36 @@ pub(crate) struct MessageTask {
     pub(crate) order: u32,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// The call it comes from.
+    /// The function of the call that it comes from.
     pub(crate) function: Function,
-    /// The first message of its call.
+    /// Whether it is the first message of its call.
     pub(crate) leads: bool,
 }
 
-/// One collective that all ranks work off together.
+/// One collective, which all ranks process together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CollectiveTask {
     pub(crate) function: Function,
     pub(crate) data_type: DataType,
-    /// Of those that reduce.
+    /// The reduction of functions that reduce.
     pub(crate) reduction: Reduction,
-    /// Elements, as the function counts them: of the smaller of the two buffers.
+    /// The number of elements of the smaller of the two buffers, as the function counts them.
     pub(crate) count: u64,
-    /// Of those that have one.
+    /// The root of functions that have one.
     pub(crate) root: u32,
     pub(crate) send: u64,
     pub(crate) receive: u64,
-    /// Comes with an event for the launch.
+    /// Whether the call has a launch-completion event.
     pub(crate) has_event: bool,
 }
 
 impl CollectiveTask {
-    /// Bytes of `count` elements.
+    /// Returns the size of `count` elements in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.count * self.data_type.size()
     }
 
-    /// What the count counts, for messages.
+    /// Returns the unit of `count`, for messages.
     pub(crate) fn unit(&self) -> &'static str {
         if self.function.reduces() {
             "elements"
@@ -98,7 +98,7 @@ impl CollectiveTask {
         }
     }
 
-    /// How many parts of `count` elements there are to work off: one, or one for each rank.
+    /// Returns the number of parts of `count` elements: one, or one for each rank.
     pub(crate) fn parts(&self, ranks: u64) -> u64 {
         match self.function {
             Function::AllGather | Function::ReduceScatter => ranks,
@@ -106,7 +106,7 @@ impl CollectiveTask {
         }
     }
 
-    /// Bytes of `rank`'s input, 0 if it has none.
+    /// Returns the size of `rank`'s input in bytes; 0 if it has none.
     pub(crate) fn send_bytes(&self, rank: usize, ranks: u64) -> u64 {
         match self.function {
             Function::ReduceScatter => self.bytes() * ranks,
@@ -115,7 +115,7 @@ impl CollectiveTask {
         }
     }
 
-    /// Bytes of `rank`'s output, 0 if it has none.
+    /// Returns the size of `rank`'s output in bytes; 0 if it has none.
     pub(crate) fn receive_bytes(&self, rank: usize, ranks: u64) -> u64 {
         match self.function {
             Function::AllGather => self.bytes() * ranks,
@@ -124,7 +124,7 @@ impl CollectiveTask {
         }
     }
 
-    /// What NCCL takes for its size when it sorts the collectives of a group.
+    /// Returns the size by which NCCL sorts the collectives of a group.
     fn traffic(&self, ranks: u64) -> u64 {
         let per_byte = match self.function {
             Function::AllReduce => 2,
@@ -146,16 +146,16 @@ pub(crate) enum OneSidedTask {
         window: Arc<Window>,
         offset: u64,
     },
-    /// Adds one to a counter of a peer's.
+    /// Adds one to a counter of a peer.
     Signal { peer: usize, signal: usize },
-    /// Waits until peers have added so much to counters of this rank's, and takes it away.
+    /// Waits until peers have added the given counts to counters of this rank, and subtracts them.
     Wait(Vec<(usize, usize, u64)>),
 }
 
 /// Sorts the collectives of a group as NCCL does: roughly by size, largest first. Sizes that are
 /// within a quarter of each other may count as equal, and equal ones keep their order, so ranks
-/// that issue such collectives in different orders do not meet. Broadcasts from several roots are
-/// one operation to NCCL, after all others, and meet root by root.
+/// that issue such collectives in different orders do not match. NCCL treats broadcasts from
+/// several roots as one operation, after all others, and matches them root by root.
 pub(crate) fn sort(tasks: &mut [CollectiveTask], ranks: u64) {
     let is_broadcast = |task: &CollectiveTask| task.function == Function::Broadcast;
     let mut roots = tasks
@@ -173,7 +173,7 @@ pub(crate) fn sort(tasks: &mut [CollectiveTask], ranks: u64) {
     });
 }
 
-/// Four classes for each power of two, beginning with a kilobyte.
+/// Returns the size class: four classes for each power of two, beginning with a kilobyte.
 fn size_class(bytes: u64) -> u32 {
     const LARGEST: u64 = 1 << 30;
     let kilobytes = (bytes.min(LARGEST) >> 10) as u32;

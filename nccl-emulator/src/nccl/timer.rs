@@ -1,8 +1,7 @@
-//! One thread that does things later: it starts groups in the background that nobody polls, and
-//! wakes work that was delayed.
+//! The timer thread: it starts background groups that are not polled, and wakes delayed work.
 //!
-//! It ticks while there is something to do, and a little longer, so that a steady stream of groups
-//! costs no system call; then it sleeps until [`notify`] or [`at`] wakes it.
+//! The thread ticks while it has work, and a little longer, so that a steady stream of groups
+//! costs no system call. Then it sleeps until [`notify`] or [`at`] wakes it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,9 +13,9 @@ use cuda_emulator::sync::{Condvar, Mutex, MutexGuard};
 use super::communicator::Communicator;
 
 const TICK: Duration = Duration::from_micros(500);
-/// Ticks that a group waits for a poll.
+/// The number of ticks that a group waits for a poll.
 const GRACE: u64 = 2;
-/// Ticks without anything to do before the thread sleeps.
+/// The number of idle ticks before the thread sleeps.
 const PATIENCE: u32 = 100;
 
 type Action = Box<dyn FnOnce() + Send>;
@@ -50,7 +49,7 @@ fn start(state: &mut State) {
     }
 }
 
-/// Calls `action` on the timer's thread at `when` or shortly after. It must not block.
+/// Calls `action` on the timer's thread at `when` or shortly after. `action` must not block.
 pub(crate) fn at(when: Instant, action: impl FnOnce() + Send + 'static) {
     let mut state = lock();
     state.entries.push((when, Box::new(action)));
@@ -59,16 +58,16 @@ pub(crate) fn at(when: Instant, action: impl FnOnce() + Send + 'static) {
     notify();
 }
 
-/// From now on the timer starts the communicator's background groups that nobody polls.
+/// Makes the timer start the communicator's background groups that are not polled.
 pub(crate) fn watch(communicator: &Arc<Communicator>) {
     let mut state = lock();
-    // The thread does so as well, but may sleep all the time: nothing of those that block waits for it.
+    // The thread does so as well, but may sleep for long: blocking communicators never wake it.
     state.watched.retain(|watched| watched.strong_count() > 0);
     state.watched.push(Arc::downgrade(communicator));
     start(&mut state);
 }
 
-/// The present tick: what a group in the background remembers.
+/// Returns the present tick, which a background group records.
 pub(crate) fn tick() -> u64 {
     TICKS.load(Ordering::Relaxed)
 }
@@ -78,7 +77,7 @@ pub(crate) fn is_due(since: u64) -> bool {
     tick() > since + GRACE
 }
 
-/// There is something to do.
+/// Wakes the timer thread if it sleeps.
 pub(crate) fn notify() {
     if ASLEEP.load(Ordering::SeqCst) {
         let _state = lock();
@@ -87,7 +86,7 @@ pub(crate) fn notify() {
     }
 }
 
-/// Does what is due. True if anything is left to wait for.
+/// Runs the due actions and groups. Returns true if any are left to wait for.
 fn look() -> bool {
     let mut state = lock();
     let now = Instant::now();
@@ -132,8 +131,7 @@ fn run() {
             continue;
         }
         ASLEEP.store(true, Ordering::SeqCst);
-        // What was added before the store is seen by this look; what is added after it finds
-        // `ASLEEP` set.
+        // This look sees additions before the store; later additions find `ASLEEP` set.
         if look() {
             ASLEEP.store(false, Ordering::SeqCst);
         } else {

@@ -20,8 +20,7 @@ const PIECE: usize = 4 << 10;
 ///
 /// # Safety
 /// Every pointer is valid for `count` elements. An input may be the same as its rank's output;
-/// other overlaps, and writers in other processes, make the result anybody's guess but do no other
-/// harm.
+/// other overlaps, and writers in other processes, make the result undefined but do no other harm.
 pub(crate) unsafe fn reduce(
     data_type: DataType,
     operator: Operator,

@@ -1,10 +1,10 @@
-//! What was read of a library, kept in a file from process to process.
+//! A cache of the analyses of libraries, in files shared between processes.
 //!
-//! One file per build ID, `BUILD_ID.layout`: a line with a SHA-256 sum, then JSON. A file is used if its
-//! owner and directory are right, the sum is, and it was made by this version of the reader for a library of
-//! the same length; else it is made anew. It is written under another name and renamed, so a reader sees a
-//! whole file or none. While one process reads a library, others of the same user wait for it, at
-//! most [`PATIENCE`]. No trouble with the cache is an error: the library is then read each time.
+//! Each build ID has a file, `BUILD_ID.layout`: a line with a SHA-256 sum, then JSON. A file is used if its
+//! owner, its directory and its sum are right, and if this version of the reader made it for a library of
+//! the same length; else it is made anew. A file is written under another name and renamed, so a reader sees
+//! a whole file or none. While one process reads a library, other processes of the same user wait for it, at
+//! most [`PATIENCE`]. A failure of the cache is no error: the library is then read each time.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -22,7 +22,7 @@ use super::error::LoadError;
 use super::types::Table;
 use super::wanted;
 
-/// To be raised when the meaning of what is kept changes.
+/// The version of the format. Raise it when the meaning of the contents changes.
 const FORMAT: u32 = 3;
 /// A first read takes 0.3 s, on a busy machine seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -70,8 +70,8 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// As the environment says: `NCCL_EMULATOR_CACHE`, or else the user's cache directory, or else a
-    /// directory of the user's among the temporary files.
+    /// Returns the cache that the environment selects: `NCCL_EMULATOR_CACHE`, or else the user's cache
+    /// directory, or else a directory of the user among the temporary files.
     pub(crate) fn of_environment() -> Self {
         Self::choose(|name| std::env::var_os(name), &std::env::temp_dir())
     }
@@ -112,7 +112,7 @@ impl Cache {
         }
     }
 
-    /// What is kept for `key`, or else what `make` makes.
+    /// Returns the entry for `key`, or else makes it with `make`.
     pub(crate) fn get(
         &self,
         key: &Key,
@@ -142,11 +142,11 @@ impl Cache {
     }
 }
 
-/// Makes the directory, or makes sure that nobody else can write in it.
+/// Creates the directory, or checks that no other user can write in it.
 fn prepare(directory: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory)?;
-    // Of a symbolic link, the directory it leads to.
+    // For a symbolic link, the metadata of its target.
     private(&fs::metadata(directory)?, "directory")
 }
 

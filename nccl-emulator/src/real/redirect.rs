@@ -1,21 +1,21 @@
-//! Leads NCCL's calls of the CUDA runtime to other functions, by changing the calls.
+//! Redirects NCCL's calls of the CUDA runtime to other functions, by patching the call sites.
 //!
 //! Every site in NCCL's code ([`super::calls`]) ends in a 32-bit displacement to a function of the runtime.
-//! It is replaced by the displacement to a trampoline, one for each function of the runtime, in a page that
-//! is mapped within 2 GiB of the library: `jmp [rip]` and an absolute address.
+//! [`redirect`] replaces it by the displacement to a trampoline, one for each function of the runtime, in a
+//! page that is mapped within 2 GiB of the library: `jmp [rip]` and an absolute address.
 //!
-//! The other way is to overwrite the first 14 bytes of each function of the runtime with such a jump. That
+//! The alternative is to overwrite the first 14 bytes of each function of the runtime with such a jump. That
 //! needs 60 patches instead of 2,000 and no decoder, but:
-//! - it changes NVIDIA's runtime, which is under other terms than NCCL, where this way changes only NCCL's
+//! - it changes NVIDIA's runtime, whose license differs from NCCL's, where this way changes only NCCL's
 //!   code, and only in this process's memory;
-//! - the runtime's calls to itself would end in our functions too, so that what the constructors run
-//!   could do half of one and half of the other;
+//! - the runtime's calls to itself would end in the emulator's functions too, so that the constructors
+//!   could mix both runtimes;
 //! - a function shorter than 14 bytes would be overwritten together with the next one
 //!   (`__cudaLaunchKernel` has 10 bytes);
-//! - a function that was forgotten would run NVIDIA's runtime without notice, where the list of sites
-//!   is known to be complete, and a function without a replacement is an error at load time.
+//! - a forgotten function would silently run NVIDIA's runtime, where the list of sites is known to be
+//!   complete, and a function without a replacement is an error at load time.
 //!
-//! A trampoline of a function that is referred to, but that nothing calls
+//! The trampoline of a function that is referred to, but never called
 //! ([`wanted::REFERENCED_ONLY`]), passes the function's name to
 //! [`Provided::refused`].
 
@@ -36,10 +36,10 @@ use super::wanted;
 /// Functions of the runtime, with their names.
 pub(crate) type Functions = Vec<(&'static str, *const c_void)>;
 
-/// What answers NCCL's calls of the runtime.
+/// The replacements of the runtime's functions.
 #[derive(Clone, Copy)]
 pub(crate) struct Provided<'a> {
-    /// Names, and functions of the C signatures that the names have in a version of CUDA (13040 is 13.4).
+    /// Returns names, and functions with the C signatures that the names have in a version of CUDA (13040 is 13.4).
     pub(crate) functions: &'a dyn Fn(i32) -> Functions,
     /// Called in place of a function that is in no list; returns a `cudaError_t`. The name is a C
     /// string that lives as long as the process.
@@ -52,8 +52,8 @@ const PAGE: usize = 4096;
 /// How far a displacement reaches, less room for the library's own pages around it.
 const REACH: usize = (1 << 31) - (1 << 20);
 
-/// Leads all sites of `calls` to `provided`, and says where the trampolines are. Nobody may run the library's code at the time: it was just
-/// loaded, and its threads start with the first communicator.
+/// Redirects all sites of `calls` to `provided`, and returns the address range of the trampolines. No thread may run the library's code
+/// meanwhile: the library was just loaded, and its threads start with the first communicator.
 pub(crate) fn redirect(
     path: &Path,
     image: &Image,
@@ -74,7 +74,7 @@ pub(crate) fn redirect(
     Ok(area)
 }
 
-/// Where a trampoline leads.
+/// The target of a trampoline.
 enum Target {
     Function(*const c_void),
     Refusal {
@@ -111,7 +111,7 @@ fn targets(path: &Path, calls: &Calls, provided: Provided<'_>) -> Result<Vec<Tar
     })
 }
 
-/// Makes sure that each site leads where `expected` says of its function.
+/// Checks that each site leads to the address that `expected` returns for its function.
 fn verify(
     path: &Path,
     image: &Image,
@@ -150,7 +150,7 @@ fn map(path: &Path, image: &Image, span: u64, bytes: usize) -> Result<Range<usiz
         .take_while(|at| at + length - base < REACH);
     for address in below.chain(above) {
         // SAFETY: MAP_FIXED_NOREPLACE maps free addresses or none; an older kernel takes the address
-        // as a wish, and the result is compared.
+        // as a hint, and the result is compared.
         let mapped = unsafe {
             libc::mmap(
                 ptr::without_provenance_mut(address),
@@ -175,10 +175,10 @@ fn map(path: &Path, image: &Image, span: u64, bytes: usize) -> Result<Range<usiz
     })
 }
 
-/// The names that trampolines refer to, which stay for the process as those do.
+/// The names that trampolines refer to. Like the trampolines, they live as long as the process.
 static NAMES: Mutex<Vec<CString>> = Mutex::new(Vec::new());
 
-/// Keeps a name, and says where its characters are from now on.
+/// Stores a name for the rest of the process, and returns the address of its characters.
 fn kept(name: CString) -> *const c_char {
     let mut names = NAMES.lock();
     // The characters have memory of their own, which does not move with the string.
@@ -236,7 +236,7 @@ fn write_sites(
         // Within REACH, so that no bits are lost.
         let displacement = trampoline.wrapping_sub(address as usize + 4) as i32;
         // SAFETY: the page is writable since `protect`; `verify` has seen that a displacement to the
-        // runtime is here; nobody runs the library's code at the time.
+        // runtime is here; no thread runs the library's code at the time.
         unsafe { address.cast::<i32>().write_unaligned(displacement) };
     }
     protect(path, &pages, "NCCL's code", Protection::Executable)
@@ -249,7 +249,7 @@ pub(super) enum Protection {
     Constant,
 }
 
-/// Changes what may be done with pages of trampolines or of the library.
+/// Sets the protection of pages of trampolines or of the library.
 pub(super) fn protect(
     path: &Path,
     pages: &Range<usize>,

@@ -1,9 +1,9 @@
-//! What is looked for in a libnccl: names of types, of data, of functions. Whoever needs another type
-//! or table adds its name here; the cache notices by itself.
+//! The names of types, data and functions that the reader looks up in a libnccl. Code that needs
+//! another type or table adds its name here; the cache detects the change.
 
 use nccl_sys::Version;
 
-/// The releases whose layouts, kernels and calls were tried.
+/// The releases whose layouts, kernels and calls were tested.
 pub(crate) const RELEASES: [Version; 3] = [
     Version::new(2, 27, 7),
     Version::new(2, 30, 7),
@@ -17,7 +17,7 @@ pub(crate) fn releases() -> String {
 
 /// Types whose layouts are read. A type that a release lacks is absent there.
 pub(crate) const TYPES: &[&str] = &[
-    // Arguments of NCCL's kernels, and what they point to.
+    // Arguments of NCCL's kernels, and the types that they point to.
     "ncclDevKernelArgs",
     "ncclKernelComm",
     "ncclKernelCommAndChannels",
@@ -89,8 +89,8 @@ pub(crate) const TYPES: &[&str] = &[
     "cudaDeviceAttr",
     "cudaFuncAttribute",
     "cudaError",
-    // The driver's, where NCCL calls it itself. The structures of cudaLaunchKernelExC are in no
-    // debug information: the files that call it were compiled without.
+    // The driver's structures, where NCCL calls the driver itself. Those of cudaLaunchKernelExC are
+    // in no debug information: the files that call it were compiled without.
     "CUlaunchConfig_st",
     "CUlaunchAttribute_st",
     "CUmemAllocationProp_st",
@@ -117,7 +117,7 @@ pub(crate) const DATA: &[&str] = &[
 ];
 
 /// Functions of the runtime to which the library refers, but only from the host stubs of kernels and
-/// the like. If the caller does not provide them, they are answered by a refusal that names them.
+/// similar code. If the caller does not provide them, calls are refused with the function's name.
 pub(crate) const REFERENCED_ONLY: &[&str] = &[
     "__cudaGetKernel",
     "__cudaInitModule",
@@ -127,7 +127,7 @@ pub(crate) const REFERENCED_ONLY: &[&str] = &[
 ];
 
 /// Whether `name` is a function by which compiled CUDA code registers itself. The library's
-/// constructors and destructors call them; they record and need no driver, and are left as they are.
+/// constructors and destructors call these functions, which record, need no driver and stay in place.
 pub(crate) fn registers(name: &str) -> bool {
     name.starts_with("__cudaRegister") || name.starts_with("__cudaUnregister")
 }

@@ -1,13 +1,13 @@
 //! The copy itself.
 
-/// Bytes that one of the two ends of a message takes at a time.
+/// The size of a chunk in bytes: what one end of a message takes at a time.
 pub(crate) const CHUNK: u64 = 256 << 10;
 
 /// Copies `len` bytes.
 ///
 /// # Safety
-/// Both ranges are mapped. They may overlap with each other, and another process may write to them
-/// meanwhile: the bytes are then anybody's guess, as on a GPU, but nothing else is.
+/// Both ranges are mapped. They may overlap, and another process may write to them
+/// meanwhile: then only the copied bytes are undefined, as on a GPU.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise. `memmove` through the C library, so that the compiler assumes
     // nothing about the bytes.

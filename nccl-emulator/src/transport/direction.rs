@@ -1,6 +1,6 @@
-//! Which way the data of a pair of ranks goes.
+//! The direction of the data between two ranks.
 
-/// Which half of a pair's traffic, as seen by its owner.
+/// The direction of a message, as seen by the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Direction {
     /// The owner is the source.

@@ -1,9 +1,9 @@
-//! One message at a time between two ranks.
+//! The exchange of one message at a time between two ranks.
 //!
 //! Each end posts its half: a range of its own pool and the number of the message (the first
 //! between a source and a destination is 1). Both stores are sequentially consistent, so at least
-//! one of the two ends sees both halves; the first to swap the message's number into the exchange's
-//! word has claimed it.
+//! one of the two ends sees both halves. The first end to swap the message's number into the
+//! exchange's word has claimed the message.
 //!
 //! ```text
 //! word       = number of the message (low 32 bits) | what is wrong with it (2 bits) | chunks handed out (30 bits)
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Only the two ends touch an exchange, and an end posts message n + 1 only when it knows that n is
-//! done. So whoever holds a chunk of message n may read both halves: neither is posted anew before
+//! done. So the holder of a chunk of message n may read both halves: neither is posted anew before
 //! that chunk is counted.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::direction::Direction;
 use cuda_emulator::memory::Span;
 
-/// What an owner has posted for one peer. Written by the owner only.
+/// The messages that an owner has posted for one peer. Only the owner writes.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Side {
@@ -73,37 +73,37 @@ impl Side {
         }
     }
 
-    /// Number of the last message that the owner posted in this direction. Only the owner may rely
-    /// on it.
+    /// Returns the number of the last message that the owner posted in this direction. Only the
+    /// owner may rely on it.
     pub(crate) fn last(&self, direction: Direction) -> u64 {
         self.half(direction).number.load(Ordering::Relaxed)
     }
 
-    /// Posts message `number`. The owner, once the previous one is done.
+    /// Posts message `number`. Only the owner calls this, once the previous message is done.
     pub(crate) fn post(&self, direction: Direction, number: u64, span: &Span) {
         let half = self.half(direction);
         half.span.store(span);
         half.number.store(number, Ordering::SeqCst);
     }
 
-    /// How message `number` compares with what the owner has posted: `Less` if it has posted a
-    /// later one, so that this one is done, `Greater` if it is not there yet.
+    /// Compares message `number` with the last one that the owner has posted: `Less` if the owner
+    /// has posted a later message, so that this one is done; `Greater` if it has not posted this one.
     pub(crate) fn compare(&self, direction: Direction, number: u64) -> std::cmp::Ordering {
         number.cmp(&self.half(direction).number.load(Ordering::SeqCst))
     }
 
-    /// The range of the message that the owner has posted last. Stable for whoever holds a part of
-    /// the message.
+    /// Returns the range of the owner's last posted message. Stable for the holder of a chunk of the
+    /// message.
     pub(crate) fn posted(&self, direction: Direction) -> Posted {
         Posted(self.half(direction).span.load())
     }
 }
 
-/// What a peer has posted.
+/// A peer's half of a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Posted(pub(crate) Span);
 
-/// What is wrong with a message that can never complete.
+/// The fault of a message that can never complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Spoiled {
     /// The two ends gave different sizes.
@@ -114,18 +114,18 @@ pub(crate) enum Spoiled {
     BadDestination = 3,
 }
 
-/// What [`Exchange::claim`] came to.
+/// The result of [`Exchange::claim`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// The caller copies chunk number so-and-so; with 0 it is the one who claimed the message.
+    /// The caller copies the chunk of this number. With chunk 0 the caller has claimed the message.
     Chunk(u32),
-    /// The other end has what is left of it.
+    /// No chunk is left; the other end copies the rest.
     Theirs,
-    /// It will never complete.
+    /// The message will never complete.
     Spoiled(Spoiled),
 }
 
-/// The message in flight between a source and a destination. Written by both ends, nobody else.
+/// The message in flight between a source and a destination. Only the two ends write.
 #[derive(Debug, Default)]
 #[repr(C, align(32))]
 pub(crate) struct Exchange {
@@ -136,7 +136,7 @@ pub(crate) struct Exchange {
     destination_connected: AtomicU32,
 }
 
-// Those of a pair, one in each direction, share a cache line.
+// The two exchanges of a pair, one in each direction, share a cache line.
 const _: () = assert!(size_of::<Exchange>() == 32);
 
 const INDEX_BITS: u32 = 30;
@@ -160,8 +160,8 @@ fn spoiled(word: u64) -> Option<Spoiled> {
 }
 
 impl Exchange {
-    /// Takes the next chunk of message `number`, which both ends have posted. `chunks` is how many
-    /// it has by the caller's half. With [`Claim::Chunk`] the caller must look at both halves
+    /// Takes the next chunk of message `number`, which both ends have posted. `chunks` is the number
+    /// of chunks by the caller's half. After [`Claim::Chunk`] the caller must look at both halves
     /// before it copies: their sizes may differ.
     pub(crate) fn claim(&self, number: u64, chunks: u32) -> Claim {
         let mut word = self.word.load(Ordering::Acquire);
@@ -197,7 +197,7 @@ impl Exchange {
         }
     }
 
-    /// Marks message `number` as one that never completes. True for the first to say so.
+    /// Marks message `number` as never completing. Returns true for the first caller.
     pub(crate) fn spoil(&self, number: u64, why: Spoiled) -> bool {
         self.word
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
@@ -207,7 +207,7 @@ impl Exchange {
             .is_ok()
     }
 
-    /// What is wrong with message `number`, if anything.
+    /// Returns the fault of message `number`, if it has one.
     pub(crate) fn spoiled(&self, number: u64) -> Option<Spoiled> {
         let word = self.word.load(Ordering::Acquire);
         if belongs(word, number) {
@@ -217,8 +217,8 @@ impl Exchange {
         }
     }
 
-    /// Counts `bytes` of message `number`, `total` long, as copied. True when that completes the
-    /// message; the caller then tells the other end. A message of one chunk is counted as a whole.
+    /// Counts `bytes` of message `number`, of length `total`, as copied. Returns true if that completes
+    /// the message; the caller then tells the other end. A message of one chunk is counted as a whole.
     pub(crate) fn finish(&self, number: u64, bytes: u64, total: u64) -> bool {
         if bytes != total {
             if self.copied.fetch_add(bytes, Ordering::AcqRel) + bytes != total {
@@ -242,7 +242,7 @@ impl Exchange {
         }
     }
 
-    /// The end that sees the traffic as `direction` is ready to use the connection.
+    /// Marks the end that sees the traffic as `direction` as ready to use the connection.
     pub(crate) fn connect(&self, direction: Direction) {
         self.connected(direction).store(1, Ordering::SeqCst);
     }

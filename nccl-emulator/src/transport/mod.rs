@@ -1,5 +1,5 @@
-//! What the ranks of one communicator share: one segment of memory, mapped by every rank, and no
-//! locks in it.
+//! The data path between the ranks of a communicator: one shared memory segment, mapped by every
+//! rank, without locks.
 //!
 //! ```text
 //! Header     how many ranks, the collective in flight, the number of spinning executors
@@ -9,10 +9,10 @@
 //! signals    some for each (source, destination): how often the one has signalled the other
 //! ```
 //!
-//! A message is moved by whichever of its two ends sees that both have posted: it copies straight
-//! from the sender's pool into the receiver's ([`exchange`]). A collective is worked off by all
-//! ranks together ([`rendezvous`]). Nothing is ever buffered in between, so a send is complete only
-//! when its receive was there. A process that is killed leaves nothing locked: the others wait, as
+//! The end of a message that sees that both ends have posted copies the data straight
+//! from the sender's pool into the receiver's ([`exchange`]). All ranks work on a collective
+//! together ([`rendezvous`]). No data is buffered in between, so a send completes only
+//! with its receive. A killed process leaves no lock held: its peers wait, as
 //! they do over NCCL's shared memory, until they abort.
 
 mod copy;

@@ -1,16 +1,16 @@
-//! Fetching cache lines that another core has, several at a time.
+//! Prefetching of cache lines that another core owns.
 //!
-//! A line that another core wrote last takes 0.1 to 0.2 µs to come. An atomic operation waits for its line, so whoever
-//! needs several, one after the other, waits for each; asked for before, they come at the same time. Where the
-//! processor is another, nothing is asked for.
+//! A line that another core wrote last takes 0.1 to 0.2 µs to arrive. An atomic operation waits for its line, so a
+//! sequence of them waits for each line in turn; prefetched lines arrive concurrently. On processors other than x86-64
+//! and AArch64 the functions do nothing.
 
 use std::ptr;
 
-/// Asks for the line of `value`, to read it.
+/// Prefetches the line of `value` for reading.
 pub(crate) fn to_read<T>(value: &T) {
     let address = ptr::from_ref(value);
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint about memory that is there; it changes nothing that a program can see.
+    // SAFETY: a hint about valid memory; it has no effect that a program can observe.
     unsafe {
         std::arch::asm!("prefetcht0 [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
@@ -22,11 +22,11 @@ pub(crate) fn to_read<T>(value: &T) {
     let _ = address;
 }
 
-/// Asks for the line of `value`, to write to it.
+/// Prefetches the line of `value` for writing.
 pub(crate) fn to_write<T>(value: &T) {
     let address = ptr::from_ref(value);
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: as in `to_read`; a processor that does not know the instruction does nothing.
+    // SAFETY: as in `to_read`; a processor without the instruction ignores it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }

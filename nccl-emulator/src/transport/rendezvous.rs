@@ -1,9 +1,9 @@
-//! A collective that all ranks of a communicator work off together, in blocks.
+//! The rendezvous of a collective, whose blocks all ranks of a communicator process together.
 //!
-//! Every rank writes what it brings (its [`Offer`]) and arrives. The last to arrive compares the
-//! offers and opens the collective; from then on every rank that runs takes block after block until
-//! none is left, whoever's data it is. Thus nothing waits for a rank that has no core just now, and
-//! a small collective is done by the last to arrive alone.
+//! Every rank writes its arguments (its [`Offer`]) and arrives. The last rank to arrive compares the
+//! offers and opens the collective. From then on every running rank takes block after block, of any
+//! rank's data, until none is left. Thus no block waits for a rank without a core, and the last rank
+//! to arrive completes a small collective alone.
 //!
 //! ```text
 //! arrived = n * k ──last arrival──▶ word = k | 0        open: blocks are taken from the word
@@ -16,18 +16,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::exchange::SpanCell;
 use cuda_emulator::memory::Span;
 
-/// What one rank brings to a collective.
+/// The arguments of one rank for a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// Which function, type, operator and root: ranks that disagree cannot work together.
+    /// Function, type, operator, root and event flag in one number, which must be the same on all ranks.
     pub(crate) signature: u64,
-    /// Elements.
+    /// The number of elements.
     pub(crate) count: u64,
-    /// The bits of its operator's scalar.
+    /// The bits of the operator's scalar.
     pub(crate) scalar: u64,
-    /// Where its input is.
+    /// The rank's input.
     pub(crate) send: Span,
-    /// Where its output goes.
+    /// The rank's output.
     pub(crate) receive: Span,
 }
 
@@ -51,7 +51,7 @@ impl OfferCell {
         self.receive.store(&offer.receive);
     }
 
-    /// Stable from the moment all have arrived until the collective is done.
+    /// Returns the offer. Stable from the last arrival until the collective is done.
     pub(crate) fn load(&self) -> Offer {
         Offer {
             signature: self.signature.load(Ordering::Relaxed),
@@ -63,14 +63,14 @@ impl OfferCell {
     }
 }
 
-/// Where a collective stands, for a rank that has arrived.
+/// The state of a collective, for a rank that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Somebody is missing.
+    /// A rank has not arrived yet.
     Waiting,
     /// Blocks can be taken.
     Open,
-    /// The offers differ: it never completes.
+    /// The offers differ, so the collective never completes.
     Spoiled,
 }
 
@@ -88,8 +88,8 @@ const SPOILED: u64 = 1 << 31;
 const INDEX: u64 = SPOILED - 1;
 
 impl Collective {
-    /// Arrives at collective `number` (the first of a communicator is 1). True for the last, who
-    /// then calls [`Collective::open`] or [`Collective::spoil`].
+    /// Arrives at collective `number` (the first of a communicator is 1). Returns true for the last
+    /// rank, which then calls [`Collective::open`] or [`Collective::spoil`].
     pub(crate) fn arrive(&self, number: u64, ranks: u64) -> bool {
         self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == number * ranks
     }
@@ -99,12 +99,12 @@ impl Collective {
         self.word.store(number << 32, Ordering::SeqCst);
     }
 
-    /// Marks collective `number` as one that never completes.
+    /// Marks collective `number` as never completing.
     pub(crate) fn spoil(&self, number: u64) {
         self.word.store(number << 32 | SPOILED, Ordering::SeqCst);
     }
 
-    /// Where collective `number` stands.
+    /// Returns the state of collective `number`.
     pub(crate) fn state(&self, number: u64) -> Arrival {
         let word = self.word.load(Ordering::SeqCst);
         if word >> 32 != number & 0xffff_ffff {
@@ -118,8 +118,7 @@ impl Collective {
 
     /// Takes a block of the open collective.
     pub(crate) fn take(&self, blocks: u32) -> Option<u32> {
-        // Every rank reaches past the end at most once before the next collective is opened: no
-        // overflow.
+        // No overflow: every rank adds past the end at most once before the next collective opens.
         if self.word.load(Ordering::Relaxed) & INDEX >= u64::from(blocks) {
             return None;
         }
@@ -127,7 +126,7 @@ impl Collective {
         (index < blocks).then_some(index)
     }
 
-    /// Counts a block as finished. True for the last one, whose caller then rings everybody.
+    /// Counts a block as finished. Returns true for the last block; the caller then rings all ranks.
     pub(crate) fn finish(&self, number: u64, blocks: u32) -> bool {
         if self.finished.fetch_add(1, Ordering::AcqRel) + 1 != blocks {
             return false;

@@ -1,8 +1,8 @@
 //! The layout of a communicator's segment, and access to its parts.
 //!
-//! Made by the bootstrap's root, mapped by every rank. Every field that changes after the root has
-//! handed the segment out is an atomic; each says who writes it. [`RankInfo`] is written by the
-//! root before anyone else maps the segment.
+//! The bootstrap's root makes the segment, and every rank maps it. Every field that changes after
+//! that is an atomic, and its documentation names its writers. The root writes [`RankInfo`] before
+//! any rank maps the segment.
 
 use std::io;
 use std::mem::size_of;
@@ -20,13 +20,13 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu2");
 
 /// Bits of [`RankBlock::teardown`].
 pub(crate) mod teardown {
-    /// The rank is in finalize or destroy, and waits for the others to be.
+    /// The rank is in finalize or destroy, and waits for the others to get there.
     pub(crate) const LEAVING: u32 = 1;
-    /// The rank has aborted or freed its communicator, and never comes back.
+    /// The rank has aborted or freed its communicator, for good.
     pub(crate) const GONE: u32 = 2;
 }
 
-/// Signals from one rank to another that can be told apart.
+/// The number of distinct signals from one rank to another.
 pub(crate) const SIGNALS: usize = 64;
 
 /// The start of the segment.
@@ -35,11 +35,13 @@ pub(crate) const SIGNALS: usize = 64;
 pub(crate) struct Header {
     magic: u64,
     ranks: u64,
-    /// Ranks that have mapped everything. Each adds itself once; the init is over when all have.
+    /// Ranks that have mapped the segment and all pools. Each adds itself once; the init ends when all
+    /// have.
     pub(crate) ready: AtomicU32,
-    /// Executors that spin just now. Any rank.
+    /// Executors that spin now. Written by any rank.
     pub(crate) spinners: Padded<AtomicU32>,
-    /// Arrivals of ranks at the host's barriers, since the beginning. Each rank adds itself once for each.
+    /// Arrivals of ranks at host-side barriers, since the beginning. Each rank adds itself once for each
+    /// barrier.
     pub(crate) barrier: AtomicU64,
     /// The collective in flight.
     pub(crate) collective: Padded<Collective>,
@@ -50,37 +52,37 @@ pub(crate) struct Header {
 #[repr(C, align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
 
-/// What the others know of a rank, and how they reach it.
+/// The published state of a rank.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct RankBlock {
-    /// Where this rank sleeps. Rung by whoever completes what it waits for.
+    /// The bell that this rank sleeps on. A rank that completes what this rank waits for rings it.
     pub(crate) bell: Bell,
-    /// Messages of this rank that a peer completed, since the beginning. Peers add.
+    /// Messages of this rank that a peer completed, since the beginning. Written by peers.
     pub(crate) delivered: AtomicU64,
     /// The value of `delivered` at which the rank wants its bell rung. Written by the rank.
     pub(crate) wake_at: AtomicU64,
-    /// Counts what a peer found wrong with a message or a collective of this rank. Peers add, and
-    /// ring.
+    /// Faults that peers found in messages and collectives of this rank. Written by peers, which
+    /// also ring.
     pub(crate) attention: AtomicU32,
     /// Bits of [`teardown`]. Written by the rank.
     pub(crate) teardown: AtomicU32,
     /// Bits of the algorithms for which the rank has set up its connections. Written by the rank.
     pub(crate) algorithms: AtomicU32,
-    /// What the rank says to the splits of the communicator: of two that follow each other, one each.
-    /// Written by the rank.
+    /// The rank's arguments for splits of the communicator, alternating between the cells. Written by
+    /// the rank.
     splits: [SplitCell; 2],
     /// The same for windows.
     windows: [WindowCell; 2],
-    /// The grow that a coordinator has announced to this rank; 0 for none. Taken by the rank.
+    /// The grow that a coordinator has announced to this rank; 0 for none. Cleared by the rank.
     pub(crate) grow: AtomicU64,
-    /// What this rank brings to the collective in flight. Written by the rank before it arrives.
+    /// This rank's offer for the collective in flight. Written by the rank before it arrives.
     pub(crate) offer: OfferCell,
     info: RankInfo,
 }
 
-/// What a rank says to one split. A split is over for nobody before all have said it, so when a rank
-/// writes to a cell again, everybody has read it.
+/// A rank's arguments for one split. No rank leaves a split before all ranks have written their
+/// arguments, so all have read a cell before its rank writes to it again.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct SplitCell {
@@ -89,7 +91,7 @@ struct SplitCell {
     key: AtomicI32,
 }
 
-/// What a rank says to the registration of one window, as [`SplitCell`].
+/// A rank's part of one window under registration, used like [`SplitCell`].
 #[derive(Debug, Default)]
 #[repr(C)]
 struct WindowCell {
@@ -97,36 +99,36 @@ struct WindowCell {
     span: SpanCell,
 }
 
-/// Who a rank is. Written by the root.
+/// The identity of a rank. Written by the root.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct RankInfo {
-    /// Process, as its own namespace numbers it.
+    /// The process id in its own PID namespace.
     pub(crate) pid: u32,
-    /// The ordinal of its device.
+    /// The ordinal of the rank's device.
     pub(crate) device: i32,
-    /// `NCCL_VERSION_CODE` of the library that it believes to be.
+    /// The `NCCL_VERSION_CODE` of the release that the rank emulates.
     pub(crate) version: i32,
-    /// Which of the descriptors that the root hands out is its pool.
+    /// The index of the rank's pool among the descriptors that the root hands out.
     pub(crate) pool: u32,
-    /// When the process started, in clock ticks since boot; tells it from a later one of the same
-    /// number.
+    /// The start of the process, in clock ticks since boot; it tells the process from a later one with
+    /// the same id.
     pub(crate) started: u64,
-    /// The PID namespace in which `pid` means something.
+    /// The PID namespace of `pid`.
     pub(crate) pid_namespace: u64,
-    /// The same for all ranks of a host (`NCCL_HOSTID` changes it).
+    /// A hash that is the same for all ranks of a host (`NCCL_HOSTID` changes it).
     pub(crate) host_hash: u64,
-    /// Random, the same for all ranks of a process.
+    /// A random number that is the same for all ranks of a process.
     pub(crate) process: u64,
     /// The device's PCI bus.
     pub(crate) bus_id: i64,
-    /// Random, unique for each pool; the two halves of its token.
+    /// The two halves of the pool's token, which is random and unique.
     pub(crate) pool_token: [u64; 2],
     /// The physical device: two ranks with the same one share a GPU.
     pub(crate) uuid: [u8; 16],
 }
 
-/// A communicator's segment, mapped here.
+/// A communicator's segment, mapped in this process.
 #[derive(Debug)]
 pub(crate) struct Segment {
     memory: Arc<SharedMemory>,
@@ -195,7 +197,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub(crate) fn ranks(&self) -> usize {
         self.ranks
     }
@@ -207,7 +209,7 @@ impl Segment {
         unsafe { &*self.memory.base().cast::<Header>() }
     }
 
-    /// What the others know of `rank`.
+    /// Returns the published state of `rank`.
     pub(crate) fn block(&self, rank: usize) -> &RankBlock {
         assert!(rank < self.ranks);
         let at = round_up(size_of::<Header>()) + rank * size_of::<RankBlock>();
@@ -216,7 +218,7 @@ impl Segment {
         unsafe { &*self.memory.base().add(at).cast::<RankBlock>() }
     }
 
-    /// What `owner` has posted for `peer`.
+    /// Returns the messages that `owner` has posted for `peer`.
     pub(crate) fn side(&self, owner: usize, peer: usize) -> &Side {
         assert!(owner < self.ranks && peer < self.ranks);
         let at = Self::sides_at(self.ranks) + (owner * self.ranks + peer) * size_of::<Side>();
@@ -225,10 +227,10 @@ impl Segment {
         unsafe { &*self.memory.base().add(at).cast::<Side>() }
     }
 
-    /// The message in flight from `source` to `destination`.
+    /// Returns the message in flight from `source` to `destination`.
     pub(crate) fn exchange(&self, source: usize, destination: usize) -> &Exchange {
         assert!(source < self.ranks && destination < self.ranks);
-        // Both of a pair are on one cache line: the rank that comes second claims both of an all-to-all.
+        // Both exchanges of a pair share a cache line: the second rank claims both in an all-to-all.
         let (low, high) = (source.min(destination), source.max(destination));
         let index = 2 * (low * self.ranks + high) + usize::from(source > destination);
         let at = Self::exchanges_at(self.ranks) + index * size_of::<Exchange>();
@@ -236,14 +238,14 @@ impl Segment {
         unsafe { &*self.memory.base().add(at).cast::<Exchange>() }
     }
 
-    /// Who `rank` is.
+    /// Returns the identity of `rank`.
     pub(crate) fn info(&self, rank: usize) -> RankInfo {
         // SAFETY: the block is in bounds; the root wrote the info before this process mapped the
-        // segment. Volatile, because only good manners keep another process from writing to it.
+        // segment. Volatile, because nothing prevents another process from writing to it.
         unsafe { (&raw const self.block(rank).info).read_volatile() }
     }
 
-    /// Says what `rank` brings to split `number` (counted from 1), and tells everybody.
+    /// Publishes the arguments of `rank` for split `number` (counted from 1), and rings the other ranks.
     pub(crate) fn say_split(&self, rank: usize, number: u64, color: i32, key: i32) {
         let cell = &self.block(rank).splits[number as usize % 2];
         cell.color.store(color, Ordering::Relaxed);
@@ -252,7 +254,7 @@ impl Segment {
         self.ring_others(rank);
     }
 
-    /// The color and the key that `rank` brings to split `number`, once it has said so.
+    /// Returns the color and the key of `rank` for split `number`, once published.
     pub(crate) fn split(&self, rank: usize, number: u64) -> Option<(i32, i32)> {
         let cell = &self.block(rank).splits[number as usize % 2];
         (cell.number.load(Ordering::SeqCst) == number).then(|| {
@@ -263,7 +265,7 @@ impl Segment {
         })
     }
 
-    /// Says where the part of `rank` of window `number` (counted from 1) is, and tells everybody.
+    /// Publishes the part of `rank` in window `number` (counted from 1), and rings the other ranks.
     pub(crate) fn say_window(&self, rank: usize, number: u64, part: &Span) {
         let cell = &self.block(rank).windows[number as usize % 2];
         cell.span.store(part);
@@ -271,13 +273,14 @@ impl Segment {
         self.ring_others(rank);
     }
 
-    /// Where the part of `rank` of window `number` is, once it has said so.
+    /// Returns the part of `rank` in window `number`, once published.
     pub(crate) fn window(&self, rank: usize, number: u64) -> Option<Span> {
         let cell = &self.block(rank).windows[number as usize % 2];
         (cell.number.load(Ordering::SeqCst) == number).then(|| cell.span.load())
     }
 
-    /// How often `source` has signalled `destination`, since the beginning. The source adds.
+    /// Returns the number of signals from `source` to `destination`, since the beginning. Written by the
+    /// source.
     pub(crate) fn signals(&self, source: usize, destination: usize, signal: usize) -> &AtomicU64 {
         assert!(source < self.ranks && destination < self.ranks && signal < SIGNALS);
         let index = (source * self.ranks + destination) * SIGNALS + signal;
@@ -287,7 +290,7 @@ impl Segment {
         unsafe { &*self.memory.base().add(at).cast::<AtomicU64>() }
     }
 
-    /// Signals `destination`, which sees what `source` has written to its memory before.
+    /// Signals `destination`, which then sees all earlier writes of `source` to its memory.
     pub(crate) fn signal(&self, source: usize, destination: usize, signal: usize) {
         self.signals(source, destination, signal)
             .fetch_add(1, Ordering::SeqCst);
@@ -301,19 +304,19 @@ impl Segment {
         }
     }
 
-    /// Tells `rank` that something is wrong with what it posted.
+    /// Tells `rank` that one of its messages or collectives has a fault.
     pub(crate) fn call_attention(&self, rank: usize) {
         let block = self.block(rank);
         block.attention.fetch_add(1, Ordering::SeqCst);
         block.bell.ring();
     }
 
-    /// Tells `rank` that `messages` of its messages were completed for it.
+    /// Tells `rank` that a peer completed `messages` of its messages.
     pub(crate) fn deliver(&self, rank: usize, messages: u64) {
         let block = self.block(rank);
         let now = block.delivered.fetch_add(messages, Ordering::SeqCst) + messages;
-        // Either this load sees what the rank stored before it looked at `delivered` for the last
-        // time, or that look saw the addition above.
+        // Either this load sees the value that the rank stored before its last look at `delivered`,
+        // or that look saw the addition above.
         if now >= block.wake_at.load(Ordering::SeqCst) {
             block.bell.ring();
         }

@@ -1,7 +1,7 @@
 //! A memfd mapped read-write and shared. The segment of a communicator lies in one.
 //!
-//! A process maps a memfd once, however many of its ranks use it: that is cheaper, and tools that watch
-//! memory, a thread sanitizer for one, know an atomic by its address.
+//! A process maps a memfd once, however many of its ranks use it. That is cheaper, and tools that watch
+//! memory, such as a thread sanitizer, identify an atomic by its address.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -25,8 +25,8 @@ unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
-/// A memfd of `len` zero bytes that can neither grow nor shrink, so that no peer can make a mapping
-/// of it fault.
+/// Creates a memfd of `len` zero bytes that can neither grow nor shrink, so that no peer can make a
+/// mapping of it fault.
 pub(crate) fn create(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     // SAFETY: `name` is NUL-terminated.
     let fd =
@@ -34,7 +34,7 @@ pub(crate) fn create(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and is owned by nobody else.
+    // SAFETY: the descriptor was just made and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let size = libc::off_t::try_from(len).map_err(io::Error::other)?;
     // SAFETY: plain call on a descriptor we own.
@@ -49,15 +49,15 @@ pub(crate) fn create(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Device and inode of a memfd: its own for as long as it is mapped.
+/// Device and inode of a memfd, unique while it is mapped.
 type Key = (libc::dev_t, libc::ino_t);
 
 /// The mappings of this process.
 static MAPPED: LazyLock<Mutex<HashMap<Key, Weak<SharedMemory>>>> = LazyLock::new(Mutex::default);
 
 impl SharedMemory {
-    /// Maps all of `fd`, which must be sealed against shrinking; returns the mapping that this process
-    /// has of it, if there is one.
+    /// Maps all of `fd`, which must be sealed against shrinking. Returns the existing mapping if this
+    /// process has one.
     pub(crate) fn map(fd: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         // SAFETY: plain call on a borrowed descriptor.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -100,12 +100,12 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -135,11 +135,11 @@ mod tests {
         let another = create(c"once", 4096).unwrap();
         let another = SharedMemory::map(another.as_fd()).unwrap();
         assert!(!Arc::ptr_eq(&first, &another));
-        // SAFETY: mapped and writable; nobody else looks at it.
+        // SAFETY: mapped and writable; no other code uses it.
         unsafe { first.base().write(7) };
         drop((first, second));
         let again = SharedMemory::map(fd.as_fd()).unwrap();
-        // SAFETY: mapped and readable; nobody writes.
+        // SAFETY: mapped and readable; no code writes to it.
         assert_eq!(unsafe { again.base().read() }, 7);
     }
 }

@@ -19,7 +19,7 @@ pub(crate) const DESCRIPTORS_PER_MESSAGE: usize = 200;
 pub(crate) struct Address(Vec<u8>);
 
 impl Address {
-    /// The name without the leading NUL; at most 107 bytes.
+    /// Creates an address from a name without the leading NUL, of at most 107 bytes.
     pub(crate) fn new(name: &str) -> Self {
         assert!(
             name.len() <= 107,
@@ -76,7 +76,7 @@ pub(crate) fn wait_readable(
 pub(crate) struct Listener(OwnedFd);
 
 impl Listener {
-    /// Takes the name.
+    /// Binds the name and listens.
     pub(crate) fn bind(address: &Address) -> io::Result<Self> {
         let fd = new_socket()?;
         let (raw, len) = address.raw();
@@ -87,8 +87,8 @@ impl Listener {
         Ok(Self(fd))
     }
 
-    /// The next connection; call it when the listener is readable. `None` for a stranger (another
-    /// user), who is turned away.
+    /// Accepts the next connection; call it when the listener is readable. Refuses a process of
+    /// another user and returns `None`.
     pub(crate) fn accept(&self) -> io::Result<Option<Socket>> {
         // SAFETY: no address is asked for.
         let fd = check(unsafe {
@@ -113,7 +113,7 @@ impl Listener {
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
 
-/// What [`Socket::receive`] came to.
+/// The result of [`Socket::receive`].
 #[derive(Debug)]
 pub(crate) enum Received {
     /// A message of this many bytes, and its descriptors.
@@ -163,9 +163,9 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
-    /// Ends the connection for both ends, also if a child process holds a copy of the descriptor.
+    /// Ends the connection for both ends, even if a child process holds a copy of the descriptor.
     pub(crate) fn hang_up(&self) {
-        // SAFETY: plain call; an end that is gone already is no trouble.
+        // SAFETY: plain call; it may fail if the other end is closed already.
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
@@ -261,7 +261,8 @@ impl Socket {
             }
         }
         if message.msg_flags & libc::MSG_CTRUNC != 0 {
-            // There is room for all that are ever sent.
+            // The buffer holds the most descriptors of a message, so the process is out of
+            // descriptors.
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "this process may not open as many files as it needs: raise its limit (ulimit -n)",

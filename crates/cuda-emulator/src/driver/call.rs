@@ -1,4 +1,5 @@
-//! Around the body of every driver function: whether the driver was started, panics kept in, results stored.
+//! The frame of every driver function: the check that the driver was started, catching panics, storing
+//! results.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,17 +8,18 @@ use crate::exec;
 use crate::hooks;
 use crate::result::CUresult;
 
-/// The version of CUDA that the driver says it has.
+/// The version of CUDA that the driver reports.
 pub(crate) const VERSION: i32 = 13_000;
 
-/// `cuInit` was called in this process.
+/// The state of the driver; `READY` once `cuInit` was called in this process.
 pub(super) static STATE: AtomicU32 = AtomicU32::new(NEW);
 pub(super) const NEW: u32 = 0;
 pub(super) const READY: u32 = 1;
-/// This process was forked from one where it was: threads and memory are not what they were.
+/// This process was forked from one where `cuInit` was called, so its threads and memory are not valid.
 pub(super) const FORKED: u32 = 2;
 
-/// Runs the body of a driver function, on a driver that was started, after the faults at it.
+/// Runs the body of a driver function. First checks that the driver was started and that the caller is
+/// no host function, and applies the function's faults.
 pub(super) fn enter(
     function: &'static str,
     body: impl FnOnce() -> Result<(), CUresult>,
@@ -48,7 +50,7 @@ pub(crate) fn caught(body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     }
 }
 
-/// Stores a result where the caller wants it.
+/// Stores a result at the caller's `place`.
 ///
 /// # Safety
 /// `place` is null or may be written.

@@ -11,7 +11,7 @@ use crate::visible;
 
 pub use crate::visible::uuid;
 
-/// What every device is called: nobody shall take a number measured here for a GPU's.
+/// The name of every device. It keeps numbers measured here from passing for a GPU's.
 pub(crate) const NAME: &CStr = c"CPU emulator, not a GPU";
 /// As a Hopper has it, so that code which asks takes its modern paths.
 pub(crate) const COMPUTE_CAPABILITY: (c_int, c_int) = (9, 0);

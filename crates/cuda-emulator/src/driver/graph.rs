@@ -275,7 +275,8 @@ unsafe extern "C" fn create_object(
     references: c_uint,
     flags: c_uint,
 ) -> CUresult {
-    /// Nobody can wait for the destructor: the only kind that there is.
+    /// Waiting for the destructor is not supported. This is the only valid flag, and it is
+    /// mandatory.
     const NO_DESTRUCTOR_SYNC: c_uint = 1;
     enter("cuUserObjectCreate", || {
         let function = destructor.ok_or(CUresult::ERROR_INVALID_VALUE)?;

@@ -2,8 +2,8 @@
 //! way.
 //!
 //! One file for each kind of object. Every function is an `extern "C" fn` whose body runs inside
-//! [`call::enter`], so that a panic becomes an error code; every one that is exported stands in its
-//! file's `symbols()`. What the emulator cannot do is in [`refused`], by name.
+//! [`call::enter`], so that a panic becomes an error code; each file lists its exported functions in
+//! `symbols()`. [`refused`] lists unsupported functions by name.
 
 pub(crate) mod call;
 mod capture;
@@ -41,10 +41,10 @@ pub mod result {
     pub use crate::result::{CUresult, NAMES};
 }
 
-/// Which devices this process sees: `CUDA_VISIBLE_DEVICES`, read once, as CUDA reads it.
+/// The devices visible to this process: `CUDA_VISIBLE_DEVICES`, read once, as CUDA reads it.
 ///
-/// Everywhere else a device is its place in that list; only what tells devices of a host apart (UUID, bus,
-/// NVML's number) goes by the number behind it.
+/// Everywhere else a device is its index in that list; only the properties that distinguish the devices of
+/// a host (UUID, bus, NVML's number) use the number in the list.
 pub mod visible {
     pub use crate::visible::{count, physical};
 }

@@ -1,4 +1,4 @@
-//! How a thread that comes to wait for a stream makes the stream's runner look up: see [`super::run`].
+//! How a thread that waits for a stream wakes the stream's sleeping runner: see [`super::run`].
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU32;
 use super::bell::Bell;
 use crate::sync::Mutex;
 
-/// How a stream's runner is made to look up.
+/// The means to wake a stream's runner.
 #[derive(Default)]
 pub(crate) struct Attention {
-    /// Waiters that would run the stream themselves.
+    /// The number of waiters that would run the stream themselves.
     pub(super) wanted: AtomicU32,
     /// The bell that the runner sleeps on.
     parked: Mutex<Option<Parked>>,
@@ -21,7 +21,7 @@ struct Parked(NonNull<Bell>);
 unsafe impl Send for Parked {}
 
 impl Attention {
-    /// Makes the stream's runner look up if it sleeps.
+    /// Wakes the stream's runner if it sleeps.
     pub(crate) fn poke(&self) {
         if let Some(parked) = &*self.parked.lock() {
             // SAFETY: the sleeper keeps the bell alive until it has taken it out of `parked`, which
@@ -30,12 +30,12 @@ impl Attention {
         }
     }
 
-    /// Its runner is about to sleep on `bell`, which stays where it is until [`Attention::unpark`].
+    /// Records that the runner is about to sleep on `bell`, which stays in place until [`Attention::unpark`].
     pub(super) fn park(&self, bell: &Bell) {
         *self.parked.lock() = Some(Parked(NonNull::from(bell)));
     }
 
-    /// Its runner is awake.
+    /// Records that the runner is awake.
     pub(super) fn unpark(&self) {
         *self.parked.lock() = None;
     }

@@ -4,30 +4,29 @@ use std::time::Duration;
 
 use super::work::Pause;
 
-/// Looks in vain before a job sleeps at all: it gives its core away meanwhile.
+/// Looks without success before a job sleeps; until then it only yields its core.
 const YIELDS: u32 = 64;
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
 
-/// The pauses of a job whose conditions nothing rings for: none at first, then longer and longer, and none again as
-/// soon as something moved.
+/// The pauses of a job whose condition rings no bell: zero at first, then growing, and zero again after a move.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Backoff {
     misses: u32,
 }
 
 impl Backoff {
-    /// Nothing to do was found.
+    /// Records a look that found nothing to do.
     pub fn missed(&mut self) {
         self.misses = self.misses.saturating_add(1);
     }
 
-    /// Something moved.
+    /// Records that the job moved.
     pub fn moved(&mut self) {
         self.misses = 0;
     }
 
-    /// How long to leave the job alone now.
+    /// Returns the pause before the next look.
     pub fn pause(&self) -> Pause {
         let sleeps = self.misses.saturating_sub(YIELDS);
         Pause::For(match sleeps {

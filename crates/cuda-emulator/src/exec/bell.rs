@@ -1,11 +1,10 @@
 //! A futex word with a count of sleepers: ring it, or sleep until it rings.
 //!
 //! Used for the end of a stream's jobs (in this process) and, by the NCCL side, in memory shared
-//! between processes. No lock is held by either side, so a process that is killed leaves a bell as
-//! it is.
+//! between processes. Neither side holds a lock, so a killed process leaves the bell usable.
 //!
-//! Why no ring is lost. A ringer changes what the bell is about, then adds one to `value`, then
-//! reads `sleepers`. A sleeper reads `value`, then looks at what the bell is about, then adds
+//! Why no ring is lost. A ringer changes the bell's condition, then adds one to `value`, then
+//! reads `sleepers`. A sleeper reads `value`, then checks the condition, then adds
 //! itself to `sleepers`, and lets the kernel compare `value` once more before it sleeps. All of
 //! these are sequentially consistent, so either the ringer sees the sleeper and wakes it, or the
 //! sleeper's comparison sees the new value and does not sleep. `tests/loom.rs` walks every
@@ -37,13 +36,12 @@ impl Bell {
         }
     }
 
-    /// The present value: read it before the conditions, pass it to [`Bell::wait`].
+    /// Returns the present value. Read it before the conditions, and pass it to [`Bell::wait`].
     pub fn value(&self) -> u32 {
         self.value.load(Ordering::SeqCst)
     }
 
-    /// Lets everyone go on who waits for a change since their `seen`. A syscall only if someone
-    /// sleeps.
+    /// Changes the value and wakes all sleepers. Makes a syscall only if a thread sleeps.
     pub fn ring(&self) {
         self.value.fetch_add(1, Ordering::SeqCst);
         in_loom();
@@ -52,8 +50,8 @@ impl Bell {
         }
     }
 
-    /// Sleeps while the value is `seen`, at most `timeout`. True if the value has changed. May
-    /// return early with `false` (a signal).
+    /// Sleeps while the value is `seen`, at most `timeout`. Returns whether the value has changed.
+    /// May return early with `false` (a signal).
     pub fn wait(&self, seen: u32, timeout: Duration) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         in_loom();
@@ -65,9 +63,9 @@ impl Bell {
     }
 }
 
-/// Loom takes sequentially consistent accesses for weaker ones, and only fences for what they are.
-/// Stands where an access before and one after must not change places; in a real build the accesses
-/// themselves see to that.
+/// Keeps the access before it and the access after it in order under loom, which weakens
+/// sequentially consistent accesses but not fences. In a real build the accesses themselves
+/// suffice.
 pub(super) fn in_loom() {
     #[cfg(loom)]
     fence(Ordering::SeqCst);
@@ -99,7 +97,7 @@ pub(crate) mod futex {
         }
     }
 
-    /// Wakes everyone who sleeps on `word`.
+    /// Wakes all threads that sleep on `word`.
     pub(crate) fn wake_all(word: &AtomicU32) {
         // SAFETY: the kernel uses the address of `word` as a key and writes nothing.
         unsafe {

@@ -1,11 +1,11 @@
-//! Captures: work given to a stream is written down instead of run, and becomes a graph.
+//! Captures: work given to a stream is recorded instead of run, and becomes a graph.
 //!
 //! A [`Capture`] belongs to the streams that take part in it. For each of them it keeps its *tips*:
 //! the nodes that the stream's next node depends on. A node replaces the tips of its stream; an
 //! event that is recorded keeps them; a wait for that event adds them to the tips of the stream
-//! that waits, which becomes part of the capture if it was not. The graph is there from the beginning: a program can
-//! ask for it and for a stream's tips, add nodes to it by hand and set the tips ([`Capture::set_tips`]). What it did by
-//! hand it need not join.
+//! that waits, which becomes part of the capture if it was not. The graph exists from the beginning: a program can
+//! ask for it and for a stream's tips, add nodes to it by hand and set the tips ([`Capture::set_tips`]). Nodes added
+//! by hand need not be joined.
 //!
 //! ```text
 //! Active ──something forbidden──▶ Invalid      both ──end, or the origin is destroyed──▶ Over
@@ -26,19 +26,19 @@ use super::{Kind, Stream};
 use crate::result::CUresult;
 use crate::sync::Mutex;
 
-/// All captures that were begun and not ended.
+/// All captures in progress.
 static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
-/// How many there are.
+/// The number of captures in progress.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Where a capture stands.
+/// The state of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It takes work.
+    /// The capture takes work.
     Active,
-    /// It was voided; its end returns an error.
+    /// The capture is void; its end returns an error.
     Invalid,
-    /// It has ended.
+    /// The capture has ended.
     Over,
 }
 
@@ -46,15 +46,15 @@ pub enum Standing {
 pub struct Capture {
     /// Tells captures apart.
     pub id: u64,
-    /// The `CUstreamCaptureMode` it was begun with.
+    /// The `CUstreamCaptureMode` of its begin.
     pub mode: u32,
-    /// The thread that began it.
+    /// The thread that began the capture.
     pub thread: ThreadId,
     state: Mutex<State>,
 }
 
-/// What a capture says of one of its streams. The addresses are good until the stream is asked again, or the capture
-/// is over.
+/// A capture's information about one of its streams. The addresses are valid until the next query of the stream or
+/// the end of the capture.
 pub struct Info {
     /// The graph's handle, which is the caller's only after the end.
     pub graph: *mut c_void,
@@ -68,20 +68,20 @@ pub struct Info {
 
 struct State {
     standing: Standing,
-    /// Another, empty one once the capture is over: whoever keeps the capture keeps no nodes.
+    /// Replaced by an empty graph once the capture is over, so that a kept capture keeps no nodes.
     graph: Arc<Graph>,
     /// The graph's handle, once it was asked for.
     handle: Option<Handle>,
     /// The tips of streams that were destroyed.
     lost: Vec<usize>,
-    /// The streams that take part, the one that it was begun on first.
+    /// The streams that take part. The first is the one that the capture began on.
     members: Vec<Member>,
 }
 
 struct Member {
     stream: Arc<Stream>,
     tips: Vec<usize>,
-    /// What the last question after the tips was answered with: handles and edge data.
+    /// The answer to the last query of the tips: handles and edge data.
     shown: (Vec<Handle>, Vec<u64>),
 }
 
@@ -104,7 +104,7 @@ struct Handle(*mut c_void);
 unsafe impl Send for Handle {}
 
 impl State {
-    /// The place of a stream, if work on it can be captured.
+    /// Returns the index of a stream in `members`, if work on it can be captured.
     fn member(&self, stream: &Arc<Stream>) -> Result<usize, CUresult> {
         if self.standing == Standing::Invalid {
             return Err(CUresult::ERROR_STREAM_CAPTURE_INVALIDATED);
@@ -122,7 +122,7 @@ impl State {
         }
     }
 
-    /// The capture is over: lets go of the streams, and gives away the graph and its handle.
+    /// Ends the capture: releases the streams, and returns the graph and its handle.
     fn release(&mut self) -> (Arc<Graph>, Option<Handle>) {
         self.standing = Standing::Over;
         for member in self.members.drain(..) {
@@ -132,7 +132,7 @@ impl State {
         (std::mem::take(&mut self.graph), self.handle.take())
     }
 
-    /// Whether the stream that began the capture comes after all that was captured.
+    /// Whether the stream that began the capture depends on all captured nodes.
     fn joined(&self) -> bool {
         let body = self.graph.body();
         self.members.split_first().is_some_and(|(origin, others)| {
@@ -150,7 +150,7 @@ impl Capture {
     ///
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` on the legacy stream, `CUDA_ERROR_ILLEGAL_STATE` if
-    /// the stream takes part in one.
+    /// the stream takes part in a capture.
     pub fn begin(stream: &Arc<Stream>, mode: u32) -> Result<(), CUresult> {
         static ID: AtomicU64 = AtomicU64::new(1);
         if stream.kind() == Kind::Legacy {
@@ -180,7 +180,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Ends the capture that `stream` began, and gives the handle of its graph.
+    /// Ends the capture that `stream` began, and returns the handle of its graph.
     ///
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_UNMATCHED` if another stream began it, which voids it;
@@ -222,17 +222,17 @@ impl Capture {
         COUNT.store(captures.len(), Ordering::Release);
     }
 
-    /// Where it stands.
+    /// Returns the state of the capture.
     pub fn standing(&self) -> Standing {
         self.state.lock().standing
     }
 
-    /// Something forbidden was tried: no graph will come of it.
+    /// Voids the capture, after a forbidden call.
     pub fn invalidate(&self) {
         self.state.lock().invalidate();
     }
 
-    /// Adds a node that comes after what the streams have so far, and before what they get later.
+    /// Adds a node that depends on the streams' tips and becomes their new tip.
     ///
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`; `CUDA_ERROR_ILLEGAL_STATE` if the capture is over.
@@ -296,14 +296,14 @@ impl Capture {
         Ok(())
     }
 
-    /// What an event that is recorded on the stream stands for.
+    /// Returns the stream's tips, which an event recorded on the stream stands for.
     pub fn tips(&self, stream: &Arc<Stream>) -> Result<Vec<usize>, CUresult> {
         let state = self.state.lock();
         let member = state.member(stream)?;
         Ok(state.members[member].tips.clone())
     }
 
-    /// Its graph, and what the stream's next node depends on.
+    /// Returns the graph, and the nodes that the stream's next node depends on.
     ///
     /// # Errors
     /// As [`Capture::add`]; `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -331,12 +331,12 @@ impl Capture {
         })
     }
 
-    /// The graph that is captured.
+    /// Returns the graph of the capture.
     pub fn graph(&self) -> Arc<Graph> {
         Arc::clone(&self.state.lock().graph)
     }
 
-    /// What the stream's next node depends on from now on: `tips`, and unless they `replace` them those of before.
+    /// Sets the stream's tips: to `tips` with `replace`, else to the present tips and `tips`.
     ///
     /// # Errors
     /// As [`Capture::add`].
@@ -356,7 +356,7 @@ impl Capture {
         Ok(())
     }
 
-    /// A stream waits for an event that was recorded in this capture.
+    /// Makes a stream wait for an event that was recorded in this capture.
     ///
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_MERGE` if the stream is in another capture; if this one is over,
@@ -397,8 +397,8 @@ impl Capture {
         Ok(())
     }
 
-    /// A stream of the capture is destroyed; what it has is to be joined all the same. Without the one that it was
-    /// begun on nobody can end it.
+    /// Removes a destroyed stream; its tips still have to be joined. Ends the capture if the stream is the one that
+    /// began it, as no other stream can.
     pub fn lose(self: &Arc<Self>, stream: &Arc<Stream>) {
         let origin = {
             let mut state = self.state.lock();
@@ -425,8 +425,8 @@ impl Capture {
         }
     }
 
-    /// Whether a stream of the context takes part, other than the non-blocking ones if they are
-    /// left out.
+    /// Whether a stream of the context takes part. With `blocking_only`, non-blocking streams do not
+    /// count.
     fn touches(state: &State, context: &Arc<Context>, blocking_only: bool) -> bool {
         state.members.iter().any(|member| {
             Arc::ptr_eq(member.stream.context(), context)
@@ -435,14 +435,14 @@ impl Capture {
     }
 }
 
-/// No graph comes of a capture whose graph was asked for.
+/// Ends the handle of the graph, if it has one: the capture yields no graph.
 fn withdraw(handle: Option<Handle>) {
     if let Some(Handle(handle)) = handle {
         GRAPHS.remove(handle);
     }
 }
 
-/// Voids every capture that `forbids` says so of. True if there was one.
+/// Voids every capture for which `forbids` returns true. Returns whether there was one.
 pub fn invalidate_if(forbids: impl Fn(&Capture) -> bool) -> bool {
     if COUNT.load(Ordering::Acquire) == 0 {
         return false;
@@ -455,14 +455,14 @@ pub fn invalidate_if(forbids: impl Fn(&Capture) -> bool) -> bool {
     any
 }
 
-/// A call that takes in all streams of a context: voids every capture that one of them takes part
-/// in. True if there was one.
+/// Voids every capture that a stream of the context takes part in, for a call that concerns all
+/// streams of the context. Returns whether there was one.
 pub fn invalidate_in(context: &Arc<Context>) -> bool {
     invalidate_if(|capture| Capture::touches(&capture.state.lock(), context, false))
 }
 
-/// Whether a stream can be asked for its capture. The legacy stream cannot while it is ordered with
-/// one that takes part in a capture; asking voids nothing.
+/// Checks that a program may query the capture of `stream`. Fails for the legacy stream while it is ordered
+/// with a stream that takes part in a capture. The query voids nothing.
 ///
 /// # Errors
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
@@ -479,7 +479,7 @@ pub fn may_ask(stream: &Stream) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// The legacy stream of a context is used: it would depend on each of its blocking streams.
+/// Checks that the legacy stream of a context may be used: it would depend on each blocking stream.
 ///
 /// # Errors
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` if one of them is being captured, and the capture is void.

@@ -1,8 +1,8 @@
-//! Contexts: what belongs to one, and the sticky error.
+//! Contexts: their streams, peers and sticky error.
 //!
-//! A context is alive until it is destroyed; in between an error may stick to it, and then every
-//! call on it returns that error and what is queued on its streams is dropped. Which one is current,
-//! and which is primary, the driver knows ([`crate::driver::context`]).
+//! A context lives until it is destroyed. Once it has a sticky error, every call on it returns that
+//! error and the jobs queued on its streams are dropped. The driver tracks which context is current
+//! and which is primary ([`crate::driver::context`]).
 
 use std::ffi::c_void;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
 use crate::violations::{self, Violation};
 
-/// Every context that was not destroyed.
+/// All contexts that were not destroyed.
 static CONTEXTS: Registry<Context> = Registry::new(0x40);
 
 /// A CUDA context; the primary one of its device, or one made by `cuCtxCreate`.
@@ -26,7 +26,7 @@ pub struct Context {
     primary: bool,
     handle: AtomicUsize,
     flags: AtomicU32,
-    /// 0 while all is well, else the code that every call returns.
+    /// 0 without a sticky error, else the code that every call returns.
     state: AtomicU32,
     streams: Mutex<Streams>,
     /// Numbers and devices of the contexts that peer access was enabled for.
@@ -63,12 +63,12 @@ impl Context {
         Ok(context)
     }
 
-    /// A context beside the primary one.
+    /// Creates a context besides the primary one.
     pub(crate) fn create_own(device: i32, flags: u32) -> Result<Arc<Self>, CUresult> {
         Self::create(device, false, flags)
     }
 
-    /// A context of a test's own, so that it may fail.
+    /// Creates a context for one test, whose failure affects no other test.
     #[cfg(test)]
     pub fn for_test(device: i32) -> Arc<Self> {
         Self::create(device, false, 0).expect("a context")
@@ -90,7 +90,7 @@ impl Context {
             std::mem::take(&mut streams.all)
         };
         for stream in streams {
-            // Its jobs are dropped by this or by whoever runs it.
+            // This wait or the present runner drops the stream's jobs.
             let _ = stream.wait_until(stream.submitted());
             stream.destroy();
         }
@@ -101,7 +101,7 @@ impl Context {
         memory::free_all_of(self.device, self.number);
     }
 
-    /// The handle that callers know this context by.
+    /// Returns the handle of this context.
     pub(crate) fn handle(&self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.handle.load(Ordering::Acquire))
     }
@@ -146,7 +146,7 @@ impl Context {
         self.kill(CUresult::ERROR_ILLEGAL_ADDRESS);
     }
 
-    /// Makes `code` the sticky error, unless there is one.
+    /// Makes `code` the sticky error, unless the context already has one.
     pub fn kill(&self, code: CUresult) {
         self.kill_with(code, false);
     }
@@ -165,7 +165,7 @@ impl Context {
         }
     }
 
-    /// Enables or disables peer access. False if it was so already.
+    /// Enables or disables peer access. Returns false if nothing changed.
     pub(crate) fn set_peer(&self, peer: &Self, enabled: bool) -> bool {
         let mut peers = self.peers.lock();
         let known = peers.iter().any(|&(number, _)| number == peer.number);
@@ -187,12 +187,12 @@ impl Context {
         self.order.lock()
     }
 
-    /// A stream of this context was made.
+    /// Adds a new stream to this context.
     pub fn adopt(&self, stream: &Arc<Stream>) {
         self.streams.lock().all.push(Arc::clone(stream));
     }
 
-    /// A stream of this context is gone.
+    /// Removes a stream from this context.
     pub fn forget(&self, stream: &Arc<Stream>) {
         self.streams
             .lock()
@@ -240,7 +240,7 @@ impl Context {
         }
     }
 
-    /// The legacy stream, if anything was ever put on it.
+    /// Returns the legacy stream, if the context has used it.
     pub fn legacy_if_used(&self) -> Option<Arc<Stream>> {
         self.streams.lock().legacy.clone()
     }

@@ -1,15 +1,15 @@
-//! The dispatcher: finds a runner for streams that nobody waits for.
+//! The dispatcher: finds a runner for streams that no thread waits for.
 //!
 //! One thread per process looks at all streams every [`TICK`]. A stream that has work, no runner,
 //! and that between two looks was neither run nor polled [`POLLS`] times goes to a worker thread:
-//! polls are bounded steps, and a thread that sleeps between them moves the work at no good pace.
-//! There are as many workers as there are such streams, because a job may block; a worker without
+//! polls are bounded steps, and a thread that sleeps between them moves the work slowly.
+//! Each such stream gets a worker of its own, because a job may block; a worker without
 //! work ends after [`IDLE`].
 //!
-//! When for a while nothing is pending, or nothing moves and all that is pending has a runner, the
-//! dispatcher sleeps. Enqueueing, and letting go of a stream that has work left, wake it, and cost
-//! a syscall only then: it looks once more after it has said that it sleeps, and both sides are
-//! sequentially consistent.
+//! The dispatcher sleeps when for [`PATIENCE`] looks no stream moved and each stream was idle or
+//! had a runner. Enqueueing, and freeing the token of a stream with jobs left, wake it; only that
+//! wake-up costs a syscall. No wake-up is lost: the dispatcher looks once more after it has set its
+//! state to asleep, and both sides are sequentially consistent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,11 +21,11 @@ use super::stream::{ALL, Stream};
 use super::visits::POLLS;
 use crate::sync::{Condvar, Mutex};
 
-/// Between two looks.
+/// The time between two looks.
 const TICK: Duration = Duration::from_micros(200);
-/// Looks without anything to do before the dispatcher sleeps.
+/// Looks without work or movement before the dispatcher sleeps.
 const PATIENCE: u32 = 25;
-/// How long it sleeps unless it is woken.
+/// How long the dispatcher sleeps unless it is woken.
 const NAP: Duration = match cfg!(test) {
     true => Duration::from_secs(600),
     false => Duration::from_millis(500),
@@ -49,7 +49,7 @@ struct Workers {
     idle: usize,
 }
 
-/// There is work that may have no runner.
+/// Wakes the dispatcher: there is work that may have no runner.
 pub(super) fn notify() {
     if STATE.load(Ordering::SeqCst) != AWAKE {
         wake();
@@ -72,7 +72,7 @@ fn wake() {
     }
 }
 
-/// A thread that takes no signals: they are for the program's own threads.
+/// Starts a thread that takes no signals: they are for the program's own threads.
 fn spawn(name: &str, body: fn()) -> std::io::Result<()> {
     // SAFETY: all-zero sets are valid to fill; the calls write to these two sets only.
     let before = unsafe {
@@ -111,7 +111,7 @@ fn watch() {
     }
 }
 
-/// What one look at the streams shows.
+/// The result of one look at the streams.
 struct Seen {
     /// Each stream is idle or has a runner.
     all_is_well: bool,
@@ -160,7 +160,7 @@ fn hand_over(stream: Arc<Stream>) {
     if workers.idle >= workers.queue.len() {
         WORK.notify_one();
     } else if spawn("nccl-emu-work", work).is_err() {
-        // Whoever waits for the stream runs it; the next look tries again.
+        // A thread that waits for the stream runs it meanwhile; the next look tries again.
         if let Some(stream) = workers.queue.pop() {
             stream.visits.unclaim();
         }

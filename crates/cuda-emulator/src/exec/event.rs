@@ -1,6 +1,6 @@
-//! An event: a stream and a number. It is complete when the stream's `completed` has reached the
-//! number, so recording one adds no job, unless it has to note the time. In a capture it stands for
-//! nodes instead.
+//! An event: a stream and a job number. An event is complete when the stream's `completed` has reached
+//! the number, so recording an event adds no job, unless the event notes the time. In a capture an event
+//! stands for nodes instead.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -19,7 +19,7 @@ static EVENTS: Registry<Event> = Registry::new(0x4E);
 /// An event of a context.
 pub struct Event {
     context: Arc<Context>,
-    /// A place for the time of what it marks; none if it notes no time.
+    /// The place for the recorded time; `None` if the event has no timing.
     time: Option<Arc<AtomicU64>>,
     record: Mutex<Option<Record>>,
 }
@@ -30,7 +30,7 @@ enum Record {
     Job {
         stream: Arc<Stream>,
         sequence: u64,
-        /// When the stream got there, in nanoseconds; 0 before. Only of timing events.
+        /// When the stream reached `sequence`, in nanoseconds; 0 before. Only for events with timing.
         time: Option<Arc<AtomicU64>>,
     },
     /// Nodes of a capture, which may be over.
@@ -41,7 +41,7 @@ enum Record {
 }
 
 impl Event {
-    /// A new event and its handle.
+    /// Creates an event and returns its handle.
     pub fn create(context: &Arc<Context>, timing: bool) -> Result<*mut c_void, CUresult> {
         let event = Self {
             context: Arc::clone(context),
@@ -53,12 +53,12 @@ impl Event {
             .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
     }
 
-    /// The event of a handle.
+    /// Returns the event of a handle.
     pub fn lookup(handle: *mut c_void) -> Result<Arc<Self>, CUresult> {
         EVENTS.get(handle).ok_or(CUresult::ERROR_INVALID_HANDLE)
     }
 
-    /// Ends a handle. Waits that were enqueued are not disturbed.
+    /// Ends a handle. Enqueued waits are not affected.
     pub fn destroy(handle: *mut c_void) -> Result<Arc<Self>, CUresult> {
         EVENTS.remove(handle).ok_or(CUresult::ERROR_INVALID_HANDLE)
     }
@@ -67,22 +67,22 @@ impl Event {
         self.record.lock()
     }
 
-    /// The context it was made in.
+    /// Returns the context of the event.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Whether it notes the time.
+    /// Whether the event notes the time.
     pub fn has_timing(&self) -> bool {
         self.time.is_some()
     }
 
-    /// Marks the end of what is enqueued on the stream so far. In a capture it marks nodes, or if
-    /// it is `external`, becomes one.
+    /// Marks the end of the jobs enqueued on the stream so far. In a capture the event marks nodes, or,
+    /// with `external`, becomes a node.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE` when the stream is of another context;
-    /// `CUDA_ERROR_INVALID_VALUE` when it is external and there is no capture.
+    /// `CUDA_ERROR_INVALID_VALUE` with `external` outside a capture.
     pub fn record(self: &Arc<Self>, stream: &Arc<Stream>, external: bool) -> Result<(), CUresult> {
         if !Arc::ptr_eq(stream.context(), &self.context) {
             return Err(CUresult::ERROR_INVALID_HANDLE);
@@ -118,8 +118,8 @@ impl Event {
         Ok(())
     }
 
-    /// A place for a time that nobody else has: the event's own, unless what it has marked is still to come. So one
-    /// that is recorded again and again allocates nothing.
+    /// Returns a place for a time that no pending record uses: the event's own, unless a job or an older record
+    /// still holds it. So recording an event again and again allocates nothing.
     fn unshared(&self, own: &Arc<AtomicU64>) -> Arc<AtomicU64> {
         let slot = self.slot();
         let marked = match &*slot {
@@ -133,12 +133,12 @@ impl Event {
         }
     }
 
-    /// Makes later jobs of the stream wait for what the event marks now. In a capture it adds
-    /// edges, or if it is `external`, a node.
+    /// Makes later jobs of the stream wait for the job that the event marks now. In a capture this adds
+    /// edges, or, with `external`, a node.
     ///
     /// # Errors
-    /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION` in a capture if the event marks something outside, and
-    /// the capture is void; as [`Capture::wait`] if it marks something in one.
+    /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION` in a capture if the event marks no node, and
+    /// the capture is void; those of [`Capture::wait`] if the event marks nodes.
     pub fn make_wait(
         self: &Arc<Self>,
         stream: &Arc<Stream>,
@@ -177,7 +177,7 @@ impl Event {
         }
     }
 
-    /// The job that the event marks now.
+    /// Returns the job that the event marks now.
     pub(super) fn recorded(&self) -> Option<(Arc<Stream>, u64)> {
         match &*self.slot() {
             Some(Record::Job {
@@ -187,7 +187,7 @@ impl Event {
         }
     }
 
-    /// A graph records the event: it marks this job from now on.
+    /// Makes the event mark this job, which belongs to the replay of a graph.
     pub(super) fn set_recorded(&self, stream: &Arc<Stream>, sequence: u64, time: Arc<AtomicU64>) {
         *self.slot() = Some(Record::Job {
             stream: Arc::clone(stream),
@@ -196,10 +196,10 @@ impl Event {
         });
     }
 
-    /// Nobody can wait on the host for a node.
+    /// Checks that the event marks no node: the host cannot wait for a node.
     ///
     /// # Errors
-    /// `CUDA_ERROR_CAPTURED_EVENT` if the event marks one, and the capture is void.
+    /// `CUDA_ERROR_CAPTURED_EVENT` if the event marks nodes, and the capture is void.
     pub fn check_captured(&self) -> Result<(), CUresult> {
         match &*self.slot() {
             Some(Record::Nodes { capture, .. }) => {
@@ -210,7 +210,7 @@ impl Event {
         }
     }
 
-    /// Waits until what the event marks is done.
+    /// Waits until the job that the event marks is done.
     pub fn synchronize(&self) -> Result<(), CUresult> {
         self.context.check()?;
         match self.recorded() {
@@ -219,7 +219,7 @@ impl Event {
         }
     }
 
-    /// True if what the event marks is done, or nothing was recorded.
+    /// Returns whether the job that the event marks is done. True if nothing was recorded.
     pub fn query(&self) -> Result<bool, CUresult> {
         self.context.check()?;
         match self.recorded() {
@@ -228,7 +228,7 @@ impl Event {
         }
     }
 
-    /// Milliseconds from this event to `end`.
+    /// Returns the milliseconds from this event to `end`.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE` if one of them was not recorded or has no time,

@@ -1,11 +1,11 @@
-//! Executables: graphs as they were when they were instantiated, to be launched again and again.
+//! Executables: graphs as they were when they were instantiated, ready for repeated launches.
 //!
-//! Nodes that come one after the other run on one *lane*: lane 0 is the stream of the launch, the others are streams of
-//! the executable's own, so that branches of a graph run side by side, which ranks that share a graph depend on. All
-//! jobs of a replay are enqueued by the launch; the stream goes on when all lanes are through.
+//! Nodes that come one after the other run on one *lane*. Lane 0 is the stream of the launch; the others are streams of
+//! the executable, so that branches of a graph run concurrently, which ranks that share a graph depend on. The launch
+//! enqueues all jobs of a replay; later jobs of the stream wait for all lanes.
 //!
 //! An executable has nodes of its own, which the jobs of its replays share, so graph, executable and replays may end in
-//! any order. User objects ([`super::UserObject`]) have a reference of each.
+//! any order. Each of them holds references to its user objects ([`super::UserObject`]).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,10 +23,10 @@ use crate::registry::Registry;
 use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Every executable graph that was not destroyed.
+/// All executables that were not destroyed.
 pub static EXECUTABLES: Registry<Executable> = Registry::new(0x4A);
 impl Body {
-    /// The nodes in an order in which each comes after those it depends on, otherwise as they were added.
+    /// Returns the nodes in topological order, otherwise in the order in which they were added.
     fn in_order(&self) -> Vec<Node> {
         let sorted = |(at, node): (usize, &Node)| node.after.iter().all(|&before| before < at);
         if self.nodes.iter().enumerate().all(sorted) {
@@ -46,7 +46,7 @@ impl Body {
         while let Some(Reverse(at)) = ready.pop() {
             place[at] = nodes.len();
             let mut node = self.nodes[at].clone();
-            // All of them have their places already.
+            // All predecessors have their places already.
             node.after
                 .iter_mut()
                 .for_each(|before| *before = place[*before]);
@@ -63,7 +63,7 @@ impl Body {
 }
 
 impl Graph {
-    /// Something that can be launched, and its handle.
+    /// Creates an executable and returns its handle.
     pub fn instantiate(&self) -> Result<*mut c_void, CUresult> {
         let (nodes, objects) = {
             let body = self.body();
@@ -83,7 +83,7 @@ impl Graph {
     }
 }
 
-/// The last job of a replay that needs user objects: they are there until it is done.
+/// The last job of a replay that needs user objects. It keeps them until the replay is done.
 struct Keep {
     _objects: Arc<[Share]>,
 }
@@ -98,8 +98,8 @@ impl Work for Keep {
     }
 }
 
-/// Gives each node a lane: that of a node it comes after, if that one is the last there so far and
-/// of the same context. Returns the streams of all lanes but the first, too.
+/// Assigns each node a lane: the lane of a predecessor, if the predecessor is the last node there so far
+/// and of the same context. Also returns the streams of all lanes but the first.
 fn plan(nodes: &[Node]) -> (Vec<usize>, Vec<Arc<Stream>>) {
     // The last node of each lane.
     let mut ends: Vec<Option<usize>> = vec![None];
@@ -133,7 +133,7 @@ pub struct Executable {
 struct Launched {
     /// The streams of the lanes from 1 on.
     lanes: Vec<Arc<Stream>>,
-    /// The end of the launch before: launches of one executable come one after the other.
+    /// The end of the previous launch: launches of one executable run one after the other.
     last: Option<(Arc<Stream>, u64)>,
 }
 
@@ -147,8 +147,8 @@ impl Executable {
             return capture.add_graph(stream, &self.nodes, &self.objects);
         }
         let mut launched = self.launched.lock();
-        // All sequences are held until all jobs are enqueued; by address, as everyone does who
-        // holds several.
+        // All sequences stay locked until all jobs are enqueued. They are locked by address, as
+        // everywhere that several are locked.
         let mut sequences: Vec<&Mutex<Last>> = Vec::new();
         for node in &*self.nodes {
             if let Action::Work(recipe) = &node.action
@@ -209,7 +209,7 @@ impl Executable {
                 Action::Work(recipe) => push(Job::Work(recipe.job(own))),
                 Action::Host(call) => push(Job::Host(*call)),
                 Action::Wait(event) => {
-                    // Also if there is nothing to wait for: the node has its number.
+                    // Also if there is nothing to wait for, so that the node has a job number.
                     match event.recorded() {
                         Some((other, sequence)) if !Arc::ptr_eq(own, &other) => push(Job::Wait {
                             stream: other,

@@ -1,10 +1,11 @@
 //! Graphs: captured work.
 //!
-//! A [`Graph`] is what a capture writes down, and what is added to it by hand: nodes, each after some others. An
-//! executable ([`super::executable`]) replays it as it was when the executable was made.
+//! A [`Graph`] holds nodes, recorded by a capture or added by hand, each after some others. An
+//! executable ([`super::executable`]) replays the graph as it was when the executable was made.
 //!
-//! A node never leaves its graph, so its place there is its name; it has a handle ([`NODES`]) from when it is first
-//! asked for until the graph is gone. User objects ([`UserObject`]) have a reference of each graph that needs them.
+//! A node never leaves its graph, so its index there identifies it. A node gets a handle ([`NODES`]) at the first
+//! query and keeps it until the graph is gone. Each graph holds references to the user objects
+//! ([`UserObject`]) that it needs.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,17 +21,17 @@ use crate::registry::Registry;
 use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Every graph that was not destroyed.
+/// All graphs that were not destroyed.
 pub static GRAPHS: Registry<Graph> = Registry::new(0x49);
-/// Every node that has a handle.
+/// All nodes with a handle.
 pub static NODES: Registry<NodeOf> = Registry::new(0x51);
 
-/// Work that can be done again and again.
+/// Work that can be replayed.
 pub trait Recipe: Send + Sync {
-    /// The job of one replay, which is going to run on `stream`.
+    /// Returns the job of one replay, which is going to run on `stream`.
     fn job(&self, stream: &Arc<Stream>) -> Box<dyn Work>;
 
-    /// The job of the only time that it is done.
+    /// Returns the job of work that runs only once.
     fn into_job(self, stream: &Arc<Stream>) -> Box<dyn Work>
     where
         Self: Sized,
@@ -38,26 +39,26 @@ pub trait Recipe: Send + Sync {
         self.job(stream)
     }
 
-    /// The jobs that this one must not overlap with, in and outside of graphs. Those of one graph
-    /// keep the order in which they were captured.
+    /// Returns the sequence of jobs that this job must not overlap with, in and outside graphs. The
+    /// nodes of one sequence in a graph keep the order of their capture.
     fn sequence(&self) -> Option<&Mutex<Last>> {
         None
     }
 }
 
-/// The last of the jobs that must not overlap: the next one waits for it, also on another stream.
-/// Held while one is enqueued.
+/// The last job of a sequence. The next job waits for it, also on another stream. The lock is held
+/// while a job is enqueued.
 #[derive(Default)]
 pub struct Last(pub Option<(Arc<Stream>, u64)>);
 
-/// What a node does.
+/// The action of a node.
 #[derive(Clone)]
 pub enum Action {
     /// Enqueues a job of its recipe.
     Work(Arc<dyn Recipe>),
     /// Calls a host function.
     Host(HostCall),
-    /// Waits for what an event marks at the launch.
+    /// Waits for the job that an event marks at the launch.
     Wait(Arc<Event>),
     /// Records an event.
     Record(Arc<Event>),
@@ -81,23 +82,23 @@ pub(super) struct Node {
     pub(super) action: Action,
     /// The nodes that it comes after.
     pub(super) after: Vec<usize>,
-    /// Of the stream it was captured on.
+    /// The context of the stream that captured it.
     pub(super) context: Arc<Context>,
     /// Added to the graph by hand: a capture need not join it.
     pub(super) by_hand: bool,
 }
 
-/// Which node a handle names.
+/// The node of a handle.
 pub struct NodeOf {
     graph: Weak<Graph>,
     place: usize,
 }
 
 impl NodeOf {
-    /// Its place among the nodes of `graph`.
+    /// Returns the node's index in `graph`.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if it is one of another graph.
+    /// `CUDA_ERROR_INVALID_VALUE` if the node belongs to another graph.
     pub fn place_in(&self, graph: &Arc<Graph>) -> Result<usize, CUresult> {
         if std::ptr::eq(self.graph.as_ptr(), Arc::as_ptr(graph)) {
             Ok(self.place)
@@ -111,15 +112,15 @@ impl NodeOf {
 #[derive(Default)]
 pub struct Graph {
     body: Mutex<Body>,
-    /// A capture goes on, whose end gives the graph to the caller.
+    /// A capture into the graph is in progress. Its end gives the graph to the caller.
     pub(super) captured: AtomicBool,
 }
 
-/// What a graph is made of.
+/// The contents of a graph.
 #[derive(Default)]
 pub(super) struct Body {
     pub(super) nodes: Vec<Node>,
-    /// The addresses of the nodes' handles, 0 of those without one.
+    /// The addresses of the nodes' handles; 0 for a node without a handle.
     handles: Vec<usize>,
     pub(super) objects: Vec<Share>,
 }
@@ -140,7 +141,7 @@ impl Body {
         false
     }
 
-    /// Takes part in what another graph's nodes need.
+    /// Adds references to the user objects that another graph's nodes need.
     pub(super) fn share(&mut self, objects: &[Share]) -> Result<(), CUresult> {
         for share in objects {
             self.objects.push(share.again()?);
@@ -161,10 +162,10 @@ impl Graph {
             .ok_or(CUresult::ERROR_OUT_OF_MEMORY)
     }
 
-    /// Ends a graph's handle. Executables that were made from it are not disturbed.
+    /// Ends a graph's handle. Executables that were made from the graph are not affected.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if it has none, or while it is captured.
+    /// `CUDA_ERROR_INVALID_VALUE` if the handle names no graph, or during the graph's capture.
     pub fn destroy(handle: *mut c_void) -> Result<(), CUresult> {
         let graph = GRAPHS.get(handle).ok_or(CUresult::ERROR_INVALID_VALUE)?;
         if graph.captured.load(Ordering::Acquire) {
@@ -174,7 +175,7 @@ impl Graph {
         Ok(())
     }
 
-    /// How many nodes it has.
+    /// Returns the number of nodes.
     pub(crate) fn len(&self) -> usize {
         self.body().nodes.len()
     }
@@ -182,7 +183,7 @@ impl Graph {
     /// Adds a node by hand.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` without a handle for it, and it is not added.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the node gets no handle; the node is not added.
     pub fn add(
         self: &Arc<Self>,
         action: Action,
@@ -203,10 +204,10 @@ impl Graph {
         Ok(handle)
     }
 
-    /// Makes nodes depend on others: each `(from, to)` has `to` come after `from`. All or none.
+    /// Adds the edges, all or none: for each `(from, to)`, `to` comes after `from`.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if one does already, or the two came one after the other in a circle.
+    /// `CUDA_ERROR_INVALID_VALUE` if an edge exists already or would close a cycle.
     pub fn depend(&self, edges: &[(usize, usize)]) -> Result<(), CUresult> {
         let mut body = self.body();
         for (added, &(from, to)) in edges.iter().enumerate() {
@@ -221,7 +222,7 @@ impl Graph {
         Ok(())
     }
 
-    /// The handles of nodes.
+    /// Returns the handles of nodes.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -250,7 +251,7 @@ impl Graph {
         Ok(std::ptr::without_provenance_mut(body.handles[place]))
     }
 
-    /// Takes references of a user object: the caller's own if they are `moved`, else new ones.
+    /// Takes references to a user object: the caller's own with `moved`, else new ones.
     ///
     /// # Errors
     /// As [`UserObject::retain`].
@@ -265,10 +266,11 @@ impl Graph {
         Ok(())
     }
 
-    /// Releases references that the graph has of a user object.
+    /// Releases references of the graph to a user object.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if it has not as many in one retention.
+    /// `CUDA_ERROR_INVALID_VALUE` if the graph holds none, or fewer than `count` in the retention that is found
+    /// first.
     pub fn release(&self, object: &Arc<UserObject>, count: u32) -> Result<(), CUresult> {
         let mut body = self.body();
         let at = body.objects.iter().position(|share| share.is_of(object));
@@ -289,7 +291,7 @@ impl Drop for Graph {
     }
 }
 
-/// Adds those that are not there.
+/// Adds the places of `more` that `places` lacks.
 pub(super) fn add_places(places: &mut Vec<usize>, more: &[usize]) {
     for place in more {
         if !places.contains(place) {

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 pub struct HostCall {
     /// The function.
     pub function: unsafe extern "C" fn(*mut c_void),
-    /// What it is given.
+    /// Its argument.
     pub argument: *mut c_void,
 }
 
@@ -21,7 +21,7 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True while the calling thread runs a host function.
+/// Returns whether the calling thread runs a host function.
 pub(super) fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }

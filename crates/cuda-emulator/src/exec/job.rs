@@ -1,4 +1,4 @@
-//! What stands in a stream's queue, and what its runner takes from there.
+//! The entries of a stream's queue, and the batch that its runner takes from the queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use super::host_call::HostCall;
 use super::stream::Stream;
 use super::work::Work;
 
-/// An entry of a stream's queue. The entries that have to wait or block are kinds of their own:
-/// only the runner knows how far it may go for them.
+/// An entry of a stream's queue. Entries that wait or block are variants of their own: only the
+/// runner knows whether it may wait.
 pub(super) enum Job {
     Work(Box<dyn Work>),
     /// The end of an earlier job of another stream.
@@ -23,13 +23,13 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Does what [`Job::Stamp`] is for.
+    /// Stores the present time, for [`Job::Stamp`].
     pub(super) fn stamp(time: &AtomicU64) {
         time.store(monotonic_nanos(), Ordering::Release);
     }
 }
 
-/// The monotonic clock; never 0, which stands for "not yet".
+/// Returns the monotonic clock in nanoseconds; never 0, which stands for "not yet".
 pub(super) fn monotonic_nanos() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -40,7 +40,7 @@ pub(super) fn monotonic_nanos() -> u64 {
     (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64).max(1)
 }
 
-/// What the holder of the token works on: the first job is in progress.
+/// The batch of the holder of the token. The first job is in progress.
 #[derive(Default)]
 pub(crate) struct Front {
     pub(super) batch: VecDeque<Job>,

@@ -1,19 +1,19 @@
-//! Streams, events and who runs their work.
+//! Streams, events and the threads that run their work.
 //!
-//! A [`Stream`] is a queue of jobs and a token, the lock around its [`job::Front`]. Whoever holds
-//! the token runs the queue, one job after the other; the thread that enqueues never does. The
+//! A [`Stream`] is a queue of jobs and a token, the lock around its [`job::Front`]. The thread that
+//! holds the token runs the queue, one job after the other; enqueueing never runs jobs. The
 //! holder is
 //!
 //! 1. a thread inside `cuStreamSynchronize`, `cuEventSynchronize`, `cuCtxSynchronize` or a copy
-//!    that waits: it would sleep anyway, so nothing is handed to another thread ([`run`]);
+//!    that waits: it would sleep anyway, so no job is handed to another thread ([`run`]);
 //! 2. for one bounded step, a thread inside `cuStreamQuery` or `cuEventQuery`, so that polling
-//!    moves the work on;
+//!    moves the work;
 //! 3. else, after a tick without progress, a worker thread of this process ([`dispatch`]).
 //!
-//! A job ([`Work`]) is a state machine whose step never blocks. When a job says that it is blocked,
-//! its runner spins, yields and at last sleeps on the job's [`Bell`] ([`spin`]).
+//! A job ([`Work`]) is a state machine whose step never blocks. While a job is blocked, its runner
+//! spins, then yields, then sleeps on the job's [`Bell`] ([`spin`]).
 //!
-//! Between `cuStreamBeginCapture` and `cuStreamEndCapture` a stream's work is written down in a
+//! Between `cuStreamBeginCapture` and `cuStreamEndCapture` a stream's work is recorded in a
 //! [`Capture`] instead, and becomes a [`Graph`].
 //!
 //! The NCCL side enqueues its operations with [`Stream::enqueue`] ([`queue`]); the driver functions do the
@@ -58,8 +58,8 @@ pub use work::{Pause, Step, Work};
 use crate::result::CUresult;
 use context::Context;
 
-/// The stream that a `CUstream` means for the calling thread. 0x0 and 0x1 are the legacy stream of
-/// `context`, 0x2 the calling thread's own stream in `context`; any other handle is looked up,
+/// Returns the stream that a `CUstream` names for the calling thread. 0x0 and 0x1 are the legacy stream of
+/// `context`, 0x2 is the calling thread's own stream in `context`. Any other handle is looked up,
 /// never dereferenced, and may belong to another context (compare [`Stream::context`]).
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub fn lookup(handle: *mut c_void, context: &Arc<Context>) -> Result<Arc<Stream>
     }
 }
 
-/// Waits for all that is enqueued on a device so far, in all contexts.
+/// Waits for all jobs enqueued on a device so far, in all contexts.
 pub fn synchronize_device(device: i32) {
     for (mark, stream) in stream::marks(device) {
         // A sticky error of another context is not the caller's.

@@ -1,9 +1,9 @@
 //! User objects: resources of a program that live as long as the graphs that need them.
 //!
-//! An object is a host function, its destructor, and a number of references: the program's own, and those of graphs
-//! and executables ([`Share`]). The destructor is called once, when the last reference is gone, on a thread that does
-//! nothing else: whoever released the last reference may hold locks that the destructor takes. As any host function
-//! it must not call the driver.
+//! An object is a host function, its destructor, and a reference count. The program, graphs and executables hold
+//! references ([`Share`]). A thread that does nothing else calls the destructor, once, after the last release:
+//! the releasing thread may hold locks that the destructor takes. Like any host function, the destructor must not
+//! call the driver.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::registry::Registry;
 use crate::result::CUresult;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Every user object that has references.
+/// All user objects with references.
 pub static OBJECTS: Registry<UserObject> = Registry::new(0x52);
 
 /// See the module.
@@ -25,10 +25,10 @@ pub struct UserObject {
 }
 
 impl UserObject {
-    /// An object with as many references of the caller's, and its handle.
+    /// Creates an object whose `references` belong to the caller, and returns its handle.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` without a reference.
+    /// `CUDA_ERROR_INVALID_VALUE` for no reference, or for more than an `int` counts.
     pub fn create(destructor: HostCall, references: u32) -> Result<*mut c_void, CUresult> {
         if !(1..=MOST).contains(&references) {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -52,7 +52,7 @@ impl UserObject {
     /// Adds references.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for none, for more than an `int` counts, or if the last one is gone.
+    /// `CUDA_ERROR_INVALID_VALUE` if `count` is 0, the sum exceeds an `int`, or the last reference is gone.
     pub fn retain(&self, count: u32) -> Result<(), CUresult> {
         let mut references = self.references();
         let sum = references.checked_add(count).filter(|&sum| sum <= MOST);
@@ -65,10 +65,10 @@ impl UserObject {
         }
     }
 
-    /// Takes references away; with the last one the object goes.
+    /// Releases references. The last release ends the handle and calls the destructor.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for none, or for more than there are.
+    /// `CUDA_ERROR_INVALID_VALUE` if `count` is 0 or exceeds the references.
     pub fn release(&self, count: u32) -> Result<(), CUresult> {
         let mut references = self.references();
         match references.checked_sub(count) {
@@ -85,7 +85,7 @@ impl UserObject {
     }
 }
 
-/// As many references as CUDA counts.
+/// The largest reference count that CUDA supports.
 const MOST: u32 = i32::MAX as u32;
 
 /// References of a graph or an executable to one object; released when it is dropped.
@@ -95,26 +95,26 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Takes over references that somebody has.
+    /// Takes ownership of `count` existing references.
     pub(super) fn of(object: Arc<UserObject>, count: u32) -> Self {
         Self { object, count }
     }
 
-    /// One reference more, for an executable or another graph.
+    /// Adds a reference for an executable or another graph.
     pub(super) fn again(&self) -> Result<Self, CUresult> {
         self.object.retain(1)?;
         Ok(Self::of(Arc::clone(&self.object), 1))
     }
 
-    /// Whose references these are.
+    /// Whether these are references to `object`.
     pub(super) fn is_of(&self, object: &Arc<UserObject>) -> bool {
         Arc::ptr_eq(&self.object, object)
     }
 
-    /// Releases some of the references. True if none are left.
+    /// Releases `count` of the references. Returns true if none are left.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for none, or for more than these.
+    /// `CUDA_ERROR_INVALID_VALUE` if `count` is 0 or exceeds these references.
     pub(super) fn release(&mut self, count: u32) -> Result<bool, CUresult> {
         let left = self.count.checked_sub(count);
         let left = left.ok_or(CUresult::ERROR_INVALID_VALUE)?;
@@ -127,13 +127,13 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if self.count > 0 {
-            // The references are there: nobody else releases them.
+            // Cannot fail: only this share releases its references.
             let _ = self.object.release(self.count);
         }
     }
 }
 
-/// Calls a host function on the thread for destructors.
+/// Calls a host function on the destructor thread, or on this thread if that one could not be started.
 fn call_apart(call: HostCall) {
     static THREAD: OnceLock<Option<mpsc::Sender<HostCall>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {

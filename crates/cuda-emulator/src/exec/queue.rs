@@ -1,7 +1,7 @@
 //! How work gets on a stream's queue, and the order that CUDA gives between streams.
 //!
 //! The legacy stream (handles 0x0 and 0x1) waits for all blocking streams of its context, and they
-//! for it. This is done when a job is enqueued, under the context's `order` lock: a job on the
+//! wait for it. Enqueueing sees to this, under the context's `order` lock: a job on the
 //! legacy stream is preceded by a wait for what is pending on each blocking stream, a job on a
 //! blocking stream by a wait for what is pending on the legacy stream. A wait only ever names
 //! numbers that were given out before it, under the one lock, so waits cannot form a circle.
@@ -31,7 +31,7 @@ impl Stream {
         self.push(Job::Work(work))
     }
 
-    /// Appends work, or a node if the stream is captured. Gives the sequence number of the job, if
+    /// Appends work, or a node if the stream is captured. Returns the sequence number of the job, if
     /// there is one.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The number that all work enqueued so far ends with, after the order with the legacy stream
-    /// is made part of it.
+    /// Returns the number of the last job enqueued so far, including the waits that order this stream
+    /// with the legacy stream.
     pub fn mark(self: &Arc<Self>) -> Result<u64, CUresult> {
         self.context().check()?;
         self.refuse_while_capturing()?;
@@ -83,7 +83,7 @@ impl Stream {
         Ok(self.submitted())
     }
 
-    /// [`Stream::mark`], and the time at which the stream gets there is stored in `time`.
+    /// Does what [`Stream::mark`] does, and has the time at which the stream gets there stored in `time`.
     pub fn mark_timed(self: &Arc<Self>, time: &Arc<AtomicU64>) -> Result<u64, CUresult> {
         self.context().check()?;
         self.refuse_while_capturing()?;
@@ -97,7 +97,7 @@ impl Stream {
         Ok(sequence)
     }
 
-    /// Everything that comes before a job is appended. Hold the guard meanwhile.
+    /// Checks and orders the stream before a job is appended. The caller holds the guard until it has appended the job.
     pub(super) fn admit(self: &Arc<Self>) -> Result<Option<MutexGuard<'_, ()>>, CUresult> {
         self.context().check()?;
         self.refuse_while_capturing()?;
@@ -114,7 +114,7 @@ impl Stream {
         self.open().push(job)
     }
 
-    /// The end of the queue, for several jobs that nothing may come between.
+    /// Locks the end of the queue, to append several jobs with no other job between them.
     pub(super) fn open(&self) -> Open<'_> {
         Open {
             stream: self,
@@ -144,7 +144,8 @@ impl Stream {
         }
     }
 
-    /// Waits for what has been put on another stream, unless it does so already, up to the number that `waits_for` has.
+    /// Makes this stream wait for the pending jobs of `other`, unless it already does: `waits_for` is the last number
+    /// waited for.
     fn order_behind(self: &Arc<Self>, other: &Arc<Self>, waits_for: &AtomicU64) {
         let pending = other.submitted();
         if pending > other.completed() && pending > waits_for.load(Ordering::Relaxed) {
@@ -160,7 +161,7 @@ impl Stream {
 /// See [`Stream::open`].
 pub(super) struct Open<'a> {
     stream: &'a Stream,
-    /// Taken only at the end.
+    /// `None` only in `drop`.
     queue: Option<MutexGuard<'a, VecDeque<Job>>>,
 }
 
@@ -172,13 +173,13 @@ impl Open<'_> {
         }
         let submitted = &self.stream.submitted;
         let sequence = submitted.load(Ordering::Relaxed) + 1;
-        // Sequentially consistent, as is the dispatcher's look at it before it sleeps: one of the
+        // Sequentially consistent, like the dispatcher's read of it before it sleeps: one of the
         // two sees the other.
         submitted.store(sequence, Ordering::SeqCst);
         sequence
     }
 
-    /// Makes what follows wait for a job of another stream, unless it is done.
+    /// Makes the jobs that follow wait for a job of another stream, unless that job is done.
     pub(super) fn push_wait(&mut self, other: &Arc<Stream>, sequence: u64) {
         if !std::ptr::eq(Arc::as_ptr(other), self.stream) && other.completed() < sequence {
             self.push(Job::Wait {

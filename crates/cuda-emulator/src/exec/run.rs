@@ -3,26 +3,26 @@
 //!
 //! # The token
 //!
-//! `Stream::runner` is a lock that is only ever tried. Who gets it runs jobs from the front of the
-//! queue until the one it waits for is done, and lets go. Who does not get it sleeps on
-//! `Waiters::done`.
+//! `Stream::runner` is a lock that is only ever tried. The thread that gets it runs jobs from the
+//! front of the queue until the job it waits for is done, and frees it. A thread that does not get
+//! it sleeps on `Waiters::done`.
 //!
 //! A runner whose front job waits for another stream takes that stream's token too and runs it
 //! ([`Chain`] lists the streams that a thread runs, innermost first). Waits name earlier numbers
 //! only, so this ends. At [`DEPTH`] it stops taking tokens and sleeps; the dispatcher finds a
 //! runner for the rest.
 //!
-//! A worker is a stand-in: when a thread comes that waits for the stream, the worker lets go at the
-//! next occasion and that thread goes on ([`super::attention`]).
+//! A worker is a stand-in: once another thread waits for the stream, the worker frees the token
+//! after its current step and that thread takes over ([`super::attention`]).
 //!
 //! # No wake-up is lost
 //!
-//! Between a runner and those who wait for it: see [`Waiters`].
+//! Between a runner and its waiters: see [`Waiters`].
 //!
-//! A runner that sleeps on the bell of a job has put that bell into `parked` of every stream it
-//! runs, and has looked for reasons to stop after that; who gives it a reason (a dead context, a
-//! waiter that would take over from a worker) rings that bell after. Both under the lock in
-//! `parked`, so one of them sees the other.
+//! A runner that sleeps on the bell of a job first puts that bell into `parked` of every stream it
+//! runs, and then looks for reasons to stop. A thread that gives it a reason (a dead context, a
+//! waiter that takes over from a worker) rings that bell afterwards. Both use the lock in `parked`,
+//! so one of them sees the other.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,9 +40,9 @@ use super::work::{Pause, Step, Work};
 use crate::result::CUresult;
 use crate::sync::MutexGuard;
 
-/// How many streams one thread runs at once.
+/// The most streams that one thread runs at once.
 const DEPTH: u32 = 8;
-/// Bytes that a runner copies before it looks around.
+/// Bytes that a runner copies before it checks for interruptions.
 const BUDGET: usize = 4 << 20;
 /// Bytes that a poll copies at most.
 const POLL_BUDGET: usize = 64 << 10;
@@ -52,7 +52,7 @@ const POLL_JOBS: u32 = 32;
 /// The streams that the calling thread runs, innermost first.
 struct Chain<'a> {
     stream: &'a Stream,
-    /// A stand-in that makes way for others.
+    /// The thread is a worker, which stops for threads that wait.
     worker: bool,
     depth: u32,
     outer: Option<&'a Chain<'a>>,
@@ -71,7 +71,7 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Sleeps until the bell rings, something interrupts, or `limit` is over.
+    /// Sleeps until the bell rings, the chain is interrupted, or `limit` has passed.
     fn park(&self, bell: &Bell, seen: u32, limit: Duration) {
         for link in self.links() {
             link.stream.attention.park(bell);
@@ -90,8 +90,8 @@ thread_local! {
     static MINE: RefCell<Vec<Weak<Stream>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notes that this thread gave work to a stream: while it waits for another, it moves this one on,
-/// because nobody else may come for it soon.
+/// Notes that this thread gave work to `stream`. While the thread waits for another stream it also
+/// moves this one, because no other thread may run it soon.
 pub(super) fn remember(stream: &Arc<Stream>) {
     let _ = MINE.try_with(|mine| {
         let mine = &mut *mine.borrow_mut();
@@ -104,8 +104,8 @@ pub(super) fn remember(stream: &Arc<Stream>) {
     });
 }
 
-/// One bounded step of each stream that this thread gave work to and nobody runs. True if anything
-/// moved.
+/// Makes one bounded step of each stream that this thread gave work to and no thread runs. Returns
+/// true if any of them moved.
 fn help() -> bool {
     let mut moved = false;
     let mut index = 0;
@@ -122,8 +122,8 @@ fn help() -> bool {
 }
 
 impl Stream {
-    /// Returns when all that was enqueued before the call has finished; runs it in the calling
-    /// thread if nobody else does.
+    /// Waits until all jobs enqueued before the call have finished. Runs them in the calling thread
+    /// if no other thread does.
     ///
     /// # Errors
     /// The context's sticky error.
@@ -132,7 +132,7 @@ impl Stream {
         self.wait_until(target)
     }
 
-    /// Returns when job `sequence` has finished.
+    /// Waits until job `sequence` has finished.
     ///
     /// # Errors
     /// The context's sticky error.
@@ -141,7 +141,8 @@ impl Stream {
         self.context().check()
     }
 
-    /// True when nothing is pending. Makes one bounded step if nobody else runs the stream.
+    /// Returns whether nothing is pending. Makes one bounded step if no other thread runs the
+    /// stream.
     ///
     /// # Errors
     /// The context's sticky error.
@@ -150,8 +151,8 @@ impl Stream {
         self.poll(target)
     }
 
-    /// True when job `sequence` has finished. Makes one bounded step if nobody else runs the
-    /// stream.
+    /// Returns whether job `sequence` has finished. Makes one bounded step if no other thread runs
+    /// the stream.
     ///
     /// # Errors
     /// The context's sticky error.
@@ -164,8 +165,8 @@ impl Stream {
     }
 }
 
-/// Runs what is queued on a stream, as a worker. Returns when it is empty, someone else runs it or
-/// wants to.
+/// Runs the jobs of a stream, as a worker. Returns when the queue is empty, or when another thread
+/// runs the stream or wants to.
 pub(super) fn work_on(stream: &Arc<Stream>) {
     if let Some(front) = try_token(stream) {
         let link = Chain {
@@ -182,7 +183,8 @@ fn try_token(stream: &Stream) -> Option<MutexGuard<'_, Front>> {
     stream.runner.try_lock()
 }
 
-/// False if interrupted.
+/// Waits until job `target` of the stream is done, and runs the stream if it can. Returns false if
+/// interrupted.
 fn wait_in(stream: &Arc<Stream>, target: u64, worker: bool, outer: Option<&Chain<'_>>) -> bool {
     let depth = outer.map_or(0, |chain| chain.depth + 1);
     let link = Chain {
@@ -250,14 +252,15 @@ fn wait_for_runner(waiters: &Waiters, seen: u32, outer: Option<&Chain<'_>>) {
     }
 }
 
-/// Waits until the blocked job should be stepped again, or the runner has other reasons to look up.
+/// Waits until the blocked job should be stepped again, the chain is interrupted, or other streams
+/// of this thread moved.
 fn rest(work: &dyn Work, seen: u32, chain: &Chain<'_>) {
     let bell = work.bell();
     if let Pause::For(pause) = work.pause() {
         if pause.is_zero() {
             std::thread::yield_now();
         } else if !chain.interrupted() && !help() {
-            // Rung only by who interrupts the chain.
+            // Only an interruption of the chain rings this bell.
             let alarm = Bell::new();
             chain.park(&alarm, alarm.value(), pause);
         }
@@ -270,7 +273,7 @@ fn rest(work: &dyn Work, seen: u32, chain: &Chain<'_>) {
     }
 }
 
-/// Runs jobs until `target` is done or nothing is left. False if it stopped because the chain was
+/// Runs jobs until `target` is done or the queue is empty. Returns false if the chain was
 /// interrupted.
 fn run(
     stream: &Arc<Stream>,
@@ -337,7 +340,7 @@ fn run_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, chain: &Chain<
     }
 }
 
-/// Frees the token. Whatever is left is somebody else's to run.
+/// Frees the token, and wakes the dispatcher if jobs are left.
 fn let_go(stream: &Stream, front: MutexGuard<'_, Front>) {
     drop(front);
     stream.visits.unclaim();
@@ -355,7 +358,7 @@ fn finish(stream: &Stream, front: &mut Front) {
     stream.waiters.finished(sequence);
 }
 
-/// One step of a job; a panic in it kills the context, not the process.
+/// Runs one step of a job. A panic in it kills the context, not the process.
 fn step(work: &mut dyn Work, stream: &Stream, budget: usize) -> Step {
     match catch_unwind(AssertUnwindSafe(|| work.step(budget))) {
         Ok(step) => step,
@@ -374,7 +377,7 @@ enum Polled {
     Stuck,
 }
 
-/// One bounded step towards job `target`.
+/// Makes one bounded step towards job `target`.
 fn poll(stream: &Arc<Stream>, target: u64) {
     if matches!(poll_at(stream, target, 0), Polled::Stuck) {
         help();
@@ -394,7 +397,7 @@ fn poll_at(stream: &Arc<Stream>, target: u64, depth: u32) -> Polled {
     polled
 }
 
-/// What came of it, and whether the front is something that a poll must not run.
+/// Returns the outcome, and whether the front is a job that a poll must not run.
 fn poll_jobs(stream: &Arc<Stream>, front: &mut Front, target: u64, depth: u32) -> (Polled, bool) {
     let mut polled = Polled::Stuck;
     for _ in 0..POLL_JOBS {

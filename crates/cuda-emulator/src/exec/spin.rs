@@ -3,9 +3,8 @@
 //! A message between two ranks that both have a core takes about a microsecond when both spin, and
 //! twenty to fifty when the receiver sleeps. A rank that spins on a core which another rank needs
 //! makes that other rank late, by much more than it can gain. So a runner spins for as long as a
-//! message needs, and only while those who spin are no more than the cores; then it gives its core
-//! to whoever wants it, again and again, which costs little on an idle core; then it sleeps until
-//! the bell rings.
+//! message needs, and only while no more threads spin than there are cores. Then it yields its core
+//! repeatedly, which costs little on an idle core. Then it sleeps until the bell rings.
 //!
 //! Measured with four ranks on two cores, 8-byte all-to-all: 10 µs; with 50 µs of spinning before
 //! the first yield, 70 µs; with sleep at once, 48 µs. Two ranks on two cores do not notice the
@@ -17,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use super::bell::Bell;
 
-/// Looks at the bell before a runner gives its core away: about two microseconds.
+/// Looks at the bell before a runner first yields its core: about two microseconds.
 const LOOKS: u32 = 48;
-/// How long it goes on giving its core away before it sleeps.
+/// How long a runner yields its core before it sleeps.
 const YIELD: Duration = Duration::from_micros(200);
-/// The longest sleep: whoever should ring may have been killed. In unit tests nobody is, and a wake-up that is lost
-/// must not go unseen.
+/// The longest sleep: the process that should ring may have been killed. In unit tests no process is killed, and a
+/// lost wake-up must show.
 pub(super) const NAP: Duration = match cfg!(test) {
     true => Duration::from_secs(600),
     false => Duration::from_millis(100),
@@ -34,7 +33,7 @@ pub fn local_spinners() -> &'static AtomicU32 {
     &SPINNERS
 }
 
-/// Cores this process may use, by its affinity and its control group.
+/// Returns the number of cores this process may use, by its affinity and its control group.
 pub(crate) fn cores() -> u32 {
     static CORES: OnceLock<u32> = OnceLock::new();
     *CORES.get_or_init(|| {
@@ -77,7 +76,7 @@ impl Drop for Spinning<'_> {
     }
 }
 
-/// Spins and yields. True when the bell rang or `other` says that there is something to do.
+/// Spins, then yields. Returns true if the bell rang or `other` returned true.
 pub(super) fn patient(bell: &Bell, seen: u32, count: &AtomicU32, other: impl Fn() -> bool) -> bool {
     {
         let _spinning = Spinning::start(count);

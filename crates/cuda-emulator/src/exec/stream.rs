@@ -21,12 +21,12 @@ use crate::registry::Registry;
 use crate::result::CUresult;
 use crate::sync::Mutex;
 
-/// Every stream that has a handle.
+/// All streams with a handle.
 pub(crate) static STREAMS: Registry<Stream> = Registry::new(0x45);
-/// Every stream that was made and not retired, with a handle or without.
+/// All streams that were not retired, with a handle or without.
 pub(super) static ALL: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
 
-/// What kind of stream it is; decides how it is ordered against the legacy stream.
+/// The kind of a stream, which decides its order with the legacy stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The context's default stream.
@@ -49,13 +49,13 @@ pub struct Stream {
     pub(super) queue: Mutex<VecDeque<Job>>,
     pub(super) submitted: AtomicU64,
     pub(super) completed: AtomicU64,
-    /// The token, and what its holder works on.
+    /// The token, and the batch that its holder works on.
     pub(super) runner: Mutex<Front>,
     pub(super) waiters: Waiters,
     pub(super) attention: Attention,
     pub(super) visits: Visits,
-    /// Last number of the legacy stream that this one was made to wait for, and the reverse. Under
-    /// the `order` lock.
+    /// The last number of the legacy stream that this stream was made to wait for, and the reverse.
+    /// Used under the `order` lock.
     pub(super) waits_for_legacy: AtomicU64,
     pub(super) legacy_waits_for: AtomicU64,
     capture: Mutex<Option<Arc<Capture>>>,
@@ -64,7 +64,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A new stream of a context, known to it and to the dispatcher.
+    /// Creates a stream, known to its context and to the dispatcher.
     pub fn new(context: &Arc<Context>, kind: Kind, priority: i32) -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let stream = Arc::new(Self {
@@ -101,7 +101,7 @@ impl Stream {
         Ok(handle)
     }
 
-    /// Ends the stream's handle. What is queued still runs; then the stream goes away.
+    /// Ends the stream's handle. Queued jobs still run; then the stream is retired.
     pub fn destroy(self: &Arc<Self>) {
         if let Some(capture) = self.capture() {
             capture.lose(self);
@@ -122,12 +122,12 @@ impl Stream {
         ALL.lock().retain(|other| !Arc::ptr_eq(other, self));
     }
 
-    /// True once the stream has no handle any more.
+    /// Returns whether the stream has been destroyed.
     pub fn destroyed(&self) -> bool {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Moves what is queued to the runner's empty batch.
+    /// Moves all queued jobs to the runner's empty batch.
     pub(super) fn take_queue(&self, batch: &mut VecDeque<Job>) {
         std::mem::swap(&mut *self.queue.lock(), batch);
     }
@@ -161,14 +161,14 @@ impl Stream {
         }
     }
 
-    /// Makes the stream take part in a capture, or in none. The capture's own.
+    /// Makes the stream take part in a capture, or in none. Only captures call this.
     pub(super) fn set_capture(&self, capture: Option<Arc<Capture>>) {
         let mut slot = self.capture.lock();
         self.capturing.store(capture.is_some(), Ordering::Release);
         *slot = capture;
     }
 
-    /// What cannot be captured voids the capture; neither can the legacy stream be used beside a
+    /// Refuses a call that cannot be captured, and voids the capture. Refuses the legacy stream during a
     /// capture of a stream that it is ordered with.
     pub(super) fn refuse_while_capturing(&self) -> Result<(), CUresult> {
         if self.kind == Kind::Legacy {
@@ -184,7 +184,7 @@ impl Stream {
         Err(CUresult::ERROR_NOT_SUPPORTED)
     }
 
-    /// Makes whoever runs the stream look up if it sleeps.
+    /// Wakes the stream's runner if it sleeps.
     pub fn poke(&self) {
         self.attention.poke();
     }
@@ -194,7 +194,7 @@ impl Stream {
         &self.context
     }
 
-    /// The ordinal of the device it runs on.
+    /// The ordinal of the stream's device.
     pub fn device(&self) -> i32 {
         self.context.device()
     }
@@ -204,7 +204,7 @@ impl Stream {
         self.kind
     }
 
-    /// The priority it was made with; nothing depends on it here.
+    /// The stream's priority, which has no effect in the emulator.
     pub fn priority(&self) -> i32 {
         self.priority
     }
@@ -259,17 +259,17 @@ thread_local! {
     static LAST: RefCell<Option<Arc<Stream>>> = const { RefCell::new(None) };
 }
 
-/// Looks at the live stream of a handle, which is none of those that every context has. Without a lock where the thread looks at
-/// the same one again. Nothing else may be looked at meanwhile.
+/// Calls `look` with the live stream of a handle, other than the default streams. Takes no lock if the thread looked at the same
+/// stream last. `look` must not call this function.
 pub fn look<R>(handle: *mut c_void, look: impl FnOnce(&Arc<Stream>) -> R) -> Option<R> {
     if handle.is_null() {
         return None;
     }
-    // A destroyed one has no handle any more, and no other gets the same.
+    // A destroyed stream has no handle, and no other stream gets the same handle.
     let is_meant = |stream: &Arc<Stream>| stream.handle.load(Ordering::Acquire) == handle.addr();
     let known = LAST.try_with(|last| {
         if !last.borrow().as_ref().is_some_and(is_meant) {
-            // Whatever the one before does when it goes: not while it is borrowed.
+            // The former stream is dropped only after the borrow ends.
             drop(last.replace(Some(STREAMS.get(handle)?)));
         }
         Some(look(last.borrow().as_ref()?))
@@ -277,13 +277,13 @@ pub fn look<R>(handle: *mut c_void, look: impl FnOnce(&Arc<Stream>) -> R) -> Opt
     known.ok().flatten()
 }
 
-/// The live stream of a handle, which is none of those that every context has.
+/// Returns the live stream of a handle, other than the default streams.
 pub fn named(handle: *mut c_void) -> Option<Arc<Stream>> {
-    // A thread that is ending keeps nothing.
+    // In a thread that is ending, `look` returns `None`.
     look(handle, Arc::clone).or_else(|| STREAMS.get(handle))
 }
 
-/// The streams of a device, and what is enqueued on each.
+/// Returns the streams of a device that have pending jobs, each with the number of its last job.
 pub(super) fn marks(device: i32) -> Vec<(u64, Arc<Stream>)> {
     let streams = ALL.lock();
     let here = streams

@@ -203,7 +203,7 @@ fn a_worker_makes_way_for_the_thread_that_waits() {
         until("a worker took the stream", || {
             !gate2.steps.lock().is_empty()
         });
-        // It has long gone to sleep on the job's bell.
+        // By now the runner sleeps on the job's bell.
         thread::sleep(Duration::from_millis(20));
         let opener = thread::spawn({
             let gate = gate.clone();
@@ -394,7 +394,7 @@ fn hammering_a_stream_from_all_sides_loses_no_wake_up() {
                                 counted.fetch_add(1, Ordering::Relaxed);
                             }))
                             .unwrap();
-                        // Nobody's nap ends by itself before the test's time is over.
+                        // No nap ends by itself within the test's time limit.
                         match (number + round) % 3 {
                             0 => stream.wait_until(sequence).unwrap(),
                             1 => while !stream.poll(sequence).unwrap() {},
@@ -557,14 +557,14 @@ fn what_a_waiter_leaves_behind_is_run_though_the_dispatcher_slept() {
         let opener = thread::spawn({
             let gate = gate.clone();
             move || {
-                // Long enough for the dispatcher to see that all is well.
+                // Long enough for the dispatcher to fall asleep.
                 thread::sleep(Duration::from_millis(60));
                 gate.open();
             }
         });
         stream.wait_until(sequence).unwrap();
         opener.join().unwrap();
-        // The dispatcher's nap does not end by itself before the test's time is over.
+        // The dispatcher's nap does not end by itself within the test's time limit.
         receive.recv().unwrap();
     });
 }

@@ -1,6 +1,6 @@
-//! Those who wait for jobs of a stream that another thread runs.
+//! The threads that wait for jobs of a stream that another thread runs.
 //!
-//! Two things end such a wait: the job is done, or the token is free. A waiter (1) reads `done`,
+//! Such a wait ends when the job is done or the token is free. A waiter (1) reads `done`,
 //! (2) lowers `wake_at` to its target, (3) tries the token, (4) looks at `completed`, and then
 //! sleeps unless `done` differs from (1). A runner, after it advanced `completed` or freed the
 //! token, reads `wake_at`; if its number is reached, or the token was freed, it resets `wake_at`
@@ -9,8 +9,8 @@
 //! All of these are sequentially consistent (the token by the fences around it). If the runner's
 //! read of `wake_at` comes before (2), then (3) and (4) see what it did. If it comes after, it
 //! rings; and the ring comes after (1), so the waiter does not sleep over it. A reset that wipes
-//! out the target of a waiter that is not yet due comes with a ring after that waiter's (1): it
-//! wakes and puts its target back. `tests/loom.rs` walks the interleavings.
+//! out the target of a waiter that is not yet due is followed by a ring after that waiter's (1), so
+//! that waiter wakes and puts its target back. `tests/loom.rs` walks the interleavings.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
@@ -23,12 +23,12 @@ use super::Bell;
 #[derive(Debug)]
 pub(crate) struct Waiters {
     done: Bell,
-    /// The smallest number that someone waits for.
+    /// The smallest job number that a thread waits for; `u64::MAX` if none does.
     wake_at: AtomicU64,
 }
 
 impl Waiters {
-    /// Nobody waits.
+    /// Creates an empty set of waiters.
     pub(crate) fn new() -> Self {
         Self {
             done: Bell::default(),
@@ -36,8 +36,8 @@ impl Waiters {
         }
     }
 
-    /// Says that the caller waits for `target`. It must try the token and look at `completed` after
-    /// this, and may then sleep on [`Waiters::bell`] with what this returns.
+    /// Announces that the caller waits for `target`. The caller must then try the token and look at
+    /// `completed`, and may then sleep on [`Waiters::bell`] with the returned value.
     pub(crate) fn announce(&self, target: u64) -> u32 {
         let seen = self.done.value();
         self.wake_at.fetch_min(target, Ordering::SeqCst);
@@ -45,12 +45,14 @@ impl Waiters {
         seen
     }
 
-    /// Rings when a job that someone waits for is done, or the token is free.
+    /// Returns the bell that rings when a job that a thread waits for is done, or the token is
+    /// free.
     pub(crate) fn bell(&self) -> &Bell {
         &self.done
     }
 
-    /// Job `sequence` is done, and `completed` says so.
+    /// Wakes the waiters if one waits for a job up to `sequence`. Call after `completed` was set to
+    /// `sequence`.
     pub(crate) fn finished(&self, sequence: u64) {
         super::bell::in_loom();
         if sequence >= self.wake_at.load(Ordering::SeqCst) {
@@ -58,7 +60,7 @@ impl Waiters {
         }
     }
 
-    /// The token was freed.
+    /// Wakes all waiters. Call after the token was freed.
     pub(crate) fn released(&self) {
         fence(Ordering::SeqCst);
         if self.wake_at.load(Ordering::SeqCst) != u64::MAX {

@@ -6,16 +6,16 @@ use std::time::Duration;
 use super::bell::Bell;
 use super::spin::local_spinners;
 
-/// What one call of [`Work::step`] came to.
+/// The result of one call of [`Work::step`].
 pub enum Step {
     /// Finished; the next job of the stream may start.
     Done,
-    /// Did something; call again.
+    /// The job moved; call again.
     Progress,
     /// Nothing to do until [`Work::bell`] rings. `seen` is the bell's value read BEFORE the
     /// conditions were checked.
     Blocked {
-        /// The bell's value then.
+        /// The bell's value at that time.
         seen: u32,
     },
 }
@@ -25,33 +25,33 @@ pub enum Step {
 pub enum Pause {
     /// Until its bell rings.
     UntilRung,
-    /// As long as this, because nothing rings when what it waits for happens: memory that another process writes, a time.
-    /// Zero only gives the core away.
+    /// For this long, because the job's condition rings no bell: memory that another process writes, a time.
+    /// Zero only yields the core.
     For(Duration),
 }
 
 /// A job on a stream. It is dropped unfinished when its context fails or is destroyed.
 pub trait Work: Send {
-    /// One bounded step (`budget` in bytes to copy, roughly); never blocks.
+    /// Runs one bounded step (`budget` in bytes to copy, roughly); never blocks.
     fn step(&mut self, budget: usize) -> Step;
 
-    /// Where to sleep when blocked. Valid while the job is alive. Only asked after
+    /// Returns the bell to sleep on when blocked, valid while the job is alive. Called only after
     /// [`Step::Blocked`].
     fn bell(&self) -> &Bell {
         static NEVER: Bell = Bell::new();
         &NEVER
     }
 
-    /// How its runner waits when it is blocked.
+    /// Returns how the runner waits while the job is blocked.
     fn pause(&self) -> Pause {
         Pause::UntilRung
     }
 
-    /// For messages: "AllReduce on comm …".
+    /// Describes the job for messages: "AllReduce on comm …".
     fn describe(&self) -> String;
 
-    /// How many executors spin just now among those who wait for one another: in the segment of a
-    /// communicator, or of this process.
+    /// Returns the count of executors that spin now, among the executors that wait for one another: those
+    /// of a communicator's segment, or of this process.
     fn spinners(&self) -> &AtomicU32 {
         local_spinners()
     }

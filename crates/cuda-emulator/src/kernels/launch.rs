@@ -191,7 +191,8 @@ impl Launch<'_> {
         let bytes = size_of_val(values.as_slice());
         self.aligned(address, size_of::<T>())?;
         self.access(address, bytes, |memory| {
-            // SAFETY: as many bytes are readable at both, and the vector is nobody else's.
+            // SAFETY: `memory` has `bytes` readable bytes, the vector has as many writable ones, and only
+            // this function has the vector.
             unsafe { std::ptr::copy_nonoverlapping(memory, values.as_mut_ptr().cast(), bytes) };
         })?;
         Ok(values)

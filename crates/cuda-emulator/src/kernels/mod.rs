@@ -1,14 +1,14 @@
-//! Kernels: what runs when a program launches one.
+//! Kernels: Rust functions that run when a program launches a kernel.
 //!
-//! The emulator does not execute PTX. It reads from a module which kernels it has and what their
-//! parameters are, and runs a Rust function in the place of a kernel whose name it knows: with `nccl-emulator`, those
-//! of the crate `nccl`, which give the same bits as their PTX; and a program's own, given with [`provide`]. The launch of any other kernel returns `CUDA_ERROR_NOT_SUPPORTED`, with a line on stderr
-//! that says which.
+//! The emulator does not execute PTX. It reads the kernels of a module and their parameters, and runs a Rust
+//! function in place of a kernel of a known name. Known are, with `nccl-emulator`, the kernels of the crate
+//! `nccl`, whose functions give the same bits as their PTX, and a program's own, given with [`provide`]. The
+//! launch of any other kernel returns `CUDA_ERROR_NOT_SUPPORTED`, with a line on stderr that names the kernel.
 //!
-//! A launch is work on its stream like any other: it runs in the order of the stream, late when
-//! `nccl_emulator::faults::late` says so, and again whenever a graph that captured it is
-//! replayed. Its arguments are copied when it is launched. It runs as one thread in one go, so that what
-//! a kernel's blocks do to each other is not shown.
+//! A launch is work on its stream like any other: it runs in stream order, late with
+//! `nccl_emulator::faults::late`, and again at each replay of a graph that captured it. The launch copies its
+//! arguments. A kernel runs as one thread without interruption, so that interactions between its blocks do not
+//! show.
 //!
 //! ```
 //! use cudarc::driver::{CudaContext, result};

@@ -1,15 +1,15 @@
-//! Ranges of memory that work on a device uses, whatever kind of memory they lie in.
+//! Ranges of memory of any kind that work on a device uses.
 //!
 //! | address of | comes from | usable by |
 //! |---|---|---|
-//! | device memory | `cuMemAlloc`, `cuMemAllocAsync` | its device, and those that enabled peer access to it |
+//! | device memory | `cuMemAlloc`, `cuMemAllocAsync` | its device, and devices with peer access to it |
 //! | another process's | `cuIpcOpenMemHandle` | the device of the context that opened it |
 //! | mapped memory | `cuMemMap` | the devices that `cuMemSetAccess` named |
 //! | pinned host memory | `cuMemHostAlloc`, `cuMemHostRegister` | all devices |
 //!
-//! [`locate`] finds the memory when a call names it and fixes the allocation; [`Place::view`] asks again when the work
-//! runs, [`Place::still_valid`] when it has run. [`access`] does the first two at once, for work that learns an
-//! address only while it runs, and checks that the device may use it.
+//! [`locate`] finds the memory when a call names it and fixes the allocation; [`Place::view`] checks it again when the
+//! work runs, [`Place::still_valid`] when it has run. [`access`] does the first two at once, for work that learns an
+//! address only while it runs, and checks that the device may use the memory.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use super::span::{DeviceOrdinal, Span};
 use super::{host, ipc, mempool, peers, reservation};
 use crate::violations::{Violation, ViolationKind};
 
-/// A range of memory that CUDA knows, fixed to its allocation. What lies behind it stays mapped while this lives.
+/// A range of memory that CUDA knows, fixed to its allocation. It keeps the memory mapped.
 #[derive(Debug, Clone)]
 pub struct Place(Kind);
 
@@ -30,9 +30,9 @@ pub struct Place(Kind);
 enum Kind {
     /// No bytes at all.
     Nothing,
-    /// Of a pool of this process.
+    /// In a pool of this process.
     Pool { mapping: Arc<Mapping>, span: Span },
-    /// Another process's, opened here.
+    /// In memory of another process, opened here.
     Opened(OpenedRange),
     /// In a reservation.
     Mapped(Pieces),
@@ -40,11 +40,10 @@ enum Kind {
     Host(HostRange),
 }
 
-/// The memory that `len` bytes at `address` lie in: device memory, or pinned host memory. Checks that it is not
-/// freed, and the bounds. Who may use it is not asked: see [`access`].
+/// Returns the memory that `len` bytes at `address` lie in: device memory, or pinned host memory. Checks that it is
+/// not freed, and the bounds. Does not check which device may use it: see [`access`].
 ///
-/// # Errors
-/// What is wrong with the range, naming the allocation.
+/// # Errors The fault of the range, naming the allocation.
 pub fn locate(address: u64, len: u64) -> Result<Place, Violation> {
     if len == 0 {
         return Ok(Place(Kind::Nothing));
@@ -79,7 +78,7 @@ fn unknown(address: u64, len: u64) -> Violation {
 }
 
 impl Place {
-    /// Where the bytes are in this process, if they may be used now. Of a place without bytes, an address that must
+    /// Returns the address of the bytes in this process, if they may be used now. For an empty range, the address must
     /// not be read.
     ///
     /// # Errors
@@ -94,7 +93,7 @@ impl Place {
         }
     }
 
-    /// Whether the bytes may still be used: ask after the work.
+    /// Checks that the bytes may still be used. Call after the work.
     ///
     /// # Errors
     /// What is wrong, naming the allocation.
@@ -117,10 +116,10 @@ impl Place {
         }
     }
 
-    /// Whether kernels of `device` may use the bytes.
+    /// Checks that kernels of `device` may use the bytes.
     ///
     /// # Errors
-    /// A violation that names `device` and the one that has the memory.
+    /// A violation that names `device` and the memory's device.
     pub fn reachable_from(&self, device: DeviceOrdinal) -> Result<(), Violation> {
         match &self.0 {
             Kind::Nothing | Kind::Host(_) => Ok(()),
@@ -142,7 +141,7 @@ impl Place {
         }
     }
 
-    /// Whether copies may use the bytes: some device may. Unlike kernels, they need no peer access.
+    /// Checks that copies may use the bytes: they need access by any device, but, unlike kernels, no peer access.
     ///
     /// # Errors
     /// A violation that names the memory.
@@ -154,7 +153,7 @@ impl Place {
     }
 }
 
-/// Whether the memory pool of an allocation is open to a device.
+/// Whether the memory pool of an allocation grants access to a device.
 fn granted(device: DeviceOrdinal, owner: DeviceOrdinal, span: &Span) -> bool {
     pool(owner)
         .ok()
@@ -165,7 +164,7 @@ fn granted(device: DeviceOrdinal, owner: DeviceOrdinal, span: &Span) -> bool {
 /// A range that work on a device uses now.
 #[derive(Debug)]
 pub struct Access {
-    /// Where the bytes are in this process. They stay mapped while this lives.
+    /// The address of the bytes in this process. They stay mapped while this lives.
     pub pointer: *mut u8,
     place: Place,
 }
@@ -176,7 +175,7 @@ unsafe impl Send for Access {}
 unsafe impl Sync for Access {}
 
 impl Access {
-    /// Whether the range may still be used: ask after the bytes were read or written.
+    /// Checks that the range may still be used. Call after reading or writing the bytes.
     ///
     /// # Errors
     /// What is wrong, naming the allocation.
@@ -185,11 +184,10 @@ impl Access {
     }
 }
 
-/// `len` bytes at `address`, which a kernel of `device` uses now: device memory, or pinned host memory.
+/// Returns `len` bytes at `address` for immediate use by a kernel of `device`: device memory, or pinned host memory.
 ///
-/// # Errors
-/// What is wrong with the range, naming the allocation; that it is memory of another device which `device` has no
-/// access to, naming both.
+/// # Errors The fault of the range, naming the allocation; or, for memory that `device` has no access to, a violation
+/// that names both devices.
 pub fn access(device: DeviceOrdinal, address: u64, len: u64) -> Result<Access, Violation> {
     let place = locate(address, len)?;
     place.reachable_from(device)?;
@@ -206,7 +204,7 @@ mod tests {
     fn an_access_reaches_the_bytes_and_tells_of_a_free() {
         let start = allocate(0, 5000).unwrap();
         let range = access(0, start + 8, 16).unwrap();
-        // SAFETY: nobody else knows the memory.
+        // SAFETY: only this test knows the memory.
         unsafe { range.pointer.write_bytes(7, 16) };
         range.still_valid().unwrap();
         free(start).unwrap();

@@ -7,20 +7,20 @@ use std::os::fd::AsRawFd;
 /// A huge page.
 pub(super) const HUGE: u64 = 2 << 20;
 
-/// A range of addresses that this process has for itself. What is not mapped in it can neither be read nor written.
+/// An exclusively owned range of addresses. Its unmapped parts can neither be read nor written.
 #[derive(Debug)]
 pub(super) struct AddressRange {
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: an address and a length; what lies there is handed out as raw pointers alone.
+// SAFETY: an address and a length; the memory there is accessed through raw pointers alone.
 unsafe impl Send for AddressRange {}
 // SAFETY: as above.
 unsafe impl Sync for AddressRange {}
 
 impl AddressRange {
-    /// `len` bytes that begin at a multiple of `align`, a power of two and no less than a page.
+    /// Reserves `len` bytes that begin at a multiple of `align`, a power of two and no less than a page.
     pub(super) fn reserve(len: u64, align: u64) -> io::Result<Self> {
         let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
         let (len, align) = (len as usize, align as usize);
@@ -76,7 +76,7 @@ impl AddressRange {
         }
     }
 
-    /// Maps `len` bytes of a file, from `at` in it, in the place of what was at `offset`.
+    /// Maps `len` bytes of a file, from `at` on, at `offset`, and replaces the former contents there.
     pub(super) fn map(
         &self,
         offset: u64,
@@ -108,8 +108,8 @@ impl AddressRange {
         (fd, at): (i32, u64),
     ) -> io::Result<()> {
         self.inside(offset, len)?;
-        // SAFETY: replaces pages of this range, as was just checked; who uses what is mapped there keeps it from
-        // being replaced.
+        // SAFETY: replaces pages of this range, as was just checked; users of a mapping keep it from being
+        // replaced.
         let mapped = unsafe {
             libc::mmap(
                 self.start.add(offset as usize).cast(),
@@ -126,7 +126,7 @@ impl AddressRange {
         Ok(())
     }
 
-    /// Whether the host may read and write a part that is mapped.
+    /// Sets the host's access to a mapped part.
     pub(super) fn protect(&self, offset: u64, len: u64, protection: i32) -> io::Result<()> {
         self.inside(offset, len)?;
         // SAFETY: pages of this range, as was just checked.
@@ -143,7 +143,7 @@ impl AddressRange {
         Ok(())
     }
 
-    /// Asks for huge pages: only a wish; without them all is the same, but slower at the first touch.
+    /// Advises the kernel to use huge pages. Without them only the first touch is slower.
     pub(super) fn advise_huge(&self, offset: u64) {
         if let Some(len) = self.len().checked_sub(offset) {
             // SAFETY: advice about pages of this range changes no contents.
@@ -160,7 +160,7 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        // SAFETY: exactly what was reserved; whoever uses a part of it holds the range.
+        // SAFETY: exactly the reserved range; users of a part of it hold the range.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }

@@ -1,5 +1,5 @@
-//! Pinned host memory: what `cuMemHostAlloc` gave out and `cuMemHostRegister` was told of. Copies
-//! from and to it are asynchronous; those of other host memory are not.
+//! Pinned host memory: allocated by `cuMemHostAlloc`, or registered by `cuMemHostRegister`. Copies
+//! from and to it are asynchronous; copies of other host memory are not.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub struct HostBlock {
     pub number: u64,
 }
 
-/// Memory of ours, freed when nothing uses it any more.
+/// Memory of [`allocate_host`], freed with its last user.
 #[derive(Debug)]
 struct Memory {
     start: usize,
@@ -33,7 +33,7 @@ struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and whoever uses it holds it.
+        // SAFETY: allocated with this layout, and every user holds a reference to this.
         unsafe {
             std::alloc::dealloc(
                 std::ptr::with_exposed_provenance_mut(self.start),
@@ -43,7 +43,7 @@ impl Drop for Memory {
     }
 }
 
-/// A block, and its memory unless that is the caller's.
+/// A block, and its memory unless the caller owns it.
 type Entry = (HostBlock, Option<Arc<Memory>>);
 
 static BLOCKS: RwLock<BTreeMap<usize, Entry>> = RwLock::new(BTreeMap::new());
@@ -63,7 +63,7 @@ fn containing(blocks: &BTreeMap<usize, Entry>, address: usize) -> Option<&Entry>
     (address - entry.0.start < entry.0.len).then_some(entry)
 }
 
-/// A range of a pinned block. The memory of [`allocate_host`] stays while this lives, the caller's own does not.
+/// A range of a pinned block. It keeps memory of [`allocate_host`] alive, but not the caller's own memory.
 #[derive(Debug, Clone)]
 pub(super) struct HostRange {
     address: usize,
@@ -72,7 +72,7 @@ pub(super) struct HostRange {
     _memory: Option<Arc<Memory>>,
 }
 
-/// The pinned range at an address, if a block contains its first byte.
+/// Returns the pinned range at an address, if a block contains its first byte.
 pub(super) fn find(address: usize, len: usize) -> Option<Result<HostRange, Violation>> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
@@ -102,7 +102,7 @@ pub(super) fn find(address: usize, len: usize) -> Option<Result<HostRange, Viola
 }
 
 impl HostRange {
-    /// The bytes, if they are still pinned.
+    /// Returns the address of the bytes, if they are still pinned.
     pub(super) fn view(&self) -> Result<*mut u8, Violation> {
         match host_block(self.address) {
             Some(block) if block.number == self.number => {
@@ -122,7 +122,7 @@ impl HostRange {
     }
 }
 
-/// The pinned block that an address lies in.
+/// Returns the pinned block that an address lies in.
 pub fn host_block(address: usize) -> Option<HostBlock> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
@@ -135,7 +135,7 @@ pub fn pinned(address: usize, len: usize) -> bool {
     host_block(address).is_some_and(|block| len <= block.len - (address - block.start))
 }
 
-/// New pinned memory. Its contents are whatever they are.
+/// Allocates pinned memory with undefined contents.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE` for size 0, `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -163,10 +163,10 @@ pub fn allocate_host(len: usize, device: i32, flags: u32) -> Result<*mut u8, CUr
     Ok(memory)
 }
 
-/// Frees pinned memory that nothing uses any more.
+/// Frees pinned memory that no work uses any more.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` if it is not the start of one.
+/// `CUDA_ERROR_INVALID_VALUE` if the address is not the start of memory of [`allocate_host`].
 pub fn free_host(address: usize) -> Result<(), CUresult> {
     let mut blocks = write();
     match blocks.get(&address) {
@@ -180,7 +180,7 @@ pub fn free_host(address: usize) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Pins memory of the caller's.
+/// Pins memory of the caller.
 ///
 /// # Errors
 /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED` if part of it is pinned.
@@ -207,7 +207,7 @@ pub fn register_host(start: usize, len: usize, device: i32, flags: u32) -> Resul
     Ok(())
 }
 
-/// Ends what [`register_host`] began.
+/// Unpins memory of [`register_host`].
 ///
 /// # Errors
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.

@@ -1,12 +1,12 @@
-//! Memory of `cuMemAlloc` that another process opens: a handle to send, and an address for it there.
+//! Memory of `cuMemAlloc` that another process opens: a handle to send, and an address in the opening process.
 //!
-//! A handle names the pool of its owner, by process, descriptor and token, and an allocation in it by its number. Who
-//! opens it maps the owner's pool, once, and reads its table. The addresses that it gets are a range of their own, which
+//! A handle names the owner's pool, by process, descriptor and token, and an allocation in it by its number. The opening
+//! process maps the owner's pool, once, and reads its table. The opened memory gets an address range of its own, which
 //! can neither be read nor written.
 //!
-//! Memory that is open stays usable until it is closed, also when its owner frees it, which CUDA leaves undefined:
-//! NVIDIA's library frees its buffers so while kernels of its peers still write their last counters there. The owner
-//! counts it as free, and gives its pages out again once nobody has it open.
+//! Open memory stays usable until it is closed, even if its owner frees it, which CUDA leaves undefined: NVIDIA's
+//! library frees its buffers while kernels of its peers still write their last counters there. The owner counts the
+//! memory as free, but allocates its pages again only once no process has it open.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -27,11 +27,11 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ncclEmuI");
 /// A `CUipcMemHandle`: 64 bytes that a process may send to another.
 pub type Handle = [u8; 64];
 
-/// What a handle says.
+/// The contents of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Named {
     pid: u32,
-    /// Of the pool's memfd, in its owner.
+    /// The descriptor of the pool's memfd, in the owning process.
     fd: i32,
     token: u128,
     index: u32,
@@ -88,10 +88,10 @@ impl Named {
     }
 }
 
-/// The handle of the allocation that an address lies in.
+/// Returns the handle of the allocation that an address lies in.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` if it is no memory of `cuMemAlloc`.
+/// `CUDA_ERROR_INVALID_VALUE` if the address does not lie in memory of `cuMemAlloc`.
 pub fn handle_of(address: u64) -> Result<Handle, CUresult> {
     use std::os::fd::AsRawFd;
     let (pool, offset) = pool_at(address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
@@ -136,14 +136,14 @@ impl Drop for Opened {
     }
 }
 
-/// By address; with each, how often it was opened.
+/// The opened allocations by address, each with the number of times it was opened.
 static OPENED: RwLock<BTreeMap<u64, (Arc<Opened>, u32)>> = RwLock::new(BTreeMap::new());
 
-/// Opens what a handle names, for work of a device. A context that opens it again gets the same address.
+/// Opens the allocation of a handle, for work of a device. A second open by the same context returns the same address.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for a handle that is none, or whose memory was freed, and with a line on stderr if its
-/// process cannot be reached; `CUDA_ERROR_INVALID_CONTEXT` for one of this process; `CUDA_ERROR_OUT_OF_MEMORY`.
+/// `CUDA_ERROR_INVALID_VALUE` for an invalid handle, for freed memory, and, with a line on stderr, if the owning process
+/// cannot be reached; `CUDA_ERROR_INVALID_CONTEXT` for memory of this process; `CUDA_ERROR_OUT_OF_MEMORY`.
 pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64, CUresult> {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     let named = Named::from_bytes(handle).ok_or(CUresult::ERROR_INVALID_VALUE)?;
@@ -158,7 +158,7 @@ pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64,
         }
     }
     let mapping = pool_of(&named)?;
-    // As the owner aligns it.
+    // The same alignment as in the owner.
     let len = named.size.next_multiple_of(4096);
     let align = if len >= HUGE { HUGE } else { 4096 };
     let window = AddressRange::reserve(len, align).map_err(|_| CUresult::ERROR_OUT_OF_MEMORY)?;
@@ -174,7 +174,7 @@ pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64,
         number: NUMBER.fetch_add(1, Ordering::Relaxed),
         closed: AtomicBool::new(false),
     };
-    // From here on the owner keeps the pages, if it has not freed them before.
+    // From here on the owner keeps the pages, unless it freed them before.
     opened.mapping.view(&named.span()).map_err(|violation| {
         violations::record(violation.during("cuIpcOpenMemHandle"));
         CUresult::ERROR_INVALID_VALUE
@@ -183,7 +183,7 @@ pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64,
     Ok(address)
 }
 
-/// The pool of a handle, mapped here.
+/// Returns the pool of a handle, mapped in this process.
 fn pool_of(named: &Named) -> Result<Arc<Mapping>, CUresult> {
     if let Some(mapping) = imported(named.token) {
         return Ok(mapping);
@@ -205,11 +205,11 @@ fn pool_of(named: &Named) -> Result<Arc<Mapping>, CUresult> {
     import(file.into(), named.token).map_err(|error| refused(&error))
 }
 
-/// Closes what was opened, as often as it was opened. The device whose work used it is asked for first, so that the
-/// caller can wait for that.
+/// Closes opened memory; it takes as many calls as there were opens. First calls `settle` with the device that used the
+/// memory, so that the caller can wait for its work.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` if the address is not one that [`open`] gave.
+/// `CUDA_ERROR_INVALID_VALUE` if [`open`] did not return the address.
 pub fn close(address: u64, settle: impl FnOnce(DeviceOrdinal)) -> Result<(), CUresult> {
     let device = {
         let all = OPENED.read();
@@ -229,7 +229,7 @@ pub fn close(address: u64, settle: impl FnOnce(DeviceOrdinal)) -> Result<(), CUr
     Ok(())
 }
 
-/// Closes all that a context opened.
+/// Closes all memory that a context opened.
 pub fn close_all_of(context: u32) {
     let mut all = OPENED.write();
     all.retain(|_, (opened, _)| {
@@ -246,12 +246,12 @@ fn opened_at(address: u64) -> Option<(Arc<Opened>, u64)> {
     (offset < opened.window.len()).then(|| (Arc::clone(opened), offset))
 }
 
-/// Whether an address lies in memory that was opened.
+/// Whether an address lies in opened memory.
 pub(super) fn is_opened(address: u64) -> bool {
     opened_at(address).is_some()
 }
 
-/// What an address lies in.
+/// Returns the opened allocation that an address lies in.
 pub(super) fn allocation_at(address: u64) -> Option<Found> {
     let (opened, offset) = opened_at(address)?;
     (offset < opened.named.size).then(|| Found {
@@ -271,7 +271,7 @@ pub(super) struct OpenedRange {
     span: Span,
 }
 
-/// The range at an address, if that lies in opened memory. Bounds are checked with the owner's table.
+/// Returns the range at an address, if it lies in opened memory. A later view checks the bounds with the owner's table.
 pub(super) fn find(address: u64, len: u64) -> Option<OpenedRange> {
     let (opened, offset) = opened_at(address)?;
     let span = Span {

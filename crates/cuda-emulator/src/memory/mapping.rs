@@ -1,4 +1,4 @@
-//! A pool as seen in this process: our own, or a peer's that was imported.
+//! A pool as mapped in this process: its own, or an imported pool of a peer.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::violations::{Allocation, Violation, ViolationKind};
 /// A mapped pool. The memory stays mapped while this lives.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The head, and [`HEAD`] bytes behind its beginning the data.
+    /// The head, then the data, [`HEAD`] bytes behind the beginning.
     range: AddressRange,
     data_len: u64,
     device: i32,
@@ -29,7 +29,7 @@ pub struct Mapping {
 /// Why a peer's pool could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// Another program's file, or another version's.
+    /// The file belongs to another program or another version of the emulator.
     #[error("the descriptor is not a device memory pool of this version of the emulator: {0}")]
     NotAPool(&'static str),
     /// The kernel refused.
@@ -40,8 +40,8 @@ pub enum ImportError {
 /// Mapped pools by token.
 static MAPPED: LazyLock<Mutex<HashMap<u128, Weak<Mapping>>>> = LazyLock::new(Mutex::default);
 
-/// Maps a peer's pool, once per process: the same token gives the same mapping, and the token of an
-/// own pool gives its own shadow.
+/// Maps a peer's pool, once per process: the same token gives the same mapping, and the token of a
+/// pool of this process gives its shadow.
 ///
 /// # Errors
 /// The descriptor is not a pool of this version of the emulator, or the host refuses to map it.
@@ -90,13 +90,14 @@ pub fn import(fd: OwnedFd, token: u128) -> Result<Arc<Mapping>, ImportError> {
     Ok(mapping)
 }
 
-/// The mapping of a token, if its pool is mapped.
+/// Returns the mapping of a token, if its pool is mapped.
 pub(super) fn imported(token: u128) -> Option<Arc<Mapping>> {
     let mapped = MAPPED.lock();
     mapped.get(&token).and_then(Weak::upgrade)
 }
 
-/// Whether a file is sealed against shrinking: one that can shrink would kill us by SIGBUS.
+/// Whether a file is sealed against shrinking. A file that shrinks would end this process with
+/// SIGBUS.
 pub(super) fn keeps_its_length(file: &File) -> bool {
     // SAFETY: a plain query of a descriptor that is open.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -112,7 +113,7 @@ fn map(file: &File, len: u64) -> io::Result<AddressRange> {
 }
 
 impl Mapping {
-    /// The shadow of a pool of this process: writes the head.
+    /// Maps the shadow of a pool of this process and writes the head.
     pub(super) fn create(
         file: &File,
         device: i32,
@@ -123,8 +124,8 @@ impl Mapping {
         let range = map(file, HEAD + data_len)?;
         let pid = std::process::id();
         let head = range.start().cast::<Head>();
-        // SAFETY: the range is mapped for at least a `Head`, aligned to a page, and nobody else knows
-        // the file yet.
+        // SAFETY: the range is mapped for at least a `Head`, aligned to a page, and no other code
+        // knows the file yet.
         unsafe {
             (&raw mut (*head).layout).write(LAYOUT);
             (&raw mut (*head).pid).write(pid);
@@ -145,17 +146,17 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The device it is of, by its owner's count.
+    /// Returns the ordinal of the pool's device in the owning process.
     pub(super) fn device(&self) -> i32 {
         self.device
     }
 
-    /// The token it is known by.
+    /// Returns the token of the pool.
     pub(super) fn token(&self) -> u128 {
         self.token
     }
 
-    /// An entry of the table; any index.
+    /// Returns an entry of the table; `None` for an index beyond it.
     pub(super) fn entry(&self, index: u32) -> Option<&Entry> {
         if index >= ENTRIES {
             return None;
@@ -166,14 +167,14 @@ impl Mapping {
         Some(unsafe { &(&(*head).entries)[index as usize] })
     }
 
-    /// Start of the data in this process.
+    /// Returns the start of the data in this process.
     pub(super) fn data(&self) -> *mut u8 {
         // SAFETY: the mapping is `HEAD + data_len` bytes long.
         unsafe { self.range.start().add(HEAD as usize) }
     }
 
-    /// Where the span lies in this process, if it may be used now: allocated, not freed, inside its
-    /// allocation. Of a span without bytes, an address that must not be read.
+    /// Returns the address of the span in this process, if it may be used now: allocated, not freed,
+    /// inside its allocation. For an empty span, the address must not be read.
     ///
     /// # Errors
     /// What is wrong, naming the allocation.
@@ -181,7 +182,8 @@ impl Mapping {
         self.view_in(span, State::usable)
     }
 
-    /// [`Mapping::view`] of an allocation that this process has opened: its owner may have freed it.
+    /// Does what [`Mapping::view`] does, for an allocation that this process has opened: its owner
+    /// may have freed it.
     pub(super) fn view_opened(&self, span: &Span) -> Result<*mut u8, Violation> {
         self.view_in(span, |state| state.usable() || state == State::Freed)
     }
@@ -207,7 +209,7 @@ impl Mapping {
         Ok(self.data().wrapping_add(span.offset as usize))
     }
 
-    /// Whether the span may still be used: ask after the copy.
+    /// Checks that the span may still be used. Call after the copy.
     ///
     /// # Errors
     /// What is wrong, naming the allocation.
@@ -223,7 +225,7 @@ impl Mapping {
         }
     }
 
-    /// What is wrong with a span that may not be used.
+    /// Returns the violation of a span that may not be used.
     #[cold]
     fn complain(&self, span: &Span) -> Violation {
         let Some(entry) = self.entry(span.index) else {
@@ -256,7 +258,7 @@ impl Mapping {
         Violation::new(ViolationKind::UseAfterFree, Some(self.device), text).about(allocation)
     }
 
-    /// What is wrong with `len` bytes at `offset`, given the allocation they were meant to be in.
+    /// Returns the violation of `len` bytes at `offset`, given their intended allocation.
     #[cold]
     pub(super) fn violation(&self, now: &Snapshot, offset: u64, len: u64) -> Violation {
         let allocation = Allocation {
@@ -316,7 +318,7 @@ impl Mapping {
     }
 }
 
-/// A file for a pool, sealed to its length.
+/// Creates a file for a pool, sealed to its length.
 pub(super) fn sealed_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
     use std::os::fd::FromRawFd;
     // SAFETY: `name` is a C string; the call makes a new descriptor.
@@ -336,7 +338,7 @@ pub(super) fn sealed_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives the memory behind a range of the data back to the host; it reads as zero afterwards.
+/// Returns the memory behind a range of the data to the host. The range reads as zero afterwards.
 pub(super) fn punch(file: BorrowedFd<'_>, offset: u64, len: u64) {
     // Best effort: without it the memory stays in use.
     // SAFETY: a plain request on an open descriptor; the range is of freed memory.

@@ -1,5 +1,5 @@
-//! Memory pools: what `cuMemAllocAsync` allocates from. Each device has one of its own, the default pool, and programs
-//! make more with `cuMemPoolCreate`. A pool keeps no memory back: what is freed goes to the device at once.
+//! Memory pools, from which `cuMemAllocAsync` allocates. Each device has a default pool, and programs make more with
+//! `cuMemPoolCreate`. A pool caches no memory: freed memory returns to the device at once.
 
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
@@ -17,21 +17,21 @@ use crate::sync::{Mutex, MutexGuard};
 #[derive(Debug)]
 pub struct MemPool {
     device: DeviceOrdinal,
-    /// Bytes that may be allocated from it at once.
+    /// The most bytes allocated from the pool at one time.
     limit: u64,
-    /// Of the device's own: cannot be destroyed.
+    /// Whether this is the device's default pool, which cannot be destroyed.
     default: bool,
-    /// The handle; 0 until it is given out.
+    /// The handle; 0 until it is set.
     handle: OnceLock<usize>,
-    /// `CU_MEMPOOL_ATTR_REUSE_*` and the release threshold, which are hints for a cache that there is none of.
+    /// `CU_MEMPOOL_ATTR_REUSE_*` and the release threshold: hints without effect, as there is no cache.
     hints: [AtomicU64; 4],
-    /// Other devices that may use its memory, with `CUmemAccess_flags`.
+    /// Other devices that may use the pool's memory, with their `CUmemAccess_flags`.
     granted: Mutex<Vec<(DeviceOrdinal, u64)>>,
 }
 
 static POOLS: Registry<MemPool> = Registry::new(0x47);
 
-/// For each device: its default pool, and the pool in use.
+/// Returns, for each device, its default pool and its current pool.
 fn of_devices() -> &'static [Mutex<OfDevice>] {
     static ALL: OnceLock<Vec<Mutex<OfDevice>>> = OnceLock::new();
     ALL.get_or_init(|| (0..settings().devices).map(|_| Mutex::default()).collect())
@@ -64,7 +64,7 @@ impl OfDevice {
 }
 
 impl MemPool {
-    /// A new pool of a device; `limit` bytes may be allocated from it at once.
+    /// Creates a pool of a device, with at most `limit` bytes allocated at one time.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_DEVICE`; `CUDA_ERROR_OUT_OF_MEMORY` when there are no more handles.
@@ -89,7 +89,7 @@ impl MemPool {
         Ok(made)
     }
 
-    /// The pool of a handle.
+    /// Returns the pool of a handle.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
@@ -97,7 +97,7 @@ impl MemPool {
         POOLS.get(handle).ok_or(CUresult::ERROR_INVALID_VALUE)
     }
 
-    /// The default pool of a device.
+    /// Returns the default pool of a device.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_DEVICE`, `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -105,7 +105,7 @@ impl MemPool {
         of_device(device)?.default(device)
     }
 
-    /// The pool that `cuMemAllocAsync` takes memory of a device from.
+    /// Returns the pool that `cuMemAllocAsync` takes memory of a device from.
     ///
     /// # Errors
     /// As [`MemPool::default_of`].
@@ -126,7 +126,7 @@ impl MemPool {
         Ok(())
     }
 
-    /// Ends the handle. Memory that is allocated from the pool stays until it is freed.
+    /// Ends the handle. Memory allocated from the pool stays until it is freed.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a default pool.
@@ -147,17 +147,17 @@ impl MemPool {
         Ok(())
     }
 
-    /// The handle that callers know the pool by.
+    /// Returns the handle.
     pub fn handle(&self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.handle.get().copied().unwrap_or(0))
     }
 
-    /// The device whose memory it has.
+    /// Returns the ordinal of the pool's device.
     pub fn device(&self) -> DeviceOrdinal {
         self.device
     }
 
-    /// New memory of the pool for a context, as [`Pool::allocate`](Pool::allocate).
+    /// Allocates memory of the pool for a context, as [`Pool::allocate`](Pool::allocate).
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, also beyond the pool's limit; `CUDA_ERROR_INVALID_VALUE` for size 0.
@@ -169,13 +169,13 @@ impl MemPool {
         pool(self.device)?.allocate_from(size, owner, pending, source)
     }
 
-    /// Bytes that are allocated from it, now and at most.
+    /// Returns the bytes allocated from the pool: now, and the peak.
     pub fn usage(&self) -> (u64, u64) {
         let usage = |pool: &Pool| pool.usage_of(self.handle().addr());
         pool(self.device).map_or((0, 0), usage)
     }
 
-    /// Forgets the most bytes that were allocated from it.
+    /// Resets the peak usage to the present usage.
     pub fn reset_peak(&self) {
         if let Ok(pool) = pool(self.device) {
             pool.reset_peak_of(self.handle().addr());
@@ -190,7 +190,7 @@ impl MemPool {
     /// Lets a device use memory of the pool.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_DEVICE` for no access of the pool's own device.
+    /// `CUDA_ERROR_INVALID_DEVICE` if the pool's own device is to lose access.
     pub fn grant(&self, device: DeviceOrdinal, flags: u64) -> Result<(), CUresult> {
         if device == self.device {
             return match flags {
@@ -206,7 +206,7 @@ impl MemPool {
         Ok(())
     }
 
-    /// The `CUmemAccess_flags` of a device.
+    /// Returns the `CUmemAccess_flags` of a device.
     pub fn access_of(&self, device: DeviceOrdinal) -> u64 {
         if device == self.device {
             return 3;
@@ -219,7 +219,7 @@ impl MemPool {
     }
 }
 
-/// Whether a device may use memory of the pool with a handle, besides its own device.
+/// Whether a device may use memory of the pool of `handle`.
 pub(super) fn may_use(device: DeviceOrdinal, handle: usize) -> bool {
     MemPool::of(std::ptr::without_provenance_mut(handle))
         .is_ok_and(|pool| pool.access_of(device) != 0)

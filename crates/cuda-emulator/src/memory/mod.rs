@@ -2,17 +2,18 @@
 //!
 //! Each device of each process has one pool, a memfd: a table of allocations ([`table`]) and the
 //! data. The process maps it as a "shadow" ([`Mapping`]) through which jobs copy; peers map the
-//! same memfd once and copy straight from or into it. The addresses that callers see are others:
+//! same memfd once and copy straight from or into it. Callers see other addresses:
 //! they lie in a window of the address space that is reserved and can neither be read nor written,
 //! so a host that dereferences a device pointer gets the signal it would get on a GPU.
 //!
 //! A range is checked three times: [`resolve`] when a call names it, which fixes the allocation by
-//! its number; [`Mapping::view`] when the work runs; [`Mapping::still_valid`] when it has run. So
-//! memory that is freed too early is caught whether the free comes before, between or during; and
-//! what is caught names the allocation.
+//! its number; [`Mapping::view`] when the work runs; [`Mapping::still_valid`] when it has run. So a
+//! free that comes too early is caught, be it before the call, before the work or during it, and
+//! the violation names the allocation.
 //!
-//! Freed memory is kept aside for a while before it is handed out again, so that an address that is
-//! used after its free is not yet somebody else's. Its contents stay as they are, as on a GPU.
+//! Freed memory stays in quarantine for a while before it is allocated again, so that an address
+//! used after its free does not yet belong to another allocation. Its contents stay as they are, as
+//! on a GPU.
 
 mod access;
 mod address;
@@ -45,20 +46,19 @@ pub use pools::pool;
 pub use reservation::{Piece, map, piece_at, reserve, set_access, unmap, unreserve};
 pub use span::{DeviceOrdinal, Found, Span};
 
-/// Owner number of memory that belongs to no context.
+/// The owner number of memory that belongs to no context.
 const NO_OWNER: u32 = 0;
 
-/// Whether an address is one of device memory, also of none that is there.
+/// Whether an address is a device address, allocated or not.
 pub fn is_device_address(ptr: u64) -> bool {
     pools::is_in_window(ptr) || reservation::is_device_address(ptr) || ipc::is_opened(ptr)
 }
 
-/// The allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a
-/// range of length zero is always fine. The range is to be checked again, by [`Mapping::view`],
+/// Returns the allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the
+/// bounds; a range of length zero is always valid. [`Mapping::view`] must check the range again
 /// when the work runs.
 ///
-/// # Errors
-/// What is wrong with the range, naming the allocation.
+/// # Errors The fault of the range, naming the allocation.
 pub fn resolve(ptr: u64, len: u64) -> Result<(DeviceOrdinal, Span), Violation> {
     match pool_at(ptr) {
         Some((pool, offset)) => Ok((pool.device(), pool.span(offset, len)?)),
@@ -103,7 +103,7 @@ fn not_device_memory(ptr: u64, len: u64) -> Violation {
     Violation::new(ViolationKind::UnknownAddress, None, text)
 }
 
-/// Device memory that is usable at once and belongs to no context.
+/// Allocates device memory that is usable at once and belongs to no context.
 ///
 /// # Errors
 /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for size 0.
@@ -113,7 +113,7 @@ pub fn allocate(device: DeviceOrdinal, size: u64) -> Result<u64, CUresult> {
         .map(|placement| placement.address)
 }
 
-/// Frees at once, waiting for nothing: synchronize before.
+/// Frees memory at once, without waiting; synchronize before.
 ///
 /// # Errors
 /// A violation when `ptr` is not the start of a live allocation.
@@ -123,8 +123,8 @@ pub fn free(ptr: u64) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Marks an allocation for a free that a stream will reach: a second free is told from now on, use
-/// only after [`Freeing::finish`].
+/// Marks an allocation for a stream-ordered free. From now on a second free is a violation; use is
+/// one only after [`Freeing::finish`].
 ///
 /// # Errors
 /// A violation when `ptr` is not the start of a live allocation.
@@ -135,14 +135,14 @@ pub fn begin_free(ptr: u64) -> Result<Freeing, Violation> {
     }
 }
 
-/// Device, start and size of the allocation that an address lies in.
+/// Returns device, start and size of the allocation that an address lies in.
 pub fn range(ptr: u64) -> Option<(DeviceOrdinal, u64, u64)> {
     let (pool, offset) = pool_at(ptr)?;
     let (start, size) = pool.range(offset)?;
     Some((pool.device(), start, size))
 }
 
-/// The live allocation that an address lies in.
+/// Returns the live allocation that an address lies in.
 pub fn allocation_at(ptr: u64) -> Option<Found> {
     match pool_at(ptr) {
         Some((pool, offset)) => pool.allocation_at(offset),

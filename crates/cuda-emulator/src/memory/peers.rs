@@ -1,4 +1,4 @@
-//! Which devices of this process may use the memory of which others: peer access, as contexts enable it.
+//! Peer access between the devices of this process, as contexts enable it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::span::DeviceOrdinal;
 use crate::settings::settings;
 
-/// For each device and each other one: how many contexts have enabled it.
+/// Returns the number of contexts that have enabled peer access, for each pair of devices.
 fn counts() -> &'static [AtomicU32] {
     static COUNTS: OnceLock<Box<[AtomicU32]>> = OnceLock::new();
     COUNTS.get_or_init(|| {
@@ -22,14 +22,14 @@ fn count(device: DeviceOrdinal, other: DeviceOrdinal) -> Option<&'static AtomicU
     inside.then(|| &counts()[device * devices + other])
 }
 
-/// A context of `device` has enabled the use of memory of `other`.
+/// Counts a context of `device` that enables the use of memory of `other`.
 pub fn allow_peer(device: DeviceOrdinal, other: DeviceOrdinal) {
     if let Some(count) = count(device, other) {
         count.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// Ends what [`allow_peer`] began.
+/// Reverts an [`allow_peer`].
 pub fn forbid_peer(device: DeviceOrdinal, other: DeviceOrdinal) {
     if let Some(count) = count(device, other) {
         let less = |count: u32| count.checked_sub(1);

@@ -1,10 +1,10 @@
-//! Memory without an address: what `cuMemCreate` makes, and what another process exported.
+//! Memory without an address: made by `cuMemCreate`, or exported by another process.
 //!
-//! Each is a memfd of its own: a head that says what it is, then the data, a huge page behind its beginning. The file
-//! is sealed to its length, so whoever imports it can trust that what the head promises is there.
+//! Each such memory is a memfd of its own: a head that describes it, then the data, a huge page behind its beginning.
+//! The file is sealed to its length, so an importing process can trust the size in the head.
 //!
-//! A handle counts its holders (`cuMemRetainAllocationHandle`, `cuMemRelease`); the memory stays while the handle or a
-//! mapping of it does, in this process or another.
+//! A handle counts its holders (`cuMemRetainAllocationHandle`, `cuMemRelease`). The memory lives as long as its handle
+//! or a mapping of it, in this process or another.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -30,24 +30,24 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ncclEmuV");
 const LAYOUT: u32 = 1;
 /// Bytes before the data.
 pub(super) const HEAD: u64 = HUGE;
-/// What sizes, offsets and addresses of such memory are multiples of.
+/// The unit of sizes, offsets and addresses of such memory.
 pub const GRANULARITY: u64 = HUGE;
 
-/// Where memory is, or who may use it: a `CUmemLocation`.
+/// The place of memory, or of its user: a `CUmemLocation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
     /// A device.
     Device(DeviceOrdinal),
     /// The host.
     Host,
-    /// A part of the host's memory.
+    /// A NUMA node of the host.
     HostNuma(i32),
-    /// The part of the host's memory that is near to the calling thread.
+    /// The NUMA node of the calling thread.
     HostNumaCurrent,
 }
 
 impl Location {
-    /// The location of a `CUmemLocationType` and its number.
+    /// Returns the location of a `CUmemLocationType` and its number.
     pub fn from_raw(kind: i32, id: i32) -> Option<Self> {
         match kind {
             1 => Some(Self::Device(id)),
@@ -58,7 +58,7 @@ impl Location {
         }
     }
 
-    /// `CUmemLocationType` and number.
+    /// Returns the `CUmemLocationType` and the number.
     pub fn raw(self) -> (i32, i32) {
         match self {
             Self::Device(id) => (1, id),
@@ -68,7 +68,7 @@ impl Location {
         }
     }
 
-    /// Whether it is the host's.
+    /// Whether the location is on the host.
     pub fn is_host(self) -> bool {
         !matches!(self, Self::Device(_))
     }
@@ -77,7 +77,7 @@ impl Location {
 /// The first bytes of the memfd, as numbers of 32 bits.
 struct Head {
     pid: u32,
-    /// `CUmemLocationType`; the number is that of the device on its host, or of the NUMA node.
+    /// The `CUmemLocationType`. `id` is the number of the device on its host, or of the NUMA node.
     kind: i32,
     id: i32,
     handle_types: u32,
@@ -106,7 +106,7 @@ impl Head {
         file.write_all_at(&bytes, 0)
     }
 
-    /// The head of a file that may be anything.
+    /// Reads and checks the head of an untrusted file.
     fn read(file: &File) -> Result<Self, &'static str> {
         if !keeps_its_length(file) {
             return Err("it is not a sealed memfd");
@@ -150,12 +150,12 @@ pub struct Physical {
     location: Location,
     pid: u32,
     handle_types: u32,
-    /// The pool of whose device it takes memory.
+    /// The pool of the device that the memory is charged to.
     charged: Option<&'static Pool>,
     handle: Mutex<Handle>,
 }
 
-/// The handle that callers know the memory by.
+/// The handle of the memory.
 #[derive(Debug, Default)]
 struct Handle {
     value: usize,
@@ -170,7 +170,7 @@ fn number() -> u64 {
 }
 
 impl Physical {
-    /// New memory, and a handle of it with one holder. Reads as zero.
+    /// Creates memory, which reads as zero, and returns a handle with one holder.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a size that is no multiple of [`GRANULARITY`]; `CUDA_ERROR_INVALID_DEVICE`;
@@ -225,10 +225,10 @@ impl Physical {
         }
     }
 
-    /// Memory that another process exported, or this one, and a handle of it with one holder.
+    /// Imports memory that this or another process exported, and returns a handle with one holder.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE`, and a line on stderr, if the descriptor is of anything else.
+    /// `CUDA_ERROR_INVALID_VALUE`, and a line on stderr, for any other descriptor.
     pub fn import(fd: OwnedFd) -> Result<u64, CUresult> {
         let file = File::from(fd);
         let head = Head::read(&file).and_then(|head| {
@@ -243,7 +243,7 @@ impl Physical {
             CUresult::ERROR_INVALID_VALUE
         })?;
         let location = match location {
-            // A device that this process does not see has no number here.
+            // A device that is not visible to this process has no ordinal here.
             Location::Device(id) => {
                 Location::Device(visible::ordinal(id.cast_unsigned()).unwrap_or(-1))
             }
@@ -270,7 +270,7 @@ impl Physical {
         self.handle.lock()
     }
 
-    /// The memory of a handle.
+    /// Returns the memory of a handle.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a handle without holders.
@@ -279,7 +279,7 @@ impl Physical {
         HANDLES.get(handle).ok_or(CUresult::ERROR_INVALID_VALUE)
     }
 
-    /// One more holder of the handle, which is a new one if all have let go before.
+    /// Adds a holder and returns the handle: a new handle if all holders had released the former one.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` when there are no more handles.
@@ -293,14 +293,14 @@ impl Physical {
         Ok(handle.value as u64)
     }
 
-    /// One holder of the handle less; with the last one it ends.
+    /// Removes a holder of the handle. The handle ends with its last holder.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a handle without holders.
     pub fn release(handle: u64) -> Result<(), CUresult> {
         let memory = Self::of(handle)?;
         let mut state = memory.handle();
-        // Another thread may have let go meanwhile.
+        // Another thread may have released the handle meanwhile.
         if state.value as u64 != handle || state.holders == 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -312,7 +312,7 @@ impl Physical {
         Ok(())
     }
 
-    /// What another process imports.
+    /// Returns the descriptor for another process to import.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -321,27 +321,27 @@ impl Physical {
         &self.file
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where it is. A device that this process does not see is number -1.
+    /// Returns the location. A device that is not visible to this process is number -1.
     pub fn location(&self) -> Location {
         self.location
     }
 
-    /// The `CUmemAllocationHandleType`s it was made for.
+    /// Returns the `CUmemAllocationHandleType`s requested at the creation.
     pub fn handle_types(&self) -> u32 {
         self.handle_types
     }
 
-    /// Tells such memories of this process apart.
+    /// Returns the number of the memory, unique in this process.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// For messages: "memory #3 of cuMemCreate (2097152 bytes on GPU 0)".
+    /// Names the memory for messages: "memory #3 of cuMemCreate (2097152 bytes on GPU 0)".
     pub(super) fn name(&self) -> String {
         let place = match self.location {
             Location::Device(device) => format!("on GPU {device}"),

@@ -1,10 +1,10 @@
-//! The memory of one device of this process: which pages are free, which allocation an address
-//! belongs to, and what happens to memory that is freed.
+//! The memory of one device of this process: its free pages, the allocation of each address, and the
+//! quarantine of freed memory.
 //!
 //! Every allocation begins at a page of its own; from 2 MiB on it begins and ends at a huge page. A
-//! map from pages, and one from huge pages, to the table's entries makes an address into its
-//! allocation without a lock or a search. A map entry stays after the free, so that a late use is
-//! told whose memory it was, until the page is handed out again.
+//! map from pages, and another from huge pages, to the table's entries finds the allocation of an
+//! address without a lock or a search. A map entry stays after the free until the page is allocated
+//! again, so that the violation of a late use names the former allocation.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -24,12 +24,12 @@ use crate::violations::{Violation, ViolationKind};
 
 const PAGE: u64 = 4 << 10;
 const PAGES_PER_HUGE: u32 = (HUGE / PAGE) as u32;
-/// Freed memory that is kept aside, at most, and allocations of it.
+/// The most freed memory in quarantine, in bytes and in allocations.
 const QUARANTINE_BYTES: u64 = 128 << 20;
 const QUARANTINE_BLOCKS: usize = 1024;
-/// Free memory that may stay with the process, to be warm when it is used again.
+/// The most free memory that stays resident, to be warm for its next use.
 const RESIDENT_BYTES: u64 = 256 << 20;
-/// What the first bytes of small new memory hold: on a GPU it is not zero either.
+/// The fill of the first page of small new memory, which is not zero on a GPU either.
 const GARBAGE: u8 = 0xDB;
 
 /// The memory of one device of this process.
@@ -39,8 +39,8 @@ pub struct Pool {
     window: u64,
     file: File,
     mapping: Arc<Mapping>,
-    /// Entry + 1 of the allocation that owns a whole huge page, 0 if none ever did or it is
-    /// divided.
+    /// Entry + 1 of the allocation that owns a whole huge page; 0 if no allocation ever did or the
+    /// huge page is divided.
     huge_pages: Box<[AtomicU32]>,
     /// Entry + 1 of the allocation that owns a page, if its huge page is divided.
     pages: Box<[AtomicU32]>,
@@ -51,31 +51,31 @@ pub struct Pool {
 #[derive(Debug)]
 struct Allocator {
     space: Space,
-    /// Freed, and not yet to be handed out again; oldest first.
+    /// Freed blocks that may not be allocated yet; oldest first.
     quarantine: VecDeque<Block>,
     quarantined_pages: u64,
-    /// Pages of the device's that memory outside of the pool takes.
+    /// Pages of the device taken by memory outside the pool.
     charged_pages: u64,
-    /// Freed pages that may still be with the process.
+    /// Freed pages that may still be resident.
     resident_pages: u64,
-    /// Entries to use again, oldest first.
+    /// Entries for reuse, oldest first.
     free_entries: VecDeque<u32>,
-    /// What each entry's allocation belongs to.
+    /// The owner of each entry's allocation.
     owners: Vec<Owner>,
-    /// Number of the last allocation.
+    /// The number of the last allocation.
     generation: u32,
-    /// Bytes that are allocated from each memory pool, by handle.
+    /// The usage of each memory pool, by handle.
     mempools: HashMap<usize, Usage>,
 }
 
-/// Bytes now and at most.
+/// Allocated bytes: now, and the peak.
 #[derive(Debug, Clone, Copy, Default)]
 struct Usage {
     now: u64,
     most: u64,
 }
 
-/// The memory pool that an allocation is made from: its handle, and the bytes that may be allocated from it at once.
+/// The memory pool of an allocation: its handle, and its limit in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Source {
     pub(super) mempool: usize,
@@ -88,11 +88,11 @@ const NO_MEMPOOL: Source = Source {
     limit: u64::MAX,
 };
 
-/// What an allocation belongs to.
+/// The owner of an allocation.
 #[derive(Debug, Clone, Copy, Default)]
 struct Owner {
     context: u32,
-    /// The handle of the memory pool that it was allocated from; 0 if it is of `cuMemAlloc`.
+    /// The handle of the memory pool of the allocation; 0 for `cuMemAlloc`.
     mempool: usize,
 }
 
@@ -106,13 +106,13 @@ struct Block {
 /// A new allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
-    /// Its device address.
+    /// The device address.
     pub address: u64,
     entry: u32,
     generation: u32,
 }
 
-/// An allocation that is going to be freed.
+/// An allocation that is going to be freed. Dropping this frees it.
 #[derive(Debug)]
 #[must_use]
 pub struct Freeing {
@@ -121,7 +121,7 @@ pub struct Freeing {
     generation: u32,
 }
 
-/// Pages that an allocation takes: from a huge page on, whole huge pages.
+/// Returns the pages that an allocation takes: from a huge page on, whole huge pages.
 fn pages_of(size: u64) -> u64 {
     let pages = size.div_ceil(PAGE);
     let huge = u64::from(PAGES_PER_HUGE);
@@ -133,11 +133,9 @@ fn pages_of(size: u64) -> u64 {
 }
 
 fn zeroed(len: usize) -> Box<[AtomicU32]> {
-    // Zeroed by the allocator, which takes large memory untouched from the kernel: most of a map is
-    // never used.
+    // The allocator takes large zeroed memory untouched from the kernel: most of a map is never used.
     let zeros = Box::into_raw(vec![0_u32; len].into_boxed_slice());
-    // SAFETY: AtomicU32 has the size, alignment and values of u32, and the box is owned by nobody
-    // else.
+    // SAFETY: AtomicU32 has the size, alignment and values of u32, and the box has no other owner.
     unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
 }
 
@@ -146,7 +144,7 @@ impl Allocator {
         self.mempools.get(&mempool).copied().unwrap_or_default()
     }
 
-    /// Memory was allocated from a memory pool.
+    /// Counts memory that was allocated from a memory pool.
     fn took(&mut self, mempool: usize, size: u64) {
         if mempool != 0 {
             let usage = self.mempools.entry(mempool).or_default();
@@ -155,7 +153,7 @@ impl Allocator {
         }
     }
 
-    /// An allocation was freed: its memory pool has it back.
+    /// Subtracts a freed allocation from its memory pool's usage.
     fn gave_back(&mut self, entry: u32, size: u64) {
         let mempool = self
             .owners
@@ -166,7 +164,7 @@ impl Allocator {
         }
     }
 
-    /// Pages that can be given out.
+    /// Returns the pages that can be allocated, including the quarantine.
     fn available(&self) -> u64 {
         (self.space.free() + self.quarantined_pages).saturating_sub(self.charged_pages)
     }
@@ -212,32 +210,32 @@ impl Pool {
         })
     }
 
-    /// The memfd behind the pool: pass it to a peer, who maps it with `import`.
+    /// Returns the memfd behind the pool. A peer maps it with `import`.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Random, unique for each process and device.
+    /// Returns the pool's token: random, unique for each process and device.
     pub fn token(&self) -> u128 {
         self.mapping.token()
     }
 
-    /// The pool as mapped here.
+    /// Returns the pool as mapped in this process.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// The device it belongs to.
+    /// Returns the ordinal of the pool's device.
     pub fn device(&self) -> i32 {
         self.device
     }
 
-    /// Free and total bytes.
+    /// Returns free and total bytes.
     pub fn usage(&self) -> (u64, u64) {
         (self.lock().available() * PAGE, self.total)
     }
 
-    /// Counts memory outside of the pool against the device's.
+    /// Counts memory outside the pool against the device's memory.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -251,7 +249,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Ends what [`Pool::charge`] began.
+    /// Reverts a [`Pool::charge`].
     pub(super) fn discharge(&self, bytes: u64) {
         let mut allocator = self.lock();
         allocator.charged_pages = allocator.charged_pages.saturating_sub(bytes.div_ceil(PAGE));
@@ -261,8 +259,8 @@ impl Pool {
         self.allocator.lock()
     }
 
-    /// New memory for a context. `pending`: usable when [`Pool::reached`] is told that its stream
-    /// got there.
+    /// Allocates memory for a context. `pending` memory becomes usable with [`Pool::reached`], when its
+    /// stream gets there.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for size 0.
@@ -270,7 +268,7 @@ impl Pool {
         self.allocate_from(size, owner, pending, NO_MEMPOOL)
     }
 
-    /// [`Pool::allocate`] from a memory pool.
+    /// Does what [`Pool::allocate`] does, from a memory pool.
     ///
     /// # Errors
     /// As [`Pool::allocate`]; `CUDA_ERROR_OUT_OF_MEMORY` beyond the limit.
@@ -303,7 +301,7 @@ impl Pool {
             if let Some(start) = allocator.space.take(pages, align) {
                 break start;
             }
-            // What is kept aside is better used than refused.
+            // Rather use quarantined memory than refuse.
             if !self.release_oldest(&mut allocator) {
                 return Err(CUresult::ERROR_OUT_OF_MEMORY);
             }
@@ -332,7 +330,7 @@ impl Pool {
         drop(allocator);
         self.note(start, pages, entry);
         if pages < PAGES_PER_HUGE {
-            // SAFETY: the pages were just taken, so nobody else may use them; they lie inside the
+            // SAFETY: the pages were just taken, so no other allocation has them; they lie inside the
             // data.
             unsafe {
                 self.mapping
@@ -349,7 +347,7 @@ impl Pool {
     }
 
     fn take_entry(&self, allocator: &mut Allocator) -> Option<u32> {
-        // Unused ones first, so that an old entry tells of its allocation for long.
+        // Unused entries first, so that an old entry keeps the record of its allocation for long.
         if allocator.free_entries.len() < QUARANTINE_BLOCKS
             && allocator.owners.len() < ENTRIES as usize
         {
@@ -366,7 +364,7 @@ impl Pool {
         }
     }
 
-    /// Puts the new owner into the maps.
+    /// Enters the new allocation into the page maps.
     fn note(&self, start: u32, pages: u32, entry: u32) {
         let huge = |page: u32| (page / PAGES_PER_HUGE) as usize;
         if pages >= PAGES_PER_HUGE {
@@ -385,14 +383,14 @@ impl Pool {
         }
     }
 
-    /// The stream got to the allocation.
+    /// Makes a pending allocation usable: its stream has reached it.
     pub fn reached(&self, placement: Placement) {
         if let Some(entry) = self.mapping.entry(placement.entry) {
             entry.advance(placement.generation, &[State::Pending], State::Live);
         }
     }
 
-    /// The entry of the allocation that an offset belongs to, or last belonged to.
+    /// Returns the entry of the allocation that an offset belongs to, or last belonged to.
     fn find(&self, offset: u64) -> Option<(u32, Snapshot)> {
         let covers = |slot: u32| {
             let index = slot.checked_sub(1)?;
@@ -414,10 +412,10 @@ impl Pool {
         })
     }
 
-    /// The range as a span of its allocation.
+    /// Returns the range as a span of its allocation.
     ///
     /// # Errors
-    /// It is in no allocation, or in one that was freed, or reaches beyond its end.
+    /// The range lies in no allocation or a freed one, or reaches beyond the end of its allocation.
     pub(super) fn span(&self, offset: u64, len: u64) -> Result<Span, Violation> {
         let found = self.find(offset);
         if let Some((index, now)) = found {
@@ -455,34 +453,34 @@ impl Pool {
         Violation::new(ViolationKind::UnknownAddress, Some(self.device), text)
     }
 
-    /// Start and size of the allocation that an address of this pool lies in.
+    /// Returns start and size of the allocation that an offset of this pool lies in.
     pub fn range(&self, offset: u64) -> Option<(u64, u64)> {
         let (_, now) = self.find(offset)?;
         (now.state != State::Freed && offset < now.offset + now.size)
             .then_some((self.window + now.offset, now.size))
     }
 
-    /// Bytes that are allocated from a memory pool, now and at most.
+    /// Returns the bytes that are allocated from a memory pool: now, and the peak.
     pub(super) fn usage_of(&self, mempool: usize) -> (u64, u64) {
         let usage = self.lock().usage_of(mempool);
         (usage.now, usage.most)
     }
 
-    /// Forgets the most bytes that were allocated from a memory pool.
+    /// Resets the peak usage of a memory pool to its present usage.
     pub(super) fn reset_peak_of(&self, mempool: usize) {
         if let Some(usage) = self.lock().mempools.get_mut(&mempool) {
             usage.most = usage.now;
         }
     }
 
-    /// The memory pool that an allocation is from.
+    /// Returns the memory pool of an allocation, if it is not of `cuMemAlloc`.
     pub(super) fn mempool_of(&self, span: &Span) -> Option<usize> {
         let allocator = self.lock();
         let owner = allocator.owners.get(span.index as usize)?;
         (owner.mempool != 0).then_some(owner.mempool)
     }
 
-    /// What an address of this pool lies in.
+    /// Returns the live allocation that an offset of this pool lies in.
     pub(super) fn allocation_at(&self, offset: u64) -> Option<Found> {
         let (index, now) = self.find(offset)?;
         if now.state == State::Freed || offset >= now.offset + now.size {
@@ -551,7 +549,7 @@ impl Pool {
         })
     }
 
-    /// Keeps freed memory aside, and lets go of the oldest that is.
+    /// Quarantines a freed block, and releases the oldest blocks beyond the limits.
     fn keep_aside(&self, allocator: &mut Allocator, block: Block) {
         allocator.quarantine.push_back(block);
         allocator.quarantined_pages += u64::from(block.pages);
@@ -565,7 +563,7 @@ impl Pool {
         }
     }
 
-    /// Makes the oldest freed memory free to be handed out, of what no other process has open. False if there is none.
+    /// Releases the oldest quarantined block that no other process has open. Returns false if there is none.
     fn release_oldest(&self, allocator: &mut Allocator) -> bool {
         let closed = |block: &Block| {
             let entry = self.mapping.entry(block.entry);
@@ -598,8 +596,8 @@ impl Pool {
                 continue;
             };
             let now = slot.snapshot();
-            // One that is `Freeing` is finished by its own job, which was dropped or is about to
-            // be.
+            // The job of a `Freeing` allocation finishes the free; that job was dropped or is about
+            // to be.
             if slot.advance(now.generation, &[State::Pending, State::Live], State::Freed) {
                 let block = Block {
                     start: (now.offset / PAGE) as u32,
@@ -614,19 +612,19 @@ impl Pool {
 }
 
 impl Freeing {
-    /// The device whose memory it is.
+    /// Returns the ordinal of the memory's device.
     pub fn device(&self) -> i32 {
         self.pool.device
     }
 
-    /// The memory is free from now on.
+    /// Frees the memory.
     pub fn finish(self) {
         // Drop does it.
     }
 }
 
 impl Drop for Freeing {
-    /// Also when the job that was to free it is dropped unrun.
+    /// Frees the memory, also when the job for that is dropped before it runs.
     fn drop(&mut self) {
         let mut allocator = self.pool.lock();
         let slot = self.pool.mapping.entry(self.block.entry);

@@ -1,4 +1,4 @@
-//! The pools of the devices of this process, and the windows of address space that callers see of them.
+//! The pools of the devices of this process, and their windows: the device addresses that callers see.
 
 use std::sync::OnceLock;
 
@@ -46,7 +46,7 @@ impl Windows {
         })
     }
 
-    /// The device whose window an address lies in, and where in the window.
+    /// Returns the device whose window an address lies in, and the offset in the window.
     fn locate(&self, ptr: u64) -> Option<(usize, u64)> {
         let offset = ptr.wrapping_sub(self.base);
         let device = offset >> self.shift;
@@ -60,7 +60,7 @@ fn pools() -> &'static [OnceLock<Result<Pool, CUresult>>] {
     POOLS.get_or_init(|| (0..settings().devices).map(|_| OnceLock::new()).collect())
 }
 
-/// The pool of a device of this process, made at its first use.
+/// Returns the pool of a device of this process, made at its first use.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_DEVICE`; `CUDA_ERROR_OUT_OF_MEMORY` when the host refuses the memory.
@@ -78,7 +78,7 @@ pub fn pool(device: DeviceOrdinal) -> Result<&'static Pool, CUresult> {
     .map_err(|&error| error)
 }
 
-/// The pool that an address lies in, and where.
+/// Returns the pool that an address lies in, and the offset in the pool.
 pub(super) fn pool_at(ptr: u64) -> Option<(&'static Pool, u64)> {
     let (device, offset) = Windows::get().ok()?.locate(ptr)?;
     let pool = pools()[device].get()?.as_ref().ok()?;

@@ -1,12 +1,12 @@
-//! Addresses without memory: what `cuMemAddressReserve` gives out, and the memory that `cuMemMap` puts there.
+//! Address reservations of `cuMemAddressReserve`, and the memory that `cuMemMap` maps there.
 //!
 //! A reservation is two ranges of this process's address space of the same length. The *window* has the addresses that
 //! callers see. The *shadow* has the memory, mapped at the same offsets, for work on a device: one contiguous range,
-//! whatever was mapped piece by piece. Memory of the host is mapped in the window as well, where the host may use it
-//! once `cuMemSetAccess` lets it.
+//! even if it was mapped piece by piece. Memory of the host is mapped in the window as well, where the host may use it
+//! once `cuMemSetAccess` permits.
 //!
-//! A piece that was unmapped stays in the shadow while some work still uses it; what then comes of that work is told by
-//! [`Pieces::still_valid`].
+//! An unmapped piece stays in the shadow while some work still uses it; [`Pieces::still_valid`] then reports the
+//! violation.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -42,21 +42,21 @@ pub struct Piece {
     mapped: AtomicBool,
 }
 
-/// Who may use a piece: `CUmemAccess_flags`.
+/// The `CUmemAccess_flags` of a piece, for each device and the host.
 #[derive(Debug, Default)]
 struct Grants {
     devices: Vec<(DeviceOrdinal, u64)>,
     host: u64,
 }
 
-/// What was unmapped, for messages.
+/// A former mapping, for messages.
 struct Past {
     start: u64,
     len: u64,
     name: String,
 }
 
-/// The latest that were unmapped, oldest first.
+/// The most recent former mappings, oldest first.
 static PAST: Mutex<VecDeque<Past>> = Mutex::new(VecDeque::new());
 const REMEMBERED: usize = 1024;
 
@@ -74,7 +74,7 @@ fn at(address: u64) -> Option<(Arc<Reservation>, u64)> {
 /// Reserves addresses.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for a length that is no multiple of [`GRANULARITY`], or an alignment that is no power of
+/// `CUDA_ERROR_INVALID_VALUE` if the length is zero or no multiple of [`GRANULARITY`], or the alignment is no power of
 /// two; `CUDA_ERROR_OUT_OF_MEMORY`.
 pub fn reserve(len: u64, align: u64) -> Result<u64, CUresult> {
     let align = align.max(GRANULARITY);
@@ -92,10 +92,10 @@ pub fn reserve(len: u64, align: u64) -> Result<u64, CUresult> {
     Ok(address)
 }
 
-/// Ends a reservation in which nothing is mapped.
+/// Ends a reservation without mappings.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` if it is not a whole reservation, or something is mapped in it.
+/// `CUDA_ERROR_INVALID_VALUE` if the range is not a whole reservation, or has mappings.
 pub fn unreserve(address: u64, len: u64) -> Result<(), CUresult> {
     let mut reservations = RESERVATIONS.write();
     let whole = reservations
@@ -110,11 +110,11 @@ pub fn unreserve(address: u64, len: u64) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Maps `len` bytes of a memory, from `from` in it, at an address. Nobody may use them before [`set_access`].
+/// Maps `len` bytes of `memory`, from offset `from` on, at an address. No device may use them before [`set_access`].
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for what is no multiple of [`GRANULARITY`], beyond the memory or the reservation, or
-/// mapped already; `CUDA_ERROR_OUT_OF_MEMORY`.
+/// `CUDA_ERROR_INVALID_VALUE` for a number that is no multiple of [`GRANULARITY`], and for a range beyond the memory or
+/// the reservation or with mappings; `CUDA_ERROR_OUT_OF_MEMORY`.
 pub fn map(address: u64, len: u64, memory: &Arc<Physical>, from: u64) -> Result<(), CUresult> {
     let (reservation, offset) = at(address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     let whole = [offset, len, from]
@@ -150,13 +150,13 @@ pub fn map(address: u64, len: u64, memory: &Arc<Physical>, from: u64) -> Result<
     Ok(())
 }
 
-/// Whether a range has bytes of a piece.
+/// Whether a range overlaps a piece.
 fn overlapping(pieces: &BTreeMap<u64, Arc<Piece>>, offset: u64, len: u64) -> bool {
     let before = pieces.range(..offset + len).next_back();
     before.is_some_and(|(&start, piece)| start + piece.len > offset)
 }
 
-/// The pieces that a range is made of, if it is made of whole ones.
+/// Returns the pieces of a range, if it consists of whole pieces.
 fn whole(
     pieces: &BTreeMap<u64, Arc<Piece>>,
     offset: u64,
@@ -182,7 +182,7 @@ fn whole(
 /// Ends the mappings of a range.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` if the range is not made of whole mappings.
+/// `CUDA_ERROR_INVALID_VALUE` if the range does not consist of whole mappings.
 pub fn unmap(address: u64, len: u64) -> Result<(), CUresult> {
     let (reservation, offset) = at(address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     let mut pieces = reservation.write();
@@ -206,11 +206,11 @@ pub fn unmap(address: u64, len: u64) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Says who may use a range: `CUmemAccess_flags` for each location.
+/// Sets the access to a range: `CUmemAccess_flags` for each location.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` if the range is not made of whole mappings, or the flags are none;
-/// `CUDA_ERROR_NOT_SUPPORTED` for the host and memory of a device.
+/// `CUDA_ERROR_INVALID_VALUE` if the range does not consist of whole mappings, or for invalid flags;
+/// `CUDA_ERROR_NOT_SUPPORTED` for access of the host to memory of a device.
 pub fn set_access(address: u64, len: u64, grants: &[(Location, u64)]) -> Result<(), CUresult> {
     let (reservation, offset) = at(address).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     let pieces = whole(&reservation.read(), offset, len)?;
@@ -229,7 +229,7 @@ pub fn set_access(address: u64, len: u64, grants: &[(Location, u64)]) -> Result<
     Ok(())
 }
 
-/// The mapping that an address lies in.
+/// Returns the mapping that an address lies in.
 pub fn piece_at(address: u64) -> Option<Arc<Piece>> {
     let (reservation, offset) = at(address)?;
     let pieces = reservation.read();
@@ -280,7 +280,7 @@ impl Piece {
         Ok(())
     }
 
-    /// The `CUmemAccess_flags` of a location.
+    /// Returns the `CUmemAccess_flags` of a location.
     pub fn access_of(&self, location: Location) -> u64 {
         let grants = self.grants();
         match location {
@@ -293,17 +293,17 @@ impl Piece {
         }
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub fn address(&self) -> u64 {
         self.reservation.window.address() + self.offset
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.len
     }
 
-    /// What is mapped.
+    /// Returns the mapped memory.
     pub fn memory(&self) -> &Arc<Physical> {
         &self.memory
     }
@@ -312,9 +312,9 @@ impl Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         let pieces = self.reservation.write();
-        // What was mapped there since took its place.
+        // A newer mapping has replaced this one.
         if !overlapping(&pieces, self.offset, self.len) {
-            // Without success the memory stays mapped, and unknown.
+            // On failure the memory stays mapped, and unused.
             let _ = self.reservation.shadow.clear(self.offset, self.len);
             if self.memory.location().is_host() {
                 let _ = self.reservation.window.clear(self.offset, self.len);
@@ -328,12 +328,12 @@ impl Drop for Piece {
 pub(super) struct Pieces {
     first: Arc<Piece>,
     others: Vec<Arc<Piece>>,
-    /// From the start of the reservation.
+    /// The offset from the start of the reservation.
     offset: u64,
     len: u64,
 }
 
-/// The mapped range at an address, if that lies in a reservation.
+/// Returns the mapped range at an address, if the address lies in a reservation.
 pub(super) fn find(address: u64, len: u64) -> Option<Result<Pieces, Violation>> {
     let (reservation, offset) = at(address)?;
     let pieces = reservation.read();
@@ -348,7 +348,7 @@ pub(super) fn find(address: u64, len: u64) -> Option<Result<Pieces, Violation>> 
         ));
     };
     let mut others = Vec::new();
-    // Beyond what a number can say is beyond the last piece.
+    // An overflow is beyond the last piece, too.
     let wanted = offset.saturating_add(len);
     while end < wanted {
         let Some((next, piece)) = covering(end) else {
@@ -389,7 +389,7 @@ fn unmapped(address: u64, len: u64) -> Violation {
     Violation::new(ViolationKind::UnknownAddress, None, text)
 }
 
-/// What is wrong with an address where something was mapped.
+/// Returns the violation of an access to a former mapping, if the address lies in one.
 #[cold]
 pub(super) fn past(address: u64, len: u64) -> Option<Violation> {
     let past = PAST.lock();
@@ -410,14 +410,14 @@ impl Pieces {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// Where the bytes are in this process, if they are still mapped.
+    /// Returns the address of the bytes in this process, if they are still mapped.
     pub(super) fn view(&self) -> Result<*mut u8, Violation> {
         self.still_valid()?;
         let shadow = self.first.reservation.shadow.start();
         Ok(shadow.wrapping_add(self.offset as usize))
     }
 
-    /// Whether all of it is still mapped.
+    /// Checks that all pieces are still mapped.
     pub(super) fn still_valid(&self) -> Result<(), Violation> {
         match self.all().find(|p| !p.mapped.load(Ordering::Acquire)) {
             None => Ok(()),
@@ -441,7 +441,7 @@ impl Pieces {
         self.all().all(|piece| piece.memory.location().is_host())
     }
 
-    /// Whether kernels of a device may use the bytes; with none, whether any may.
+    /// Checks that kernels of a device, or with `None` of any device, may use the bytes.
     pub(super) fn reachable_from(&self, device: Option<DeviceOrdinal>) -> Result<(), Violation> {
         let granted = |piece: &&Arc<Piece>| match device {
             Some(device) => piece.access_of(Location::Device(device)) != 0,

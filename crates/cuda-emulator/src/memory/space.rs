@@ -1,4 +1,4 @@
-//! Which pages of a pool are free: ranges by start, to join neighbours, and by length, to find the
+//! The free pages of a pool: ranges by start, to join neighbours, and by length, to find the
 //! smallest that fits.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// All of `pages` free.
+    /// Creates a space of `pages` free pages.
     pub(super) fn new(pages: u32) -> Self {
         let mut space = Self {
             by_start: BTreeMap::new(),
@@ -23,7 +23,7 @@ impl Space {
         space
     }
 
-    /// Free pages.
+    /// Returns the number of free pages.
     pub(super) fn free(&self) -> u64 {
         self.free
     }
@@ -54,7 +54,7 @@ impl Space {
         Some(at)
     }
 
-    /// Gives pages back.
+    /// Returns pages to the space.
     pub(super) fn give(&mut self, start: u32, pages: u32) {
         let (mut start, mut pages) = (start, pages);
         if pages == 0 {

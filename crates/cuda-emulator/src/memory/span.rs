@@ -1,4 +1,4 @@
-//! What names memory of a device: plain data.
+//! Plain data that names memory of a device.
 
 /// A device's number, as in `cuDeviceGet`.
 pub type DeviceOrdinal = i32;
@@ -10,27 +10,27 @@ pub type DeviceOrdinal = i32;
 pub struct Span {
     /// Slot in the pool's table.
     pub index: u32,
-    /// The allocation's number on its device; a slot that was reused has another.
+    /// The allocation's number on its device; it changes when the slot is reused.
     pub generation: u32,
-    /// First byte, counted from the start of the pool's data.
+    /// The offset of the first byte from the start of the pool's data.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
 }
 
-/// An allocation of device memory, or what another process opened of one of its own.
+/// An allocation of device memory: of this process, or opened from another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// The device it is used as memory of.
+    /// The device that uses it as its memory.
     pub device: DeviceOrdinal,
     /// Its first address.
     pub start: u64,
     /// Bytes.
     pub size: u64,
-    /// No two of this process have the same.
+    /// A number that is unique in this process.
     pub id: u64,
     /// Whether other processes can open it.
     pub ipc: bool,
-    /// The memory pool it was allocated from; 0 if it is of `cuMemAlloc`.
+    /// The memory pool of the allocation; 0 for `cuMemAlloc`.
     pub mempool: usize,
 }

@@ -1,11 +1,12 @@
-//! The head of a pool's memfd: who owns it, and its table of allocations, readable by every process
+//! The head of a pool's memfd: its owner and its table of allocations, readable by every process
 //! that maps it.
 //!
-//! One writer, the process that owns the pool, under its allocator's lock; readers anywhere,
-//! without a lock. An entry's `tag` joins the number of the allocation and its state. The owner
-//! writes the other fields while the tag says `Freed` (or nothing was ever there), then stores the
-//! tag. A reader loads the tag, the fields, and the tag again: the same tag twice means that the
-//! fields belong to it, since numbers are not used again within 2^32 allocations of one device.
+//! The process that owns the pool is the only writer, except for `opened`, and writes under its
+//! allocator's lock. Readers are in any process and take no lock. An entry's `tag` joins the number of
+//! the allocation and its state. The owner sets the tag to `Never` with the new number, writes the
+//! other fields, then stores the final tag. A reader loads the tag, the fields, and the tag again: the
+//! same tag twice means that the fields belong to it, since numbers are not used again within 2^32
+//! allocations of one device.
 //!
 //! ```text
 //! Never ─┬─allocate──────────────▶ Live ──free──▶ Freed ──allocate (next number)──▶ …
@@ -16,9 +17,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// "ncclEmuP".
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ncclEmuP");
-/// Changes with the layout of what is below.
+/// The version of the layout below.
 pub(super) const LAYOUT: u32 = 2;
-/// Live and remembered allocations of one pool.
+/// The most live and remembered allocations of one pool.
 pub(super) const ENTRIES: u32 = 65_535;
 /// Bytes before the pool's data: header and table, a multiple of a huge page.
 pub(super) const HEAD: u64 = (size_of::<Head>() as u64).next_multiple_of(2 << 20);
@@ -28,11 +29,11 @@ pub(super) const HEAD: u64 = (size_of::<Head>() as u64).next_multiple_of(2 << 20
 pub(super) struct Head {
     pub(super) magic: u64,
     pub(super) layout: u32,
-    /// Process and device that own the pool, for messages.
+    /// The process that owns the pool, and the pool's device there, for messages.
     pub(super) pid: u32,
     pub(super) device: i32,
     pub(super) token: [u64; 2],
-    /// Bytes of data, which begin at [`HEAD`].
+    /// The length of the data, which begins at [`HEAD`].
     pub(super) data_len: u64,
     pub(super) entries: [Entry; ENTRIES as usize],
 }
@@ -41,18 +42,18 @@ pub(super) struct Head {
 #[repr(C, align(64))]
 pub(super) struct Entry {
     tag: AtomicU64,
-    /// From the start of the data, and bytes as asked for.
+    /// The offset from the start of the data, and the requested size in bytes.
     offset: AtomicU64,
     size: AtomicU64,
     /// Milliseconds of the monotonic clock.
     allocated_at: AtomicU32,
     freed_at: AtomicU32,
-    /// How often other processes have it open, which write this. Their devices use it until they close it: the owner
-    /// does not give the pages out again before.
+    /// How often other processes have the allocation open; they write this. The owner does not reuse the pages
+    /// before all have closed it.
     opened: AtomicU32,
 }
 
-/// What may be done with an allocation.
+/// The state of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum State {
@@ -98,7 +99,7 @@ fn tag(generation: u32, state: State) -> u64 {
     u64::from(generation) << 32 | u64::from(state as u32)
 }
 
-/// Milliseconds of the monotonic clock, coarse and cheap; the same in every process of the host.
+/// Returns the milliseconds of the monotonic clock, coarse and cheap; the same in every process of the host.
 pub(super) fn now_ms() -> u32 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -110,7 +111,7 @@ pub(super) fn now_ms() -> u32 {
 }
 
 impl Entry {
-    /// The entry now. Numbers 0 and state `Never` if it was never used.
+    /// Returns the present contents. Numbers are 0 and the state is `Never` if the entry was never used.
     pub(super) fn snapshot(&self) -> Snapshot {
         loop {
             let before = self.tag.load(Ordering::Acquire);
@@ -129,7 +130,7 @@ impl Entry {
         }
     }
 
-    /// The state of allocation `generation`; `Freed` once the entry belongs to a later one.
+    /// Returns the state of allocation `generation`; `Freed` once the entry belongs to a later allocation.
     pub(super) fn state_of(&self, generation: u32) -> State {
         let tag = self.tag.load(Ordering::Acquire);
         if (tag >> 32) as u32 == generation {
@@ -139,7 +140,7 @@ impl Entry {
         }
     }
 
-    /// A new allocation in a free entry. Only under the owner's lock.
+    /// Enters a new allocation into a free entry. Only under the owner's lock.
     pub(super) fn open(&self, generation: u32, state: State, offset: u64, size: u64) {
         // A reader that still sees the old tag sees `Freed` with it, and reads the tag again after
         // the fields.
@@ -152,12 +153,12 @@ impl Entry {
         self.tag.store(tag(generation, state), Ordering::Release);
     }
 
-    /// Another process opens the allocation. It asks afterwards whether that was still there.
+    /// Counts an open by another process, which afterwards checks that the allocation was still live.
     pub(super) fn opened(&self) {
         self.opened.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Another process closes what it opened.
+    /// Counts a close by another process.
     pub(super) fn closed(&self) {
         self.opened.fetch_sub(1, Ordering::SeqCst);
     }
@@ -167,7 +168,7 @@ impl Entry {
         self.opened.load(Ordering::SeqCst) > 0
     }
 
-    /// Moves allocation `generation` from one of `from` to `to`. False if it is in none of them.
+    /// Moves allocation `generation` from a state in `from` to `to`. Returns false if it is in none of them.
     pub(super) fn advance(&self, generation: u32, from: &[State], to: State) -> bool {
         let mut current = self.tag.load(Ordering::Acquire);
         loop {

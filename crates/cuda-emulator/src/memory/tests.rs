@@ -180,7 +180,7 @@ fn new_memory_is_not_zero() {
     let start = allocate(0, 256).unwrap();
     let (_, span) = resolve(start, 256).unwrap();
     let at = pool(0).unwrap().mapping().view(&span).unwrap();
-    // SAFETY: the span was just found usable; nobody else knows it.
+    // SAFETY: the span was just found usable; only this test knows it.
     let bytes = unsafe { std::slice::from_raw_parts(at, 256) };
     assert!(bytes.iter().any(|&byte| byte != 0));
     free(start).unwrap();
@@ -297,7 +297,7 @@ fn a_peer_process_reads_and_writes_the_same_memory() {
     let start = allocate(0, 10_000).unwrap();
     let (_, span) = resolve(start + 10, 1000).unwrap();
     let at = pool(0).unwrap().mapping().view(&span).unwrap();
-    // SAFETY: usable, and nobody else has it now.
+    // SAFETY: usable, and only this test has it now.
     unsafe { at.write_bytes(1, 1000) };
     let said = peer("read", &span);
     assert!(said.contains("read 1000"), "{said}");

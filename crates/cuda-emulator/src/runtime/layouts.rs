@@ -1,19 +1,19 @@
-//! Where the runtime's structures have their fields, in the build that calls.
+//! The layouts of the runtime's structures in the calling build.
 //!
-//! They differ between releases of CUDA, so no layout of them is written down here: whoever loads the caller asks its
-//! debug information ([`Structures`]). Every field that is used is checked for its size and for lying inside of its
-//! structure. What a structure of this module has in fields that are not used is zero.
+//! The layouts differ between releases of CUDA, so none is hard-coded here: the loader of the calling library reads
+//! them from its debug information ([`Structures`]). Every used field is checked for its size and its bounds in the
+//! structure. Unused fields of a structure filled here are zero.
 
 use std::ffi::c_int;
 
-/// Where a field lies: `count` elements of `size` bytes, from `offset` on.
+/// The position of a field: `count` elements of `size` bytes, from `offset` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
-    /// In bytes from the start of the structure.
+    /// The offset in bytes from the start of the structure.
     pub offset: usize,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     pub size: usize,
-    /// Elements of an array; 1 if the field is none.
+    /// The number of elements; 1 for a field that is no array.
     pub count: usize,
 }
 
@@ -24,7 +24,7 @@ impl Field {
             .and_then(|bytes| bytes.checked_add(self.offset))
     }
 
-    /// Each element, as a field of its own.
+    /// Returns each element as a field of its own.
     pub(super) fn elements(self) -> impl Iterator<Item = Self> {
         (0..self.count).map(move |at| Self {
             offset: self.offset + at * self.size,
@@ -34,12 +34,12 @@ impl Field {
     }
 }
 
-/// What is known of the structures of the build that calls.
+/// A source of the structure layouts of the calling build.
 pub trait Structures {
-    /// Bytes of the structure `name`, if the build has it.
+    /// Returns the size of the structure `name` in bytes, if the build has it.
     fn size_of(&self, name: &str) -> Option<usize>;
 
-    /// The field `path` (names joined by dots, those of anonymous members left out) of the structure `name`.
+    /// Returns the field `path` (names joined by dots, without those of anonymous members) of the structure `name`.
     fn field(&self, name: &str, path: &str) -> Option<Field>;
 }
 
@@ -94,15 +94,15 @@ pub enum LayoutError {
     },
 }
 
-/// What a field must be.
+/// The expected shape of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expected {
-    /// As many bytes, in elements of any size.
+    /// This many bytes, in elements of any size.
     Bytes(usize),
-    /// As many numbers of 4 or 8 bytes.
+    /// This many numbers of 4 or 8 bytes.
     Numbers(usize),
-    /// The field of the driver's structure of the same purpose, which the functions hand on.
+    /// The field of the driver's structure of the same purpose, which the functions pass on.
     Exactly(Field),
 }
 
@@ -126,14 +126,14 @@ impl Expected {
     }
 }
 
-/// What of a device a field of `cudaDeviceProp` says.
+/// The property of a device that a field of `cudaDeviceProp` holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Property {
     Name,
     Uuid,
     /// Bytes of memory.
     Memory,
-    /// Attributes of consecutive numbers from this one on, one for each element.
+    /// Attributes with consecutive numbers from this one on, one for each element.
     Attributes(c_int),
 }
 
@@ -196,7 +196,7 @@ const PROPERTIES: &[(&str, Property, usize)] = &[
     ("clusterLaunch", Property::Attributes(120), 1),
 ];
 
-/// Fields of `cudaFuncAttributes`, and the attribute of the driver's function that each says.
+/// Fields of `cudaFuncAttributes`, and the attribute of the driver's function that each holds.
 const FUNCTION: &[(&str, c_int)] = &[
     ("sharedSizeBytes", 1),
     ("constSizeBytes", 2),
@@ -238,14 +238,14 @@ const COPY: (&str, usize, &[(&str, usize, usize)]) = (
     ],
 );
 
-/// A structure that a function fills: its size, and the fields with what they say.
+/// A structure that a function fills: its size, and its fields with their meaning.
 pub(super) struct Filled<T> {
     size: usize,
     pub(super) fields: Vec<(Field, T)>,
 }
 
 impl<T> Filled<T> {
-    /// A value with nothing in it.
+    /// Returns an all-zero value.
     pub(super) fn empty(&self) -> Value {
         Value(vec![0; self.size])
     }
@@ -255,7 +255,7 @@ impl<T> Filled<T> {
 pub(super) struct Value(Vec<u8>);
 
 impl Value {
-    /// Stores bytes, as many as the field has.
+    /// Stores bytes, up to the size of the field.
     pub(super) fn put(&mut self, field: Field, bytes: &[u8]) {
         let room = self.0.get_mut(field.offset..).unwrap_or_default();
         for (to, from) in room.iter_mut().zip(bytes).take(field.size * field.count) {
@@ -269,7 +269,7 @@ impl Value {
         self.put(field, &value.into().to_le_bytes());
     }
 
-    /// Stores all of it.
+    /// Copies the whole structure to `place`.
     ///
     /// # Safety
     /// `place` has room for the structure.
@@ -279,7 +279,7 @@ impl Value {
     }
 }
 
-/// What a field of `cudaPointerAttributes` says.
+/// The meaning of a field of `cudaPointerAttributes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Address {
     Kind,
@@ -293,7 +293,7 @@ pub(super) struct Layouts {
     pub(super) properties: Filled<Property>,
     pub(super) function: Filled<c_int>,
     pub(super) address: Filled<Address>,
-    /// Whether the build has structures that are the driver's under another name.
+    /// Whether the build has the structures that equal the driver's under another name.
     pub(super) has_pool: bool,
     pub(super) has_copy: bool,
 }
@@ -339,7 +339,7 @@ fn filled<T>(
     })
 }
 
-/// The field of a structure, if it is as expected and inside.
+/// Returns the field of a structure, after checks of its shape and bounds.
 fn checked(
     structures: &dyn Structures,
     (name, size): (&'static str, usize),
@@ -363,7 +363,7 @@ fn checked(
     }
 }
 
-/// Whether the build has a structure, which then is the driver's field by field.
+/// Returns whether the build has a structure. Fails if the structure differs from the driver's in any field.
 fn is_the_drivers(
     structures: &dyn Structures,
     (name, drivers, fields): (&'static str, usize, &[(&'static str, usize, usize)]),

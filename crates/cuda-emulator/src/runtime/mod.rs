@@ -1,22 +1,22 @@
-//! Functions of the CUDA runtime, over the driver: what NVIDIA's libnccl has linked into itself and calls.
+//! Functions of the CUDA runtime, over the driver: the functions that NVIDIA's libnccl links statically and calls.
 //!
-//! NVIDIA's own runtime is never run; whoever loads such a library leads its calls to these functions ([`symbols`]),
-//! after it has said where that build has the fields of the runtime's structures ([`configure`]).
+//! NVIDIA's own runtime never runs. The loader of such a library first gives the offsets of that build's runtime
+//! structures ([`configure`]), and then redirects the library's calls to these functions ([`symbols`]).
 //!
-//! A function here is a driver function of the same purpose, and what the runtime adds to it: a current device for each
-//! thread, whose primary context comes to life at the first call that needs one, and the last error of each thread
+//! A function here calls the driver function of the same purpose and adds the runtime's state: a current device for
+//! each thread, whose primary context is created at the first call that needs one, and the last error of each thread
 //! (`error`). Codes of `cudaError_t` and `CUresult` have the same numbers.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! |---|---|
 //! | `forwarded` | functions that are one driver function with the same arguments |
 //! | `device` | devices, the current one, and contexts |
-//! | `memory` | memory, copies, and what an address is |
+//! | `memory` | memory, copies, and pointer attributes |
 //! | `kernel` | kernels by the address of their host stub, and launches |
 //! | `stream` | captures and their graphs, where CUDA 12 and 13 differ |
 //! | `error` | the last error; names and texts of codes |
-//! | `caller` | who calls: what was given to [`configure`] |
-//! | `layouts` | where fields lie |
+//! | `caller` | the calling build, as given to [`configure`] |
+//! | `layouts` | offsets of fields |
 //! | `driver` | the driver's functions, with their types |
 
 mod caller;
@@ -35,7 +35,7 @@ pub use self::layouts::{Field, LayoutError, Structures};
 
 use crate::elf::Symbol;
 
-/// Name and address of every runtime function, as a caller built for `cuda` calls them.
+/// Returns the name and address of every runtime function, for a caller built for `cuda`.
 pub fn symbols(cuda: Cuda) -> Vec<Symbol> {
     let mut all = error::symbols();
     all.extend(forwarded::symbols());

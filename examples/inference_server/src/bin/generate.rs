@@ -140,7 +140,7 @@ fn one_rank<P: Part + ?Sized>(
     let say = |words: &str| {
         if first {
             print!("{words}");
-            // Nobody who reads is nobody who minds.
+            // stdout may be closed.
             let _ = std::io::stdout().flush();
         }
     };

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may listen any more.
+            // stderr may be closed.
             let _ = writeln!(std::io::stderr(), "inference-server: {error}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! A client's side of a request: what the engine tells those who wait for HTTP.
+//! A client's side of a request: the messages of the engine to the HTTP handler that waits.
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -6,35 +6,36 @@ use super::scheduler::{Client, Finish};
 use super::text::Speech;
 use crate::model::tokenizer::Tokenizer;
 
-/// What a client hears, in this order: whether it is taken, its text, and the end. In between, that nothing comes for a while.
+/// A message to a client, in this order: whether the request is taken, its text, and the end. In between, reports of
+/// interruptions.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Said {
     Taken,
-    /// Too many wait already.
+    /// Too many requests wait already.
     Full,
     Text(String),
-    /// Why nothing comes.
+    /// The cause of an interruption.
     Stalled(String),
     GoesOn(String),
     End {
-        /// What had been held back.
+        /// Text that had been held back.
         text: String,
         why: Finish,
         prompt: usize,
-        /// Tokens of the text that it was told. One that ends a text is not in it, nor is what is cut off for a stop.
+        /// The number of tokens of the text that the client got, without an end token and without tokens cut off by a stop.
         made: usize,
     },
-    /// There will be no answer, and why.
+    /// The reason why there will be no answer.
     Failed(String),
 }
 
-/// One who asked.
+/// The client of a request over HTTP.
 #[derive(Debug)]
 pub(super) struct Caller {
     to: UnboundedSender<Said>,
     speech: Speech,
     tokenizer: Tokenizer,
-    /// Whether it has been told that nothing comes.
+    /// Whether the client has been told of an interruption.
     stalled: bool,
 }
 
@@ -49,7 +50,7 @@ impl Caller {
     }
 
     pub(super) fn tell(&self, said: Said) {
-        // Who has gone away is noticed by the scheduler.
+        // The scheduler detects a disconnected client.
         let _ = self.to.send(said);
     }
 
@@ -90,7 +91,7 @@ impl Client for Caller {
 
     fn end(self, why: Finish, prompt: usize) {
         let (text, made) = self.speech.finish();
-        // Nobody minds if it is not heard.
+        // The client may have disconnected.
         let _ = self.to.send(Said::End {
             text,
             why,

@@ -1,4 +1,4 @@
-//! The ranks as the front has them: their processes, their connections, and which of them serve together.
+//! The front's view of the ranks: their processes, their connections, and their epochs.
 
 use std::error::Error;
 use std::os::unix::net::UnixStream;
@@ -16,15 +16,15 @@ use super::options::{Options, Recovery};
 use super::view::process_state;
 use crate::wire::{self, ToRank};
 
-/// How long the ranks may take to say goodbye to each other; and how much longer than others one may take to leave an epoch, apart
-/// from the limit of an operation.
+/// How long the ranks may take to end; and how much later than others a rank may leave an epoch, besides the limit of an
+/// operation.
 const GOODBYE: Duration = Duration::from_secs(3);
 
-/// After so long without all ranks, all are started again.
+/// The time without all ranks after which all ranks are restarted.
 const TOO_LONG: Duration = Duration::from_secs(60);
-/// How long after a process could not be started it is tried again: twice as long each time.
+/// The first pause before a failed start of a process is tried again. It doubles each time.
 const PAUSE: Duration = Duration::from_millis(100);
-/// As much for one that could be, and ends each time.
+/// The first pause before the restart of a process that ends each time.
 const REST: Duration = Duration::from_millis(50);
 const LONGEST_REST: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Why the server cannot go on.
 pub(super) type Failure = Box<dyn Error + Send + Sync>;
 
-/// A member of the control plane of the world that serves; another one after all ranks were started anew.
+/// The observer of the present world; replaced when all ranks are restarted.
 pub(super) type SharedObserver = Arc<Mutex<Arc<Observer>>>;
 
 pub(super) struct Crew {
@@ -41,17 +41,17 @@ pub(super) struct Crew {
     recovery: Recovery,
     /// How long a rank may be stopped while the others wait for it.
     deadline: Duration,
-    /// The attempt whose processes count: those of an earlier one are being ended.
+    /// The present attempt. Processes of earlier attempts are being ended.
     attempt: u64,
     pub(super) members: Vec<Worker>,
-    /// Connections of which it is not known yet whose they are.
+    /// Connections that have not named their rank yet.
     strangers: Vec<(usize, u32, UnixStream)>,
-    /// The processes before all were started again: what they still say comes too late.
+    /// The processes before the restart of all ranks, whose messages are ignored.
     given_up: Vec<u32>,
     owed: Option<Owed>,
 }
 
-/// Processes that could not be started: the system may have had no room for another one.
+/// Processes that could not be started, for example for want of system resources.
 struct Owed {
     what: Start,
     next: Instant,
@@ -69,18 +69,18 @@ enum Start {
 pub(super) struct Worker {
     pub(super) pid: Option<u32>,
     pub(super) link: Option<(usize, UnixStream)>,
-    /// The epoch that it has entered.
+    /// The epoch that the rank has entered.
     pub(super) epoch: Option<u64>,
     pub(super) serves: Option<Serves>,
-    /// Since when.
+    /// The beginning of the service.
     since: Option<Instant>,
     pub(super) restarts: u64,
-    /// How often it has been started again since the ranks have done anything.
+    /// Restarts of this rank since the ranks last completed work.
     in_vain: usize,
     killed: bool,
-    /// Which epoch it has left, and when.
+    /// The epoch that the rank has left, and the time.
     left: Option<(u64, Instant)>,
-    /// Since when it has been seen to be stopped, while nobody serves.
+    /// When the process was first seen stopped, while no epoch serves.
     stopped: Option<Instant>,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct Serves {
 }
 
 impl Worker {
-    /// Forgets the process, and not how often there was one.
+    /// Forgets the process but keeps its counts.
     fn begin_anew(&mut self) {
         *self = Self {
             restarts: self.restarts,
@@ -110,8 +110,8 @@ impl Worker {
     }
 }
 
-/// How long before a rank is started again that was so often in vain: what ends a rank each time may need a moment to
-/// pass.
+/// Returns the pause before the restart of a rank that was restarted `in_vain` times without success: a cause outside the
+/// rank may pass.
 fn pause_after(in_vain: usize) -> Duration {
     match in_vain {
         0..=2 => Duration::ZERO,
@@ -120,7 +120,7 @@ fn pause_after(in_vain: usize) -> Duration {
 }
 
 impl Crew {
-    /// Starts the ranks; what becomes of their processes is told to the engine.
+    /// Starts the ranks. The engine gets the events of their processes.
     pub(super) fn start(options: &Options, link: &str, to: Sender<Event>) -> Result<Self, Failure> {
         let program = std::env::current_exe()?;
         let arguments = options.of_rank(link);
@@ -132,7 +132,7 @@ impl Crew {
         Self::start_as(options, to, rank)
     }
 
-    /// As [`start`](Self::start), with ranks that are this program.
+    /// Starts as [`start`](Self::start) does, with ranks that run the given command.
     pub(super) fn start_as(
         options: &Options,
         to: Sender<Event>,
@@ -169,27 +169,27 @@ impl Crew {
         Arc::clone(&self.observer)
     }
 
-    /// A process runs.
+    /// Records that a process runs.
     pub(super) fn started(&mut self, place: usize, pid: u32, attempt: u64) {
         let worker = &mut self.members[place];
         if attempt < self.attempt {
             return;
         }
         if worker.pid.is_some_and(|known| known != pid) {
-            // Whatever called itself so before is not it.
+            // The former process of this place is another one.
             worker.begin_anew();
         }
         worker.pid = Some(pid);
     }
 
-    /// A process is gone. Whether that is news.
+    /// Records that a process is gone. Returns whether the engine must react.
     pub(super) fn ended(&mut self, place: usize, pid: u32) -> bool {
         let worker = &mut self.members[place];
         let news = worker.pid == Some(pid);
         if news {
             worker.begin_anew();
         }
-        // One that was started with others that could not be is ended again.
+        // A process that was started together with others that failed to start is ended again.
         let in_vain = |owed: &Owed| owed.what == Start::All;
         news && !self.owed.as_ref().is_some_and(in_vain)
     }
@@ -198,8 +198,8 @@ impl Crew {
         self.strangers.push((link, pid, stream));
     }
 
-    /// A connection has said whose it is. That it comes from the process that has this place now is known by its number;
-    /// it may be heard of a moment before the launcher tells that number.
+    /// Assigns a connection to the rank that it names. The process id shows whether the connection comes from the present
+    /// process of this place; it may arrive before the launcher reports that id.
     pub(super) fn hello(&mut self, link: usize, place: usize) {
         let Some(at) = self.strangers.iter().position(|one| one.0 == link) else {
             return;
@@ -216,13 +216,13 @@ impl Crew {
         }
     }
 
-    /// Whose connection it is.
+    /// Returns the place of a connection's rank.
     pub(super) fn place_of(&self, link: usize) -> Option<usize> {
         let is_its = |worker: &Worker| worker.link.as_ref().is_some_and(|(its, _)| *its == link);
         self.members.iter().position(is_its)
     }
 
-    /// A connection is closed.
+    /// Removes a closed connection.
     pub(super) fn closed(&mut self, link: usize) {
         self.strangers.retain(|one| one.0 != link);
         if let Some(place) = self.place_of(link) {
@@ -237,7 +237,7 @@ impl Crew {
         self.members.iter().position(is_its)
     }
 
-    /// How many parts there are and in which epoch, if all of them are there.
+    /// Returns the number of parts that serve in `epoch`, if all parts do.
     pub(super) fn complete(&self, epoch: u64) -> Option<usize> {
         let serve = self.members.iter().filter_map(|worker| worker.serves);
         let serve: Vec<_> = serve.filter(|serves| serves.epoch == epoch).collect();
@@ -246,7 +246,7 @@ impl Crew {
         (0..shards).all(there).then_some(shards)
     }
 
-    /// Sends something to do to all that have a part. Who cannot be written to is noticed otherwise.
+    /// Sends work to all ranks with a part. A failed write needs no handling: other events report a rank that is gone.
     pub(super) fn send(&mut self, epoch: u64, message: &ToRank) {
         for worker in &mut self.members {
             let has_part = |serves: Serves| serves.epoch == epoch && serves.shard.is_some();
@@ -258,7 +258,7 @@ impl Crew {
         }
     }
 
-    /// Has all leave this epoch that have entered it, also those that do not serve yet.
+    /// Tells all ranks that have entered this epoch to leave it, also those that do not serve yet.
     pub(super) fn go_on(&mut self, epoch: u64) {
         for worker in &mut self.members {
             if worker.epoch == Some(epoch)
@@ -269,11 +269,11 @@ impl Crew {
         }
     }
 
-    /// Does what is to be done about a rank that is gone; `gave_up` when it did not get so far as to serve, and ended by
-    /// itself. In words.
+    /// Starts the recovery from the loss of a rank, and returns a description. `gave_up` means that the rank ended by itself
+    /// before it served.
     pub(super) fn mend(&mut self, place: usize, gave_up: bool) -> &'static str {
         if gave_up {
-            // Another one would find what this one found.
+            // A new process would fail in the same way.
             self.start_all_again();
             return "it did not come together with the others: all ranks are started again";
         }
@@ -288,7 +288,7 @@ impl Crew {
         let pause = pause_after(self.members[place].in_vain);
         self.members[place].is_started_again();
         match &mut self.owed {
-            // It comes in its time.
+            // The place joins those that are waiting for a start.
             Some(Owed {
                 what: Start::These(places),
                 ..
@@ -303,7 +303,7 @@ impl Crew {
         "it is started again, and the others wait for it"
     }
 
-    /// Tries once more what could not be started, when it is time for it.
+    /// Retries failed starts that are due.
     pub(super) fn catch_up(&mut self) {
         let Some(owed) = self.owed.take_if(|owed| owed.next <= Instant::now()) else {
             return;
@@ -322,7 +322,7 @@ impl Crew {
         self.put_off(what, pause);
     }
 
-    /// Whether something is to be started later.
+    /// Whether a start is pending.
     #[cfg(test)]
     pub(super) fn is_owed(&self) -> bool {
         self.owed.is_some()
@@ -336,7 +336,7 @@ impl Crew {
         });
     }
 
-    /// Starts these; those that are left when one cannot be started, and why.
+    /// Starts these places. On a failure returns the places that are left, and the error.
     fn start_these(&self, places: Vec<usize>) -> Result<(), (Start, Failure)> {
         for (number, &place) in places.iter().enumerate() {
             if let Err(error) = self.fleet.restart(place) {
@@ -369,18 +369,18 @@ impl Crew {
         let mut shared = self.observer.lock();
         let before = std::mem::replace(&mut *shared, observer);
         drop(shared);
-        // It may have something to say still, for which nobody waits.
+        // The former observer may still send messages, so another thread drops it.
         let farewell = std::thread::Builder::new().name(String::from("farewell"));
         let _ = farewell.spawn(move || drop(before));
         Ok(())
     }
 
-    /// Ends a process that stands still: to wait for it would be to stand still as well.
+    /// Kills a process that does not answer, for which the other ranks would wait.
     pub(super) fn kill_frozen(&mut self, pid: u32) {
         let Some(place) = self.place_of_process(pid) else {
             return;
         };
-        // All others tell of it.
+        // Every other rank reports it, but it is killed once.
         if !std::mem::replace(&mut self.members[place].killed, true) {
             let state = process_state(pid).unwrap_or('?');
             note!("rank {place} (pid {pid}, state {state}) does not answer, and is killed");
@@ -388,7 +388,7 @@ impl Crew {
         }
     }
 
-    /// A rank has come into an epoch.
+    /// Records that a rank has entered an epoch.
     pub(super) fn entered(&mut self, place: usize, epoch: u64) {
         let worker = &mut self.members[place];
         worker.epoch = Some(epoch);
@@ -397,40 +397,40 @@ impl Crew {
         worker.left = None;
     }
 
-    /// A rank has left an epoch, and waits for the others.
+    /// Records that a rank has left an epoch, and waits for the others.
     pub(super) fn left(&mut self, place: usize, epoch: u64) {
         let worker = &mut self.members[place];
         worker.serves = None;
         worker.left = Some((epoch, Instant::now()));
     }
 
-    /// A rank serves in an epoch.
+    /// Records that a rank serves in an epoch.
     pub(super) fn serves_in(&mut self, place: usize, serves: Serves) {
         let worker = &mut self.members[place];
         (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
     }
 
-    /// An epoch serves: what was still to be started for want of one is not needed.
+    /// Records that an epoch serves: a pending restart of all ranks is not needed.
     pub(super) fn serves(&mut self) {
         self.owed.take_if(|owed| owed.what == Start::All);
     }
 
-    /// The ranks have done something: what ended them before is over.
+    /// Records that the ranks have completed work, and resets the counts of unsuccessful restarts.
     pub(super) fn achieved(&mut self) {
         for worker in &mut self.members {
             worker.in_vain = 0;
         }
     }
 
-    /// How often a rank has been started again since they have done anything.
+    /// Returns the most restarts of a rank since the ranks last completed work.
     pub(super) fn in_vain(&self) -> usize {
         let in_vain = self.members.iter().map(|worker| worker.in_vain);
         in_vain.max().unwrap_or_default()
     }
 
-    /// While nobody serves: ends those that still serve, as they think, when others have left their epoch long ago. They hang
-    /// in something that is no operation, and the others wait for them. One that has come to serve since then may be about
-    /// to leave.
+    /// While no epoch serves: kills ranks that still serve in an epoch that others have left long ago. Such a rank hangs
+    /// outside any operation, and the others wait for it. A rank that has begun to serve since then may be about to leave,
+    /// and is spared.
     pub(super) fn kill_wedged(&mut self) {
         let limit = self.deadline + GOODBYE;
         let is_long_ago = |at: Instant| at.elapsed() > limit;
@@ -451,7 +451,7 @@ impl Crew {
         }
     }
 
-    /// As if what has happened so far had happened earlier.
+    /// Moves all past events back in time.
     #[cfg(test)]
     pub(super) fn age(&mut self, by: Duration) {
         let earlier = |at: Instant| at.checked_sub(by).unwrap();
@@ -461,8 +461,8 @@ impl Crew {
         }
     }
 
-    /// While nobody serves: ends those that have been stopped for too long. The others cannot go on without them, and
-    /// find out by themselves only when they are in an operation.
+    /// While no epoch serves: kills processes that have been stopped for too long. The other ranks cannot continue without
+    /// them, and detect a stopped rank by themselves only in an operation.
     pub(super) fn kill_stopped(&mut self) {
         let mut over = Vec::new();
         for worker in &mut self.members {
@@ -481,7 +481,7 @@ impl Crew {
         }
     }
 
-    /// How long after a death everybody should have come together, with such a one among them.
+    /// Returns how long after a death all ranks should have met, including a rank that was stopped or hung.
     pub(super) fn patience(&self) -> Duration {
         TOO_LONG + self.deadline
     }
@@ -490,7 +490,7 @@ impl Crew {
         self.fleet.signal(place, signal);
     }
 
-    /// Ends all ranks: with a word, and after a while without.
+    /// Ends all ranks: asks them to end, and kills them after a while.
     pub(super) fn end(mut self) {
         for worker in &mut self.members {
             if let Some((_, stream)) = &mut worker.link {

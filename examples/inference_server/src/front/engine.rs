@@ -1,4 +1,4 @@
-//! What happens, in order, and what follows from it: one thread that has the requests and the ranks.
+//! The engine: one thread that owns the requests and the ranks, and handles all events in order.
 //!
 //! ```text
 //!                 all parts of an epoch say that they serve
@@ -9,12 +9,12 @@
 //!          the caches are void, clients are told to wait
 //! ```
 //!
-//! There is one step under way at most. The next is planned when its tokens have come, so that nobody has to agree on
-//! anything: what the ranks are sent is the order. When there is nothing to do, the ranks are asked for a sign of life now and then:
-//! a small operation on the model's communicator, which one that hangs does not get through. So somebody finds out
-//! before the next client does.
+//! At most one step is in progress. The engine plans the next step when the tokens of the last one have arrived, so the ranks
+//! need no agreement: they follow the order of the messages. While idle, the engine probes the ranks now and then with
+//! a small operation on the model's communicator, which a hung rank does not complete. So the fault is detected
+//! before the next request.
 //!
-//! - `trouble`: what becomes of a rank that is gone or can do no more, until somebody serves again.
+//! - `trouble`: the handling of failed ranks, until an epoch serves again.
 
 #[cfg(test)]
 mod tests;
@@ -34,33 +34,33 @@ use super::scheduler::{Request, Scheduler};
 use super::view::{Member, Trouble, View};
 use crate::wire::{FromRank, Step, ToRank};
 
-/// How often it is looked whether clients have gone away, and whether something takes too long.
+/// The interval of the checks for clients that have disconnected, and for timeouts.
 const TICK: Duration = Duration::from_millis(50);
-/// How a process ended is known a moment after its connection is closed, and says more. Clients are not told earlier than this
-/// why nothing comes, unless it is known.
+/// The delay before clients are told the cause of an interruption, unless the cause is known: the exit status of a process
+/// arrives a moment after its connection closes, and is more precise.
 const KNOWN: Duration = Duration::from_secs(1);
-/// How often a rank, or all of them, are started again with nothing achieved in between.
+/// The most restarts of a rank, or of all ranks, without completed work in between.
 const IN_VAIN: usize = 10;
-/// After so long without a step the ranks are asked for a sign of life.
+/// The time without a step after which the ranks are probed.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// What the ranks have been given to do.
+/// The work of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
     Step,
-    /// To show that they can.
+    /// A small operation that shows that the ranks work.
     Probe,
 }
 
-/// What the engine is told.
+/// An event for the engine.
 pub(super) enum Event {
-    /// By a client.
+    /// A request of a client.
     Ask(Request<Caller>),
-    /// By a connection, which has this number.
+    /// A message or change of the connection of this number.
     Link(usize, Heard),
-    /// About the processes.
+    /// An event of the processes.
     Fleet(FleetEvent),
-    /// To end: as soon as all requests are over, and after this long in any case.
+    /// The request to end: as soon as all requests are over, and after this time in any case.
     End(Duration),
 }
 
@@ -69,13 +69,13 @@ pub(super) struct Engine {
     scheduler: Scheduler<Caller>,
     view: Arc<Mutex<View>>,
     inbox: Receiver<Event>,
-    /// The epoch that serves, and whether there has ever been one.
+    /// The epoch that serves, and whether any epoch has ever served.
     epoch: Option<u64>,
     served: bool,
-    /// The number of what was sent last, and what it is while it is under way.
+    /// The number of the last work sent, and its kind while it is in progress.
     number: u64,
     under_way: Option<Work>,
-    /// Since when nothing has been.
+    /// The end of the last work.
     quiet: Instant,
     troubled: Instant,
     next_tick: Instant,
@@ -105,7 +105,7 @@ impl Engine {
         }
     }
 
-    /// Until the end. The ranks have ended then as well.
+    /// Runs until the end of the server. The ranks have ended then as well.
     pub(super) fn run(mut self) -> Result<(), Failure> {
         let outcome = self.serve();
         let why = match &outcome {
@@ -116,7 +116,7 @@ impl Engine {
         for client in self.scheduler.clients() {
             client.tell(Said::Failed(why.clone()));
         }
-        // Who asks now finds nobody who would answer.
+        // Requests from now on find no receiver.
         drop(self.scheduler);
         for event in self.inbox.try_iter() {
             if let Event::Ask(request) = event {
@@ -136,7 +136,7 @@ impl Engine {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
-            // However much is asked meanwhile.
+            // The tick is due under any load.
             if Instant::now() >= self.next_tick {
                 self.next_tick = Instant::now() + TICK;
                 self.tick()?;
@@ -159,7 +159,7 @@ impl Engine {
                 self.crew.hello(link, place);
             }
             Event::Link(link, Heard::Said(message)) => {
-                // One that was given up may still have something to say.
+                // A rank that was given up may still send messages.
                 if let Some(place) = self.crew.place_of(link) {
                     self.hear(place, message)?;
                 }
@@ -188,7 +188,7 @@ impl Engine {
             Event::Fleet(FleetEvent::Exited(end)) => self.ended(&end)?,
             Event::Fleet(_) => {}
             Event::End(grace) => {
-                // Said twice: at once.
+                // A second request ends the server at once.
                 let grace = match self.end {
                     None => grace,
                     Some(_) => Duration::ZERO,
@@ -259,7 +259,7 @@ impl Engine {
                     {
                         let mut view = self.lock();
                         view.took(seconds, communicating);
-                        // Before clients hear of them.
+                        // Counted before clients receive the tokens.
                         view.numbers.made_tokens += tokens.len() as u64;
                     }
                     self.scheduler.took(&tokens).ok_or_else(|| {
@@ -278,7 +278,7 @@ impl Engine {
             FromRank::Left { epoch, fault } => {
                 self.crew.left(place, epoch);
                 let Some(fault) = fault else { return Ok(()) };
-                // Who has no part of the model may not have heard of it.
+                // A rank without a part of the model may not know of the fault.
                 self.crew.go_on(epoch);
                 if self.epoch == Some(epoch) || self.epoch.is_none() {
                     self.told(&fault);
@@ -299,7 +299,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether this is the answer that is waited for: then the ranks have done what they were given.
+    /// Whether this is the expected answer. If so, the work in progress is over.
     fn is_over(&mut self, work: Work, epoch: u64, number: u64) -> bool {
         let over = (Some(work), Some(epoch), number) == (self.under_way, self.epoch, self.number);
         if over {
@@ -310,7 +310,7 @@ impl Engine {
         over
     }
 
-    /// The next step, if it is time for it.
+    /// Sends the next step or probe, if one is due.
     fn go(&mut self) {
         let Some(epoch) = self.epoch else { return };
         if self.under_way.is_some() {
@@ -365,7 +365,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Brings the view up to date.
+    /// Updates the view.
     fn show(&self) {
         let members = self.crew.members.iter().map(|worker| Member {
             pid: worker.pid,

@@ -1,4 +1,4 @@
-//! Where ranks connect: an abstract Unix socket, and a thread for each connection.
+//! The connections of the ranks: an abstract Unix socket, and a thread for each connection.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -12,25 +12,25 @@ use rustix::net::sockopt::socket_peercred;
 use super::engine::Event;
 use crate::wire::{self, FromRank};
 
-/// How long the kernel may take to take a message for a rank: longer than any that lives needs, which reads them all.
+/// The timeout of a write to a rank: longer than any living rank needs, which reads all messages.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Connections of other users, which were closed at once.
+/// The number of connections of other users, which were closed at once.
 static STRANGERS: AtomicU64 = AtomicU64::new(0);
 
 pub(super) fn strangers() -> u64 {
     STRANGERS.load(Ordering::Relaxed)
 }
 
-/// What a connection tells.
+/// An event of a connection.
 pub(super) enum Heard {
-    /// It is there: the process, as the kernel names it, and where to write.
+    /// The connection is open: the process id by the kernel, and the stream to write to.
     Opened(u32, UnixStream),
     Said(FromRank),
     Closed,
 }
 
-/// Listens; its name is for those who connect.
+/// Listens, and returns the name of the socket for the ranks.
 pub(super) fn listen(to: Sender<Event>) -> io::Result<String> {
     let mut chance = [0; 16];
     rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty())?;
@@ -38,7 +38,7 @@ pub(super) fn listen(to: Sender<Event>) -> io::Result<String> {
     let name = format!("inference-server-{}-{chance}", std::process::id());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
     let accept = move || {
-        // Each connection has a number of its own.
+        // Each connection has a unique number.
         for (link, stream) in listener.incoming().enumerate() {
             match stream {
                 Ok(stream) => {
@@ -46,7 +46,7 @@ pub(super) fn listen(to: Sender<Event>) -> io::Result<String> {
                         note!("somebody could not connect: {error}");
                     }
                 }
-                // Of open files there may be none left for a while.
+                // The process may be out of descriptors for a while.
                 Err(error) => {
                     note!("nobody can connect: {error}");
                     std::thread::sleep(Duration::from_millis(20));
@@ -62,7 +62,7 @@ pub(super) fn listen(to: Sender<Event>) -> io::Result<String> {
 
 fn open(stream: UnixStream, link: usize, to: Sender<Event>) -> io::Result<()> {
     let peer = socket_peercred(&stream)?;
-    // Every user of the host can find the name. Whatever was done for such a connection would keep ranks waiting.
+    // Every user of the host can find the name. Any work for such a connection would keep ranks waiting.
     if peer.uid != rustix::process::geteuid() {
         STRANGERS.fetch_add(1, Ordering::Relaxed);
         return Ok(());

@@ -1,4 +1,4 @@
-//! The front: the process that clients talk to, that starts the ranks, and that survives them.
+//! The front: the process that serves the clients, starts the ranks, and survives them.
 //!
 //! ```text
 //! clients ──HTTP──▶ http (tokio) ──requests──▶ engine (one thread) ──steps──▶ ranks (processes)
@@ -7,15 +7,15 @@
 //!                                                    └──────── tokens, faults
 //! ```
 //!
-//! It loads neither CUDA nor NCCL, and is a member of the ranks' control plane ([`nccl::Observer`]), so it can say how it
-//! stands with them when they cannot.
+//! The front loads neither CUDA nor NCCL. It observes the ranks' control plane ([`nccl::Observer`]), so it can report
+//! their state when they cannot.
 //!
-//! - `serve`: all of it, from the beginning to the end; `options`: what it is told; `http`: what it answers;
-//! - `engine`: what happens and what follows; `scheduler`: which tokens the next step takes; `caller`, `text`: what a
-//!   client is told;
-//! - `crew`, `links`: the ranks' processes and connections; `view`: what can be seen of all this.
+//! - `serve`: the front from start to end; `options`: the command line; `http`: the HTTP interface;
+//! - `engine`: events and their handling; `scheduler`: the tokens of the next step; `caller`, `text`: the messages to a
+//!   client;
+//! - `crew`, `links`: the ranks' processes and connections; `view`: the observable state.
 
-/// Says something to whoever started the server. Who does not listen any more is no reason to stop serving.
+/// Writes a line to stderr. A closed stderr does not stop the server.
 macro_rules! note {
     ($($text:tt)*) => {{
         use std::io::Write;

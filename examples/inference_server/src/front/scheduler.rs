@@ -1,4 +1,4 @@
-//! Which tokens of which requests the next step takes: continuous batching in miniature.
+//! The scheduler: it chooses the tokens of the next step. This is continuous batching in miniature.
 //!
 //! ```text
 //! waiting (first come, first served) ──a slot is free──▶ prefill, in chunks ──▶ decode, a token a step ──▶ over
@@ -6,45 +6,45 @@
 //!                                                          └── the caches are void ───┘
 //! ```
 //!
-//! A step has first the next token of each request that is that far, and then prompts, as much of them as there is room for. A
-//! request keeps its prompt and all tokens that were drawn, so that it can begin again from there when the caches are lost:
-//! that makes the same tokens, since those are a function of the text alone (see [`model`](crate::model)).
+//! A step takes first the next token of each request in its decode phase, and then parts of prompts, up to its capacity. A
+//! request keeps its prompt and all drawn tokens, so that it can start again from there when the caches are lost. The
+//! result is the same, since tokens are a function of the text alone (see [`model`](crate::model)).
 //!
-//! Nothing here knows of ranks or clients; [`Client`] is what the engine gives to each request.
+//! The scheduler is independent of ranks and connections; the engine gives each request a [`Client`].
 
 use std::collections::VecDeque;
 
 use crate::model::Settings;
 use crate::wire::{Draw, StepRow};
 
-/// Whoever asked.
+/// The client of a request.
 pub(super) trait Client {
-    /// The request has a place in the queue.
+    /// Tells the client that the request has a place in the queue.
     fn taken(&mut self);
-    /// Nobody listens any more.
+    /// Whether the client has disconnected.
     fn is_gone(&self) -> bool;
-    /// Whether the text is over with this token.
+    /// Whether this token ends the text.
     fn ends(&self, token: u32) -> bool;
-    /// A token was drawn that does not end the text. Whether that is enough for the client.
+    /// Passes on a drawn token that does not end the text. Returns whether the client has enough.
     fn say(&mut self, token: u32) -> bool;
-    /// There will be no more.
+    /// Ends the answer.
     fn end(self, why: Finish, prompt: usize);
 }
 
-/// Why a text is over.
+/// The reason for the end of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finish {
-    /// It ended by itself, or by one of the client's texts.
+    /// The text ended by itself, or with a stop text of the client.
     Stop,
-    /// As many tokens as were wished, or as there is room for.
+    /// The text has the requested number of tokens, or fills the cache.
     Length,
 }
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug)]
 pub(super) struct Request<C> {
     pub(super) prompt: Vec<u32>,
-    /// How many tokens at most; at least one.
+    /// The most tokens to generate; at least one.
     pub(super) most: usize,
     pub(super) draw: Draw,
     pub(super) client: C,
@@ -53,27 +53,27 @@ pub(super) struct Request<C> {
 struct Running<C> {
     request: Request<C>,
     slot: usize,
-    /// The prompt and what was drawn.
+    /// The prompt and the drawn tokens.
     text: Vec<u32>,
-    /// How much of it is in the caches.
+    /// The number of these tokens in the caches.
     known: usize,
 }
 
 /// The requests of a server.
 pub(super) struct Scheduler<C> {
     settings: Settings,
-    /// Tokens of one prompt in a step, at most.
+    /// The most tokens of one prompt in a step.
     chunk: usize,
     queue: usize,
     waiting: VecDeque<Request<C>>,
     running: Vec<Running<C>>,
     free: Vec<usize>,
-    /// What the step that is under way takes of each running request; in the order of its rows.
+    /// The ends of the tokens that the step in progress takes of each running request, in the order of its rows.
     planned: Vec<(usize, usize)>,
 }
 
 impl<C: Client> Scheduler<C> {
-    /// `queue` requests may wait that have no slot yet.
+    /// Creates a scheduler. Up to `queue` requests may wait for a slot.
     pub(super) fn new(settings: Settings, chunk: usize, queue: usize) -> Self {
         Self {
             settings,
@@ -86,7 +86,7 @@ impl<C: Client> Scheduler<C> {
         }
     }
 
-    /// Takes a request, or gives it back when too many wait.
+    /// Takes a request, or returns it when too many wait.
     pub(super) fn submit(&mut self, mut request: Request<C>) -> Result<(), Request<C>> {
         self.forget_the_gone();
         let places = self.free.len().saturating_add(self.queue);
@@ -110,13 +110,13 @@ impl<C: Client> Scheduler<C> {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Everybody who listens.
+    /// Returns the clients of all requests.
     pub(super) fn clients(&mut self) -> impl Iterator<Item = &mut C> {
         let running = self.running.iter_mut().map(|one| &mut one.request.client);
         running.chain(self.waiting.iter_mut().map(|request| &mut request.client))
     }
 
-    /// The caches are void: all that run begin again.
+    /// Makes all running requests start again, after the caches were lost.
     pub(super) fn begin_again(&mut self) {
         self.planned.clear();
         for one in &mut self.running {
@@ -124,7 +124,7 @@ impl<C: Client> Scheduler<C> {
         }
     }
 
-    /// Frees the slots of those who have gone away. Not while a step is under way.
+    /// Drops the requests of disconnected clients. Frees their slots only while no step is in progress.
     pub(super) fn forget_the_gone(&mut self) {
         self.waiting.retain(|request| !request.client.is_gone());
         if self.planned.is_empty() {
@@ -139,7 +139,7 @@ impl<C: Client> Scheduler<C> {
         }
     }
 
-    /// The rows of the next step; none when there is nothing to do.
+    /// Returns the rows of the next step; none when there is no work.
     pub(super) fn plan(&mut self) -> Vec<StepRow> {
         self.forget_the_gone();
         while !self.waiting.is_empty()
@@ -154,7 +154,7 @@ impl<C: Client> Scheduler<C> {
                 known: 0,
             });
         }
-        // Those that need one token only; among equals in the order in which they came.
+        // Requests that need only one token come first; otherwise by arrival.
         let mut order: Vec<usize> = (0..self.running.len()).collect();
         order.sort_by_key(|&number| {
             let one = &self.running[number];
@@ -180,9 +180,9 @@ impl<C: Client> Scheduler<C> {
         rows
     }
 
-    /// The step that was planned is done, and these are its tokens. How many of them there were.
+    /// Ends the planned step with its tokens, and returns their number.
     ///
-    /// `None` when they are not as many as the step wanted; then nothing has changed.
+    /// Returns `None`, and changes nothing, if the number differs from the plan.
     pub(super) fn took(&mut self, tokens: &[u32]) -> Option<usize> {
         let wanted = |&&(number, to): &&(usize, usize)| to == self.running[number].text.len();
         if self.planned.iter().filter(wanted).count() != tokens.len() {
@@ -199,7 +199,7 @@ impl<C: Client> Scheduler<C> {
             let &token = left.next()?;
             one.text.push(token);
             let made = one.text.len() - one.request.prompt.len();
-            // A client that has gone away has its slot freed by the next plan.
+            // The next plan frees the slot of a disconnected client.
             let enough = one.request.client.ends(token) || one.request.client.say(token);
             let full = made == one.request.most || one.text.len() == self.settings.positions;
             if enough {
@@ -209,7 +209,7 @@ impl<C: Client> Scheduler<C> {
             }
         }
         over.sort_by_key(|&(number, _)| number);
-        // From behind, so that numbers stay what they are.
+        // From the end, so that the indices stay valid.
         for (number, why) in over.into_iter().rev() {
             let one = self.running.remove(number);
             self.free.push(one.slot);
@@ -321,7 +321,7 @@ mod tests {
         scheduler.plan();
         scheduler.took(&[40]);
         scheduler.plan();
-        // The step that was under way came to nothing.
+        // The step in progress failed.
         scheduler.begin_again();
         let rows = scheduler.plan();
         assert_eq!(
@@ -368,7 +368,7 @@ mod tests {
         scheduler.plan();
         assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
         logs[0].gone.set(true);
-        // What is under way is not taken apart.
+        // A step in progress keeps its requests.
         scheduler.forget_the_gone();
         assert_eq!(scheduler.took(&[5, 6]), Some(2));
         let rows = scheduler.plan();
@@ -386,7 +386,7 @@ mod tests {
         scheduler.plan();
         assert!(scheduler.submit(request(2, 9).0).is_err());
         assert_eq!(scheduler.waiting(), 1);
-        // One that waits and goes away makes room.
+        // A waiting request whose client disconnects makes room.
         let mut scheduler = Scheduler::new(SETTINGS, 4, 1);
         let (last, log) = request(2, 9);
         assert!(scheduler.submit(request(2, 9).0).is_ok());

@@ -1,4 +1,4 @@
-//! The front from its beginning to its end: what is checked first, what is started in which order, who waits for whom.
+//! The front from start to end: the checks, the order of the starts, and the order of the ends.
 
 use std::error::Error;
 use std::net::TcpListener;
@@ -17,21 +17,21 @@ use super::options::Options;
 use super::scheduler::Scheduler;
 use super::view::View;
 
-/// Tokens of one prompt in a step, at most.
+/// The most tokens of one prompt in a step.
 const CHUNK: usize = 32;
 
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot begin: no GPU and no `--emulator`, a number of ranks that the model cannot be shared by, an address that is taken, a low limit of
-/// open files. And when it gives up: ranks that end again and again.
+/// If the server cannot start: no GPU and no `--emulator`, a number of ranks that the model cannot be split over, an
+/// address in use, a low limit of open files. And if the server gives up: ranks that end again and again.
 pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     let file = options.model.open(&options.models)?;
     file.check_ranks(options.ranks)?;
     let tokenizer = file.tokenizer()?;
     drop(file);
     if !options.emulator {
-        // For a moment: the devices are the ranks'.
+        // Opened only for a moment: the devices belong to the ranks.
         nccl::device(0).map_err(|error| {
             format!(
                 "there is no GPU to run on: {error}; --emulator runs on the CPU where there is none"
@@ -58,7 +58,7 @@ pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         .name(String::from("engine"))
         .spawn(move || {
             let outcome = engine.run();
-            // Nobody waits for it when serving has failed.
+            // The receiver is gone when serving has failed.
             let _ = over.send(());
             outcome
         })?;
@@ -85,7 +85,7 @@ pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let over = async {
-            // Also when the engine is gone in another way.
+            // Also ends when the engine's thread ends without a message.
             let _ = is_over.await;
         };
         http::serve(listener, &Arc::new(server), limits, over).await;

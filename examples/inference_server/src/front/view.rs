@@ -1,4 +1,4 @@
-//! What can be seen of the server: written by the engine, read by whoever asks over HTTP.
+//! The observable state of the server: written by the engine, read by HTTP handlers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -8,27 +8,27 @@ use serde_json::{Value, json};
 
 use super::engine::Work;
 
-/// How long a step may take before the server is not ready: so many times what it takes usually, and at least this.
+/// How long a step may take before the server is not ready: a multiple of the usual duration, and at least `SLOW`.
 const SLOWER: u32 = 20;
 const SLOW: Duration = Duration::from_secs(1);
-/// What a step takes usually is the median of so many.
+/// The usual duration of a step is the median of this many steps.
 const RECENT: usize = 11;
 
-/// How it stands with the server.
+/// The state of the server.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) started: Instant,
-    /// By place.
+    /// The ranks by place.
     pub(super) members: Vec<Member>,
-    /// The epoch that serves, since when, and in how many parts.
+    /// The epoch that serves, the beginning of its service, and its number of parts.
     pub(super) serving: Option<(u64, Instant, usize)>,
-    /// Why none does.
+    /// The reason why no epoch serves.
     pub(super) trouble: Trouble,
-    /// What the ranks have been given to do, its number, and since when.
+    /// The work of the ranks, its number, and its beginning.
     pub(super) given: Option<(Work, u64, Instant)>,
-    /// When they did something last.
+    /// When the ranks last completed work.
     answered: Option<Instant>,
-    /// How long the last steps took, the oldest first.
+    /// The durations of the last steps, the oldest first.
     recent: VecDeque<Duration>,
     pub(super) ending: bool,
     pub(super) last_fault: Option<LastFault>,
@@ -39,20 +39,20 @@ pub(super) struct View {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Member {
     pub(super) pid: Option<u32>,
-    /// The epoch that it is in.
+    /// The epoch of the rank.
     pub(super) epoch: Option<u64>,
-    /// Its number there.
+    /// The rank's number in the epoch.
     pub(super) rank: Option<usize>,
-    /// Its part of the model, when it serves.
+    /// The rank's part of the model, when it serves.
     pub(super) shard: Option<usize>,
     pub(super) serves: bool,
-    /// Its CUDA device, when it serves.
+    /// The rank's CUDA device, when it serves.
     pub(super) device: Option<usize>,
     pub(super) restarts: u64,
 }
 
 impl Member {
-    /// In a word, with what the kernel says of the process.
+    /// Returns the state in a word, given the kernel's state of the process.
     pub(super) fn state(&self, process: Option<char>) -> &'static str {
         match (process, self.serves, self.shard) {
             (None | Some('Z'), ..) => "gone",
@@ -64,7 +64,7 @@ impl Member {
     }
 }
 
-/// What keeps the server from serving.
+/// The cause of an interruption.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Trouble {
     pub(super) cause: String,
@@ -76,15 +76,15 @@ pub(super) struct Trouble {
     pub(super) signal: Option<String>,
 }
 
-/// The last thing that went wrong.
+/// The last fault.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LastFault {
     #[serde(flatten)]
     pub(super) trouble: Trouble,
-    /// The epoch in which it was, if it was in one.
+    /// The epoch of the fault, if it was in one.
     pub(super) epoch: Option<u64>,
     pub(super) unix_seconds: u64,
-    /// What the ranks found out, if they had a communicator.
+    /// The report of the ranks, if they had a communicator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) report: Option<String>,
     pub(super) evidence: Vec<String>,
@@ -92,12 +92,12 @@ pub(super) struct LastFault {
     pub(super) hint: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) stderr: Vec<String>,
-    /// How long it took until the server was ready again.
+    /// The time until the server was ready again.
     pub(super) ready_after_seconds: Option<f64>,
 }
 
 impl LastFault {
-    /// One of now, of which no more is known yet.
+    /// Creates a fault of the present time without further details.
     pub(super) fn of(trouble: Trouble) -> Self {
         Self {
             trouble,
@@ -112,10 +112,10 @@ impl LastFault {
     }
 }
 
-/// What is counted.
+/// The counters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Numbers {
-    /// Requests that are over, by how.
+    /// Finished requests, by outcome.
     pub(super) requests: BTreeMap<&'static str, u64>,
     pub(super) prompt_tokens: u64,
     pub(super) made_tokens: u64,
@@ -130,10 +130,10 @@ pub(super) struct Numbers {
     pub(super) running: usize,
 }
 
-/// What the kernel says of a process: its letter in `/proc`, such as `T` for one that is stopped.
+/// Returns the state of a process: its letter in `/proc`, such as `T` for a stopped process.
 pub(super) fn process_state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may have anything in it.
+    // After the name, which may contain any characters.
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
@@ -156,8 +156,8 @@ impl View {
         }
     }
 
-    /// A rank that is needed and whose process is stopped: frozen, and not dead. While an epoch serves, those are needed that
-    /// have a part of the model; for the next one all are.
+    /// Returns a needed rank whose process is stopped: frozen, but not dead. While an epoch serves, it needs the ranks with a
+    /// part of the model; the next epoch needs all ranks.
     fn frozen(&self) -> Option<Trouble> {
         let pids = self.members.iter().enumerate();
         let pids = pids.filter(|(_, member)| self.serving.is_none() || member.shard.is_some());
@@ -173,7 +173,7 @@ impl View {
         })
     }
 
-    /// Nothing, if a request would be worked on now; otherwise why not.
+    /// Returns `None` if the server would process a request now, otherwise the reason why not.
     pub(super) fn trouble(&self) -> Option<Trouble> {
         if self.ending {
             return Some(Trouble {
@@ -182,8 +182,8 @@ impl View {
             });
         }
         if self.serving.is_none() {
-            // A verdict of the ranks, that one of them does not answer, is better said with what can be seen of it; and when
-            // another one has died, this is what they wait for.
+            // A frozen rank is a better cause than the ranks' verdict that a rank does not answer. If another rank has died,
+            // the frozen rank is the one that the others wait for.
             return Some(self.frozen().unwrap_or_else(|| self.trouble.clone()));
         }
         if let Some(frozen) = self.frozen() {
@@ -210,19 +210,19 @@ impl View {
         })
     }
 
-    /// The ranks have something to do.
+    /// Records that the ranks got work.
     pub(super) fn given(&mut self, work: Work, number: u64) {
         self.given = Some((work, number, Instant::now()));
     }
 
-    /// They have done it. How long that was.
+    /// Records that the ranks have completed the work, and returns its duration.
     pub(super) fn answered(&mut self) -> Option<Duration> {
         self.answered = Some(Instant::now());
         let (.., since) = self.given.take()?;
         Some(since.elapsed())
     }
 
-    /// A step is over.
+    /// Counts a finished step.
     pub(super) fn took(&mut self, seconds: f64, communicating: f64) {
         let numbers = &mut self.numbers;
         numbers.steps += 1;
@@ -240,14 +240,14 @@ impl View {
         self.recent.push_back(took);
     }
 
-    /// How long a step takes usually: one that waited for a frozen rank does not count for more than another.
+    /// Returns the usual duration of a step. As a median, it is robust against a step that waited for a frozen rank.
     fn usual(&self) -> Duration {
         let mut recent: Vec<_> = self.recent.iter().copied().collect();
         recent.sort_unstable();
         recent.get(recent.len() / 2).copied().unwrap_or_default()
     }
 
-    /// As `/health` shows it, but for what the ranks themselves would have to be asked.
+    /// Returns the contents of `/health`, without the parts that need a query of the ranks.
     pub(super) fn health(&self) -> Value {
         let trouble = self.trouble();
         let members = self.members.iter().enumerate().map(|(rank, member)| {
@@ -294,7 +294,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that is stopped.
+    /// Starts a process and stops it.
     fn stopped() -> Child {
         let child = Command::new("sleep").arg("600").spawn().unwrap();
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
@@ -311,7 +311,7 @@ mod tests {
         view.members[1].pid = Some(child.id());
         let frozen = view.trouble().unwrap();
         assert_eq!((frozen.rank, frozen.pid), (Some(1), Some(child.id())));
-        // What the others wait for is not the one that has died.
+        // The others wait for the frozen rank, not for the dead one.
         view.trouble.signal = Some(String::from("SIGKILL"));
         assert_eq!(view.trouble(), Some(frozen.clone()));
         view.serving = Some((0, Instant::now(), 1));
@@ -332,7 +332,7 @@ mod tests {
         }
         view.remember(Duration::from_secs(9));
         assert_eq!(view.usual(), quick);
-        // When all become slower, that is usual after a while.
+        // When all steps become slower, that becomes usual after a while.
         for _ in 0..RECENT {
             view.remember(quick * 4);
         }

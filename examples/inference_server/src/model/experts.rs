@@ -78,7 +78,7 @@ impl Experts {
             choices.extend(chosen.into_iter().map(|expert| expert as i32));
             weights.extend(shares.flatten_all()?.to_vec1::<f32>()?);
         }
-        // Rows that are not there choose nobody.
+        // Missing rows choose no expert.
         choices.resize(rows * self.top_k, -1);
         weights.resize(rows * self.top_k, 0.0);
         ranks.dispatch(choices, x_all, arrived)?;

@@ -1,4 +1,4 @@
-//! From one epoch to the next, with those that are left and those that are new.
+//! The loop over epochs, with surviving and new ranks.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -12,34 +12,34 @@ use super::serve::{After, Rank};
 use crate::model::{self, Settings};
 use crate::wire::FromRank;
 
-/// What a rank is told when it is started.
+/// The options of a rank.
 #[derive(Clone, Debug)]
 pub struct RankOptions {
-    /// Whether the emulator takes the place of a GPU that is not there.
+    /// Whether the emulator replaces a missing GPU.
     pub emulator: bool,
     /// The name of the front's socket.
     pub link: String,
     /// The file of the model.
     pub model: PathBuf,
-    /// How large steps and caches are: the same on all ranks.
+    /// The sizes of steps and caches, the same on all ranks.
     pub settings: Settings,
-    /// How long an operation may take.
+    /// The timeout of an operation.
     pub deadline: Duration,
-    /// How many ranks there have to be before it goes on after a death.
+    /// The number of ranks needed to continue after a death.
     pub wanted: usize,
 }
 
-/// How long ranks wait for each other in order to go on; longer by the limit of an operation where one of them may be frozen,
-/// which the front ends after that limit.
+/// How long ranks wait for each other in a failover. Where a rank may be frozen, they wait longer by the timeout of an
+/// operation, after which the front kills a frozen rank.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many epochs in a row may end before a step was taken in them.
+/// The most epochs in a row that may end before a completed step.
 const IN_VAIN: usize = 8;
 
-/// A rank, until the front says that it is enough.
+/// Runs a rank until the front ends it.
 ///
 /// # Errors
-/// What cannot be repaired by going on: no file, no device, nobody to go on with.
+/// Errors that a failover cannot repair: no file, no device, no other rank to continue with.
 pub fn run(options: &RankOptions) -> Outcome<()> {
     if options.emulator {
         nccl_emulator::install_unless_gpu()?;
@@ -47,18 +47,18 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     let rendezvous = Rendezvous::from_env()?;
     let limit = match rendezvous.was_restarted() {
         false => PATIENCE,
-        // The others may have to wait for one that is frozen before they can let this one in.
+        // The others may have to wait for a frozen rank before they can admit this one.
         true => PATIENCE + options.deadline,
     };
     let rendezvous = rendezvous.timeout(limit);
-    // One host: ranks there are all ranks.
+    // One host: its local ranks are all ranks.
     let link = Link::connect(&options.link, place_of(&rendezvous)?)?;
     let mut world = match rendezvous.was_restarted() {
         false => World::join(rendezvous)?,
         true => World::rejoin(rendezvous)?,
     };
     link.listen_to(&world)?;
-    // Others may be missing still, and those that wait for them begin with nothing before.
+    // Other ranks may still be missing; all ranks wait for them before anything else.
     world = wait_for(world, options)?;
     let mut in_vain = 0;
     let mut rank = Rank::new(&world, options, link)?;
@@ -74,7 +74,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
             }
             Err(error) => {
                 let fault = rank.fault(&world, &*error);
-                // What is no matter between ranks is not mended by meeting again, and neither is what comes each time.
+                // A failover repairs neither an error of this rank alone nor an error that recurs each time.
                 let alone = fault.is_none() && world.departed().is_empty();
                 in_vain = if rank.has_achieved() { 1 } else { in_vain + 1 };
                 if (alone && !is_of_ranks(&*error)) || in_vain > IN_VAIN {
@@ -93,7 +93,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     }
 }
 
-/// The launcher's number of this rank.
+/// Returns the launcher's number of this rank.
 fn place_of(rendezvous: &Rendezvous) -> Outcome<usize> {
     match std::env::var("NCCL_RUN_LOCAL_RANK") {
         Ok(place) => Ok(place.parse()?),
@@ -105,21 +105,21 @@ fn is_of_ranks(error: &(dyn Error + 'static)) -> bool {
     error.is::<nccl::Error>() || matches!(error.downcast_ref(), Some(model::Error::Nccl(_)))
 }
 
-/// The next epoch that has enough ranks.
+/// Returns the next epoch that has enough ranks.
 fn go_on(world: World, options: &RankOptions) -> nccl::Result<World> {
     let next = world.next_epoch(PATIENCE + options.deadline)?;
     drop(world);
     wait_for(next, options)
 }
 
-/// This epoch, if it has enough ranks, or the next one that has. What all ranks of an epoch do first, also those that
-/// have just come.
+/// Returns this epoch, if it has enough ranks, or the next one that has. All ranks of an epoch call this first, also new
+/// ranks.
 fn wait_for(mut next: World, options: &RankOptions) -> nccl::Result<World> {
     let wanted = options.wanted;
     while next.size() < wanted {
         next.phase("wait for a new process");
         let begun = Instant::now();
-        // Who waits too long goes on with whoever is there, and waits again: some day the front ends it.
+        // After its limit a rank moves to the next epoch with the present ranks, and waits again until the front ends it.
         while next.size() + next.newcomers() < wanted
             && next.departed().is_empty()
             && begun.elapsed() < PATIENCE

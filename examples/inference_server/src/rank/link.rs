@@ -9,15 +9,16 @@ use nccl::{World, WorldEvent};
 
 use crate::wire::{self, FromRank, ToRank};
 
-/// What a rank that waits is told.
+/// A message to a waiting rank.
 pub(super) enum Told {
-    /// By the front.
+    /// A message of the front.
     Front(ToRank),
-    /// By the world: somebody may be gone.
+    /// An event of the world: a rank may be gone.
     World,
 }
 
-/// The connection. What comes is read by a thread, and the process ends when it does: without a front, nobody asks.
+/// The connection to the front. A thread reads it, and ends the process when the connection ends: without a front
+/// there are no requests.
 pub(super) struct Link {
     stream: UnixStream,
     inbox: Receiver<Told>,
@@ -39,8 +40,8 @@ impl Link {
                         return;
                     }
                 }
-                // Whatever the other threads are in.
-                // It has read what this process writes as well.
+                // Ends the process, whatever its other threads do. The front also read this process's stderr, so
+                // the write may fail.
                 let _ = writeln!(io::stderr(), "the front is gone");
                 std::process::exit(1);
             })?;
@@ -51,7 +52,7 @@ impl Link {
         })
     }
 
-    /// Wakes this rank whenever something happens to another, in this epoch of the world and all that follow.
+    /// Wakes this rank at every event that may end the epoch, in this epoch of the world and all later ones.
     pub(super) fn listen_to(&self, world: &World) -> io::Result<()> {
         let (events, told) = (world.events(), self.told.clone());
         let thread = std::thread::Builder::new().name(String::from("world"));
@@ -77,9 +78,9 @@ impl Link {
         wire::write(&mut self.stream, message)
     }
 
-    /// Waits for the next word.
+    /// Waits for the next message.
     pub(super) fn hear(&self) -> Told {
-        // This side has a sender as well.
+        // Cannot fail: `self.told` keeps the channel open.
         self.inbox.recv().unwrap_or(Told::World)
     }
 }

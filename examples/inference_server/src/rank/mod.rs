@@ -1,4 +1,4 @@
-//! A rank: a process that has a part of the model, and takes the steps that the front sends.
+//! A rank: a process that has a part of the model, and runs the steps that the front sends.
 //!
 //! ```text
 //!          ┌───────────── next epoch, with those that are left and those that are new ◀────────┐
@@ -8,17 +8,17 @@
 //!                                                                   └─▶ end: the front says so
 //! ```
 //!
-//! What is dear outlives an epoch: the process, its device and stream, and its part of the weights. What belongs to the epoch does
-//! not: the communicator, and the caches of keys and values, since nobody knows how far a step came that failed. The front
-//! has the tokens, and sends them again.
+//! Expensive resources outlive an epoch: the process, its device and stream, and its part of the weights. The communicator
+//! and the caches of keys and values belong to the epoch, since the progress of a failed step is unknown. The front
+//! keeps the tokens, and sends them again.
 //!
-//! An epoch numbers its ranks anew; a rank that comes is the last one. Which part of the model a rank has must not depend
-//! on that, or everybody would have to load after each death. So parts go by the launcher's number of a rank
-//! (its *place*), which a process that is started again gets as well, and the communicator of the model has its ranks in
-//! that order.
+//! An epoch numbers its ranks anew; a joiner becomes the last rank. A rank's part of the model must not depend
+//! on that, or all ranks would have to load weights after each death. So the launcher's number of a rank (its *place*)
+//! determines its part. A restarted process gets the same place, and the communicator of the model orders its ranks by
+//! place.
 //!
-//! - `epochs`: from one epoch to the next; `serve`: what a rank does in one;
-//! - `link`: the connection to the front; `timed`: how much of a step is communication.
+//! - `epochs`: the loop over epochs; `serve`: the work in an epoch;
+//! - `link`: the connection to the front; `timed`: the time of communication in a step.
 
 mod epochs;
 mod link;

@@ -1,4 +1,4 @@
-//! What a rank does in an epoch.
+//! The work of a rank in an epoch.
 
 use std::error::Error;
 use std::io;
@@ -16,9 +16,9 @@ use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling};
 use crate::ranks::device;
 use crate::wire::{FromRank, Step, ToRank};
 
-/// What becomes of a rank after an epoch.
+/// The continuation after an epoch.
 pub(super) enum After {
-    /// And what ended this one, if that is known.
+    /// The next epoch, with the fault that ended this one, if known.
     Next(Option<Box<nccl::Fault>>),
     End,
 }
@@ -27,9 +27,9 @@ pub(super) struct Rank {
     device: usize,
     stream: Arc<CudaStream>,
     file: ModelFile,
-    /// What outlives an epoch.
+    /// The part of the model, which outlives an epoch.
     decoder: Option<Box<AnyPart<Timed<OverNccl>>>>,
-    /// Whether it has done something with the others in the last epoch.
+    /// Whether the rank completed work with the others in the last epoch.
     achieved: bool,
     options: RankOptions,
     link: Link,
@@ -53,12 +53,12 @@ impl Rank {
         self.link.say(message)
     }
 
-    /// Whether it has done something with the others in the last epoch.
+    /// Whether the rank completed work with the others in the last epoch.
     pub(super) fn has_achieved(&self) -> bool {
         self.achieved
     }
 
-    /// One epoch.
+    /// Serves in one epoch.
     pub(super) fn serve(&mut self, world: &World) -> Outcome<After> {
         let epoch = world.epoch();
         self.achieved = false;
@@ -113,7 +113,7 @@ impl Rank {
                 Told::Front(ToRank::GoOn { epoch: over }) if over == epoch => {
                     return Ok(After::Next(None));
                 }
-                // Of an epoch that is over.
+                // Messages for an epoch that is over.
                 Told::Front(ToRank::Step(_) | ToRank::Probe { .. } | ToRank::GoOn { .. }) => {}
                 Told::Front(ToRank::End) => break,
                 Told::World => {
@@ -126,14 +126,15 @@ impl Rank {
             }
         }
         world.phase("end");
-        // The others do so as well, unless they are gone: no reason for not ending.
+        // The other ranks finalize as well, unless they are gone, so errors are ignored.
         for comm in comm.iter().chain([&all]) {
             let _ = comm.finalize();
         }
         Ok(After::End)
     }
 
-    /// Gives the decoder this communicator; loads it, where it is not this part of the model yet.
+    /// Gives the decoder this communicator. First loads the part of the model, unless it is already
+    /// loaded.
     fn connect(&mut self, world: &World, comm: &Communicator) -> Outcome<()> {
         let shape = self.file.shape(self.options.settings.rows);
         let ranks = Timed::new(OverNccl::new(comm, shape)?);
@@ -179,7 +180,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Shows that the device and the other ranks can be had: all count each other.
+    /// Shows that the device and the other ranks work, with an all-reduce that counts the ranks.
     fn probe(&mut self, comm: &Communicator, epoch: u64, number: u64) -> Outcome<()> {
         let mut ranks = self.stream.clone_htod(&[1u32])?;
         comm.all_reduce_in_place(&mut ranks, ReduceOp::Sum)?
@@ -196,7 +197,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Why a communicator ended, as all of its ranks tell.
+    /// Returns the fault that ended a communicator, the same on all of its ranks.
     pub(super) fn fault(
         &self,
         world: &World,

@@ -1,10 +1,10 @@
-//! How much of a step is communication.
+//! The time of communication in a step.
 
 use std::time::{Duration, Instant};
 
 use crate::model::{Arrived, Collectives, Result};
 
-/// Collectives whose time is added up, with the wait for the other ranks.
+/// Collectives with a sum of their time, which includes the wait for the other ranks.
 pub(super) struct Timed<C> {
     ranks: C,
     spent: Duration,
@@ -18,7 +18,7 @@ impl<C> Timed<C> {
         }
     }
 
-    /// All of it, since the connection was made.
+    /// Returns the sum since the connection was made.
     pub(super) fn spent(&self) -> Duration {
         self.spent
     }

@@ -1,4 +1,4 @@
-//! Many clients, and slow ones: whoever looks after the server is answered all the same.
+//! Many clients, and slow ones: monitoring requests are answered all the same.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -100,7 +100,7 @@ fn who_says_nothing_has_a_place_for_as_long_as_a_client_may_take() {
         "2",
     ];
     let server = Server::start(&words);
-    // More than there are places, with the reserve, for whoever comes.
+    // More connections than there are places, including the reserve.
     let silent: Vec<_> = (0..100).map(|_| server.connect()).collect();
     is_looked_after(&server);
     for mut stream in silent {
@@ -118,7 +118,7 @@ fn a_request_that_does_not_come_is_not_waited_for_and_an_answer_that_takes_longe
     let server = Server::start(&["--ranks", "4", "--client-timeout", "0.5"]);
     let begun = Instant::now();
     assert_eq!(say(&server, "GET /livez HTTP/1.1\r\nho"), "");
-    // Whoever does not look at the option at all has 30 s.
+    // Without the option the timeout would be 30 s.
     assert!(begun.elapsed() < Duration::from_secs(20));
     // However busily it writes its headers.
     let mut stream = server.connect();

@@ -8,8 +8,8 @@ use crate::client::{Stream, complete, get};
 use crate::program::{Server, lives, signal};
 use crate::{Question, reference, until};
 
-/// Kills a rank, and looks how the server tells: not ready, with the rank, its process and the signal. How long that took;
-/// `None` when it was ready again before anybody looked.
+/// Kills a rank, and checks the server's report: not ready, with the rank, its process and the signal. Returns the time
+/// until the report, or `None` if the server was ready again before the first look.
 fn kill(server: &Server, rank: usize) -> Option<Duration> {
     let health = server.health();
     let (pid, epoch) = (&health["ranks"][rank]["pid"], &health["epoch"]);

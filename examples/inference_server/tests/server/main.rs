@@ -1,11 +1,11 @@
-//! The server as it is used: the program itself, real processes for its ranks, HTTP over TCP, real signals.
+//! Tests of the whole server: the program itself, real processes for its ranks, HTTP over TCP, real signals.
 //!
-//! - `serving`: answers are those of a single process without any library; `refusals`: what is not answered;
-//! - `crowded`: many clients, slow ones, and those who look after the server meanwhile;
-//! - `killed`, `frozen`: ranks that die or stand still; `shrinking`: going on with fewer; `soak`: many deaths of one server;
+//! - `serving`: answers equal those of a single process without any library; `refusals`: invalid requests;
+//! - `crowded`: many clients, slow ones, and monitoring meanwhile;
+//! - `killed`, `frozen`: ranks that die or hang; `shrinking`: failover to fewer ranks; `soak`: many deaths of one server;
 //! - `strangers`: other users of the host;
 //! - `ending`: the end of the server itself; `smollm2`: another model;
-//! - `program`, `client`, `patience`: the program, who asks it, and for how long.
+//! - `program`, `client`, `patience`: the program, its clients, and the time limits.
 
 mod client;
 mod crowded;
@@ -30,7 +30,7 @@ use inference_server::model::{self, Alone, Decoder, Sampling, Settings, Shape, W
 use patience::{DEADLINE, until};
 use serde_json::{Value, json};
 
-/// What is asked in a test.
+/// A request of a test.
 #[derive(Clone)]
 struct Question {
     prompt: String,

@@ -122,7 +122,7 @@ impl Server {
         });
     }
 
-    /// From the next line on that the server says, nobody has its pipe open any more.
+    /// Closes the read end of the server's pipe at its next line.
     pub(crate) fn stop_listening(&self) {
         self.unheard.store(true, Ordering::Relaxed);
     }
@@ -218,7 +218,7 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// Whether there is such a process, other than as an entry that nobody has read.
+/// Whether the process exists and is no zombie.
 pub(crate) fn lives(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());

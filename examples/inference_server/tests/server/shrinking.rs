@@ -46,7 +46,7 @@ fn those_that_are_left_share_the_model_anew_and_texts_go_on_with_the_same_words(
     assert_eq!(stream.finish().0, *expected);
 }
 
-/// Nobody who is left has a connection to the one that is stopped: that it is dead is known from its parent alone.
+/// No surviving rank has a connection to the stopped rank, so only its parent can report its death.
 #[test]
 fn the_last_one_goes_on_when_the_first_has_died_and_the_spare_one_was_stopped() {
     let server = Server::start(&["--ranks", "4", "--recovery", "shrink", "--deadline", "2"]);

@@ -1,7 +1,8 @@
-//! Many deaths of one server, among clients that never stop asking: no text has another word for it, the processes that were
-//! not killed stay, and nothing is left of the dead in those that live.
+//! Many deaths of ranks of one server under constant load: all texts are unchanged, the processes that were not killed stay, and
+//! the survivors leak no resources of the dead.
 //!
-//! Eight unless `NCCL_TEST_DEATHS` says otherwise; 24 find smaller leaks, and those of a death in a recovery alone:
+//! There are eight deaths unless `NCCL_TEST_DEATHS` says otherwise; 24 find smaller leaks, and those of a death in a recovery
+//! alone:
 //! `NCCL_TEST_DEATHS=24 cargo test -p inference-server --test server soak -- --nocapture`.
 
 use std::collections::BTreeSet;
@@ -18,7 +19,7 @@ use crate::{Question, reference, until};
 /// When a rank is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moment {
-    /// Nobody asks.
+    /// No request is open.
     Idle,
     /// A prompt is being read.
     Prefill,
@@ -81,7 +82,7 @@ fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
     let expected = reference(&questions);
     let clients = Clients::default();
     std::thread::scope(|scope| {
-        // Also when this thread panics: nobody waits for the others then.
+        // Also ends the clients when this thread panics.
         let _closing = Closing(&clients);
         for client in 0..CLIENTS {
             let (clients, questions, expected) = (&clients, &questions, &expected);
@@ -111,7 +112,7 @@ fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
     })
 }
 
-/// Those who ask, again and again, unless they are told to pause.
+/// The state of the clients, which ask repeatedly unless they are paused.
 #[derive(Default)]
 struct Clients {
     state: Mutex<Asking>,
@@ -141,7 +142,7 @@ impl Clients {
         })
     }
 
-    /// Until nobody has an open question.
+    /// Pauses the clients, and waits until no question is open.
     fn pause(&self) {
         self.lock().paused = true;
         until("the end of all texts", || {
@@ -178,7 +179,7 @@ struct Deaths<'a> {
     server: &'a Server,
     clients: &'a Clients,
     victims: &'a [usize],
-    /// Those who have not been killed yet, in any order.
+    /// The victims that have not been killed yet, in any order.
     spared: Vec<usize>,
     random: fastrand::Rng,
     /// The prompt that takes a while, and what follows it.
@@ -346,7 +347,7 @@ impl<'a> Deaths<'a> {
     }
 
     fn finish(mut self) -> Vec<Duration> {
-        // Nobody has ended but who was killed.
+        // Only killed processes have ended.
         let deaths = self.all_killed.len();
         let ends = self.server.metric("inference_rank_ends_total");
         assert_eq!(ends, deaths as f64);
@@ -430,8 +431,8 @@ fn nothing_is_left(what: &str, pid: u32, before: Belongings, deaths: usize) {
         threads: before.threads + 4,
         mappings: before.mappings + 40,
         own_kib: before.own_kib + 5 * 1024,
-        // The emulator keeps what was freed aside for a while, to tell of those who use it still: 200 KiB of each death, and
-        // at most 1024 pieces.
+        // The emulator keeps freed memory in quarantine for a while, to detect late uses: 200 KiB of each death, and at most
+        // 1024 allocations.
         device_kib: before.device_kib + 5 * 1024 + 200 * (deaths - WARM),
     };
     let begun = Instant::now();

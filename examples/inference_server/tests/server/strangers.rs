@@ -12,7 +12,7 @@ use rustix::thread::set_thread_res_uid;
 use crate::program::{Server, signal};
 use crate::until;
 
-/// Nobody's, on most hosts.
+/// The user `nobody`, on most hosts.
 const ANOTHER: u32 = 65_534;
 
 /// The name of the socket, as every user can read it.

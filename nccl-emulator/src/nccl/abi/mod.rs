@@ -1,7 +1,7 @@
 //! The functions that C sees: all of `nccl.h`.
 //!
 //! Every body runs inside [`guard::guarded`]: a panic becomes `ncclInternalError` and a line on stderr,
-//! and never unwinds into C. Faults strike here, before anything else is done.
+//! and never unwinds into C. Faults strike here first.
 
 // The names are C's.
 #![allow(non_snake_case)]

@@ -27,7 +27,7 @@ fn count() -> usize {
     KEYS.len() - usize::from(!version::is_at_least(2, 32, 0))
 }
 
-/// The keys as C reads them: the table's address is given away, and nobody writes to it.
+/// The keys as C reads them. C code gets the table's address, and no code writes to the table.
 struct Table([*const c_char; KEYS.len()]);
 
 // SAFETY: the pointers are to constants.

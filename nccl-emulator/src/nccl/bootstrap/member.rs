@@ -20,8 +20,8 @@ use cuda_emulator::memory::{self, Mapping};
 /// Whether the caller has given up.
 type Aborted<'a> = &'a dyn Fn() -> bool;
 
-/// Joins the communicator of `ids` as `rank` of `ranks`, and returns when everybody has. The first
-/// id is the meeting point; the roots of the others are sent home.
+/// Joins the communicator of `ids` as `rank` of `ranks`, and returns when all ranks have joined. The
+/// ranks meet at the root of the first id; the roots of the others are dismissed.
 pub(crate) fn join(
     ids: &[UniqueId],
     ranks: usize,
@@ -33,7 +33,7 @@ pub(crate) fn join(
     let session = meet(socket, &ids[0], ranks, rank, info, aborted)?;
     if rank == 0 {
         for other in &ids[1..] {
-            // Nobody else will; if its process is gone, so is the root.
+            // No other rank dismisses this root. If its process is gone, so is the root.
             if let Ok(socket) = Socket::connect(&other.address()) {
                 let _ = socket.send(&Message::Dismissed { magic: other.magic }.encode(), &[]);
             }
@@ -42,8 +42,8 @@ pub(crate) fn join(
     Ok(session)
 }
 
-/// As [`join`], at a root that a rank of the same parent is about to start, however long that takes.
-/// It rings `bell` then.
+/// Joins as [`join`] does, at a root that a rank of the same parent is about to start. Waits for the root
+/// without a limit; its start rings `bell`.
 pub(crate) fn join_soon(
     id: &UniqueId,
     bell: Option<&Bell>,
@@ -114,7 +114,7 @@ fn connect(id: &UniqueId, aborted: Aborted<'_>) -> Result<Socket> {
     dial(id.name(), aborted, || Socket::connect(&id.address()))
 }
 
-/// Connects to the listener at that name. Retries a refused connection as often as NCCL does: a root may be about to start
+/// Connects to the listener of that name. Retries a refused connection as often as NCCL does: a root may be about to start
 /// (`NCCL_COMM_ID`), or be gone for good.
 pub(crate) fn dial<T>(
     name: &str,
@@ -152,7 +152,7 @@ pub(crate) fn dial<T>(
             attempt + 1,
             pause.as_millis()
         );
-        // As NCCL sleeps: without a look at the abort flag.
+        // Like NCCL, sleep without a check of the abort flag.
         thread::sleep(pause);
         if aborted() {
             return Err(INTERNAL);
@@ -172,20 +172,20 @@ impl From<io::Error> for Trouble {
     }
 }
 
-/// What the root hands out, mapped: where many ranks are threads of one process, that cannot hold every
-/// descriptor of all of them until the last one has its own.
+/// The segment and the pools from the root. Pools are mapped as they arrive: a process with many ranks as
+/// threads could not hold all their descriptors at once.
 struct Parts {
     token: u64,
     segment: Segment,
-    /// Which of the pools is that of each rank.
+    /// The index of each rank's pool.
     of_ranks: Vec<usize>,
-    /// For each pool, in the order in which they come, what its descriptor has to be of.
+    /// The expected token of each pool, in the order of their arrival.
     tokens: Vec<u128>,
     pools: Vec<Arc<Mapping>>,
 }
 
 impl Parts {
-    /// What comes with the welcome.
+    /// Creates the parts from the contents of the welcome.
     fn new(token: u64, pools: usize, segment: &OwnedFd, ranks: usize) -> io::Result<Self> {
         let segment = Segment::open(segment.as_fd(), ranks).map_err(|error| {
             io::Error::other(format!(
@@ -233,9 +233,9 @@ impl Parts {
     }
 }
 
-/// Waits for the welcome, the pools, and the end of the connection; `None` when aborted. If the root
-/// goes too early, this waits for ever: NCCL's ranks then wait for a neighbour that does not know of
-/// them.
+/// Waits for the welcome, the pools, and the end of the connection. Returns `None` when aborted. If the
+/// root ends too early, this waits for ever: NCCL's ranks then wait for a neighbour that does not know
+/// of them.
 fn receive_parts(
     socket: &Socket,
     ranks: usize,
@@ -287,7 +287,7 @@ fn receive_parts(
             }
         }
         if open && parts.as_ref().is_some_and(Parts::is_complete) {
-            // The root goes on to the next rank; if it is gone, nobody minds.
+            // The root continues with the next rank. A root that is gone needs no answer.
             let _ = socket.send(&Message::Received.encode(), &[]);
         }
     }

@@ -1,9 +1,9 @@
-//! How the ranks of a communicator find each other.
+//! The bootstrap: the ranks of a communicator meet at a root.
 //!
 //! `ncclGetUniqueId` starts a root: one thread and one socket in the calling process, which must
-//! live until all ranks have joined. Each rank connects, says who it is and hands over its device's
-//! pool; when the last one is there the root makes the communicator's segment and hands it to all
-//! of them, with all the pools.
+//! live until all ranks have joined. Each rank connects, sends its identity and hands over its
+//! device's pool. When all ranks have connected, the root makes the communicator's segment and
+//! hands it to all of them, with all the pools.
 //!
 //! ```text
 //! rank ──Hello {nranks, rank, who I am} + pool──▶ root
@@ -14,10 +14,10 @@
 //! rank ◀──Refused {why}── root                                   only under NCCL_EMULATOR_STRICT
 //! ```
 //!
-//! What does not fit together is seen by the root alone, as in NCCL: it says so and goes, and the
-//! ranks wait for ever, or until they abort. A rank that never arrives is waited for in the same
-//! way. A root goes when it is done, or when every rank that had joined has left again; an id that
-//! nobody uses keeps its thread.
+//! Only the root detects a mismatch between the ranks, as in NCCL: the root logs it and ends, and
+//! the ranks wait for ever, or until they abort. The ranks also wait like this for a rank that
+//! never arrives. A root ends when it is done, is dismissed, or when every rank that had joined has
+//! left again; the root of an unused id keeps its thread.
 
 mod member;
 mod root;

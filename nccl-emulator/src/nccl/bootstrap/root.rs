@@ -1,4 +1,4 @@
-//! The root: waits for all ranks of one communicator, then gives each what all have brought.
+//! The root: waits for all ranks of one communicator, then sends each the pools of all.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ pub(crate) fn start(id: &UniqueId) -> io::Result<()> {
     thread::Builder::new()
         .name("nccl-root".to_owned())
         .spawn(move || {
-            // An error ends the root: the ranks wait for ever then, as they do for NCCL's.
+            // An error ends the root. The ranks then wait for ever, as with NCCL's root.
             if let Err(error) = serve(listener, magic) {
                 warn!("Bootstrap Root : {error}");
             }
@@ -28,7 +28,8 @@ pub(crate) fn start(id: &UniqueId) -> io::Result<()> {
     Ok(())
 }
 
-/// A root holds a descriptor for each rank, and one for each pool. NCCL's raises the limit as well.
+/// Raises the soft limit of descriptors: a root holds one for each rank and one for each pool.
+/// NCCL's root raises the limit as well.
 fn raise_descriptor_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -50,10 +51,10 @@ struct Member {
     pool: OwnedFd,
 }
 
-/// A connection that has not said hello yet, or a rank.
+/// The connections of a root: those without a hello so far, and the ranks.
 struct Roll {
     strangers: Vec<Socket>,
-    /// By rank; `None` before it joins, and after it closed its connection again.
+    /// The members by rank; `None` before the rank joins, and after it closed its connection.
     members: Vec<Option<Member>>,
     joined: Vec<bool>,
     left: usize,
@@ -62,7 +63,7 @@ struct Roll {
 enum Verdict {
     Wait,
     Complete,
-    /// What does not fit; the socket of the rank that came last.
+    /// The mismatch, and the socket of the rank that came last.
     Mismatch(String, Socket),
     Dismissed,
 }
@@ -80,7 +81,7 @@ fn serve(listener: Listener, magic: u64) -> io::Result<()> {
             Verdict::Wait => {}
             Verdict::Dismissed => return Ok(()),
             Verdict::Complete => {
-                // Before anyone is let go: whoever comes with this id from now on finds nobody.
+                // Before any rank is released: a later connection with this id finds no root.
                 drop(listener);
                 return roll.hand_out();
             }
@@ -95,7 +96,7 @@ fn serve(listener: Listener, magic: u64) -> io::Result<()> {
                         .map(|member| &member.socket)
                         .chain([&socket])
                     {
-                        // A rank that is gone needs no reason.
+                        // A rank that is gone needs no refusal.
                         let _ = socket.send(&refusal, &[]);
                     }
                 }
@@ -106,13 +107,13 @@ fn serve(listener: Listener, magic: u64) -> io::Result<()> {
 }
 
 impl Roll {
-    /// Whether everyone who had joined is gone again.
+    /// Whether all ranks that had joined are gone again.
     fn deserted(&self) -> bool {
         let joined = self.joined.iter().filter(|&&joined| joined).count();
         joined > 0 && self.left == joined
     }
 
-    /// Waits for something to happen, and deals with it.
+    /// Waits for the next event and handles it.
     fn next(&mut self, listener: &Listener, magic: u64) -> io::Result<Verdict> {
         let watch = |fd| libc::pollfd {
             fd,
@@ -136,7 +137,7 @@ impl Roll {
         wait_readable(&mut fds, None)?;
         let strangers = self.strangers.len();
         for (rank, fd) in fds[1 + strangers..].iter().enumerate() {
-            // A rank says nothing until it is welcomed: this is its end.
+            // A rank sends nothing before its welcome, so the rank has closed its connection.
             if fd.revents != 0 && self.members[rank].take().is_some() {
                 self.left += 1;
             }
@@ -156,7 +157,7 @@ impl Roll {
         Ok(Verdict::Wait)
     }
 
-    /// Reads the hello of a connection. Whoever says something else is dropped.
+    /// Reads the hello of a connection. Drops the connection for any other message.
     fn admit(&mut self, socket: Socket, magic: u64) -> io::Result<Verdict> {
         let mut buffer = [0; MAX_BYTES];
         let Ok(Received::Message(bytes, mut fds)) = socket.receive(&mut buffer) else {
@@ -213,7 +214,7 @@ impl Roll {
         }
     }
 
-    /// Gives every rank the segment and the pools, one rank after the other: descriptors in flight
+    /// Sends every rank the segment and the pools, one rank after the other: descriptors in flight
     /// are limited.
     fn hand_out(self) -> io::Result<()> {
         let mut members: Vec<Member> = self.members.into_iter().flatten().collect();
@@ -240,12 +241,12 @@ impl Roll {
         }
         .encode();
         for member in &members {
-            // A rank that is gone by now keeps nobody else from being welcomed; they find out when
-            // they wait for it.
+            // The other ranks are welcomed even if one is gone; they find out when they wait for
+            // it.
             let _ = welcome_one(&member.socket, &welcome, fd.as_fd(), &pools);
         }
-        // Only now may any of them go on: the first thing that a rank does may be to end this
-        // process.
+        // All ranks are released at the end: the first action of a released rank may be to end
+        // this process.
         members.iter().for_each(|member| member.socket.hang_up());
         Ok(())
     }

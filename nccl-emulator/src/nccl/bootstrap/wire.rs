@@ -2,30 +2,30 @@
 
 use crate::transport::RankInfo;
 
-/// Changes whenever a message, the segment or a pool changes: both sides of a connection are then
-/// different emulators.
+/// The version of the messages, the segment and the pools. Emulators with different versions cannot
+/// communicate.
 const WIRE: u64 = u64::from_le_bytes(*b"nccemu\x00\x04");
 
 /// Large enough for any message.
 pub(super) const MAX_BYTES: usize = 2048;
 
-/// What travels.
+/// A message between a rank and its root.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Message {
-    /// A rank joins; its pool comes along.
+    /// A rank joins; the message carries its pool.
     Hello {
         magic: u64,
         ranks: i32,
         rank: i32,
         info: Box<RankInfo>,
     },
-    /// All are there; the segment comes along.
+    /// All ranks have joined; the message carries the segment.
     Welcome { token: u64, pools: u32 },
-    /// Some pools come along.
+    /// The message carries some pools.
     Pools,
     /// The rank has everything.
     Received,
-    /// The ranks do not fit together.
+    /// The ranks do not match.
     Refused { why: String },
     /// This root is not needed: the communicator has several ids.
     Dismissed { magic: u64 },
@@ -66,7 +66,7 @@ impl Message {
         bytes
     }
 
-    /// `None` for anything that this version did not write.
+    /// Decodes a message. Returns `None` for bytes that this version did not write.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         if u64::from_ne_bytes(reader.take()?) != WIRE {

@@ -1,5 +1,4 @@
-//! The lines of the log that say which communicator this is, in the words of the release that the
-//! emulator is.
+//! The log lines that describe a communicator, in the words of the emulated release.
 
 use std::time::Instant;
 
@@ -9,17 +8,17 @@ use crate::nccl::debug::{info, subsystem};
 use crate::version;
 use cuda_emulator::driver::visible;
 
-/// What `Init START` and `Init COMPLETE` say of a communicator.
+/// The contents of a communicator's `Init START` and `Init COMPLETE` lines.
 pub(super) struct Birth<'c> {
     communicator: &'c Communicator,
     function: &'static str,
-    /// Of a split or a shrink: the parent, its number, color and key.
+    /// For a split or a shrink: the parent, and the number, color and key of the child.
     parent: Option<(&'c Communicator, u64, i32, i32)>,
     began: Instant,
 }
 
 impl<'c> Birth<'c> {
-    /// Of a communicator that has no parent.
+    /// For a communicator without a parent.
     pub(super) fn new(communicator: &'c Communicator, function: &'static str) -> Self {
         Self {
             communicator,
@@ -29,7 +28,7 @@ impl<'c> Birth<'c> {
         }
     }
 
-    /// Of a child.
+    /// For a child.
     pub(super) fn of_child(
         communicator: &'c Communicator,
         function: &'static str,
@@ -43,13 +42,13 @@ impl<'c> Birth<'c> {
     }
 
     pub(super) fn start(&self) {
-        // NCCL chooses its network before.
+        // NCCL chooses its network before the start.
         info!(subsystem::INIT | subsystem::NET, "Using network Emulator");
         let rank = match self.parent {
             None if version::is_at_least(2, 29, 2) => format!("[Rank {}] ", self.communicator.rank),
             _ => String::new(),
         };
-        // The blank that is missing in front of it came with 2.32.
+        // 2.32 added the missing blank before the rank.
         let blank = match self.parent {
             Some(_) if version::is_at_least(2, 23, 0) && !version::is_at_least(2, 32, 0) => "",
             _ => " ",
@@ -61,7 +60,7 @@ impl<'c> Birth<'c> {
         );
     }
 
-    /// It came up; `bootstrap` is how long it took to meet the others, in seconds.
+    /// Logs the end of the init; `bootstrap` is the time to meet the other ranks, in seconds.
     pub(super) fn complete(&self, bootstrap: f64) {
         info!(subsystem::INIT, "{} - Init COMPLETE", self.description());
         if !version::is_at_least(2, 22, 0) {
@@ -72,7 +71,7 @@ impl<'c> Birth<'c> {
             false => (String::new(), ""),
         };
         let total = self.began.elapsed().as_secs_f64();
-        // There are neither kernels nor a topology to find out about.
+        // The emulator has neither kernels nor a topology to detect.
         info!(
             subsystem::INIT,
             "Init timings{function}: rank {} nranks {} total {total:.2} (kernels 0.00,{alloc} bootstrap {bootstrap:.2}, \
@@ -93,7 +92,8 @@ impl<'c> Birth<'c> {
         let id = format!(" commId {:#x}", communicator.hash);
         let (before, parent, after) = match self.parent {
             None => (id, String::new(), String::new()),
-            // Before 2.21 a child is like any other; until 2.22 its id comes last, and then not at all.
+            // Before 2.21 the line of a child is like any other. Until 2.22 the id comes last, later
+            // there is none.
             Some(_) if !version::is_at_least(2, 21, 0) => (id, String::new(), String::new()),
             Some((parent, number, color, key)) => {
                 let number = match () {
@@ -123,7 +123,8 @@ impl<'c> Birth<'c> {
     }
 }
 
-/// What lines of the end say of a communicator. Some say `nranks`, some `nRanks`.
+/// Returns the description of a communicator in lines about its end. Some lines use `nranks`, some
+/// `nRanks`.
 pub(crate) fn ending(communicator: &Communicator, ranks: &str) -> String {
     let id = match version::is_at_least(2, 32, 0) {
         true => format!(" commId {:#x}", communicator.hash),

@@ -1,21 +1,21 @@
-//! A group of non-blocking communicators that runs, or waits to run, in the background, as its communicators and the
-//! timer see it. `group` has what it is.
+//! The interface by which communicators and the timer use a background group of non-blocking communicators. `group`
+//! implements it.
 
 use std::sync::Arc;
 
 /// See the module.
 pub(crate) trait Background: Send + Sync {
-    /// Whether nobody has begun with it.
+    /// Whether the group has not begun.
     fn is_waiting(&self) -> bool;
 
-    /// Moves it on: in this thread if it waits for nothing.
+    /// Starts the group, in this thread if it does not wait.
     fn poll(self: Arc<Self>);
 
-    /// Begins with it if it has waited long enough. The timer's.
+    /// Starts the group if it has waited long enough. Called by the timer.
     fn start_if_due(self: Arc<Self>);
 
-    /// Drops it if nobody has begun; otherwise waits until it is over. What ends one communicator (an
-    /// abort, a revoke) ends the whole group, as in NCCL: what one waits for may be what another one
-    /// is in. Those that are through with it are left alone.
+    /// Drops the group if it has not begun; otherwise waits until it is over. The end of one communicator
+    /// (an abort, a revoke) ends the whole group, as in NCCL: its communicators may wait for one another.
+    /// Communicators that are done with the group are not affected.
     fn cancel(&self);
 }

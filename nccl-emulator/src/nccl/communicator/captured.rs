@@ -1,27 +1,27 @@
 //! Launches that were captured into graphs.
 //!
-//! A graph can run them again until it is destroyed, so its communicator has to be there until
-//! then: finalize, destroy and abort wait for all such graphs, as in NCCL, and an abort is no
-//! exception. Only a communicator that was finalized by a revoke goes without them; a replay after
-//! that uses what NCCL has freed, and is recorded.
+//! A graph can replay its launches until it is destroyed, so their communicator must live until
+//! then: finalize, destroy and abort wait for all such graphs, as in NCCL. Only the end of a
+//! communicator that was finalized by a revoke does not wait for them; a later replay
+//! uses memory that NCCL has freed, and is recorded as a violation.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::state::Communicator;
 
-/// One captured launch. Held by the graph's node, and by each of its replays until it is over.
+/// One captured launch. The graph's node holds it, and each replay until its end.
 pub(crate) struct Captured(Arc<Communicator>);
 
 impl Captured {
-    /// Counts one more.
+    /// Counts a captured launch.
     pub(crate) fn new(communicator: &Arc<Communicator>) -> Arc<Self> {
         let count = &communicator.captured;
         *count.launches.lock() += 1;
         Arc::new(Self(Arc::clone(communicator)))
     }
 
-    /// A graph is about to run the launch again.
+    /// Records a violation if the communicator is gone. Called before each replay.
     pub(crate) fn check(&self) {
         if self.0.captured.freed.load(Ordering::Acquire) {
             self.0.violation(
@@ -31,7 +31,7 @@ impl Captured {
         }
     }
 
-    /// Whose launch it is.
+    /// Returns the communicator of the launch.
     pub(crate) fn communicator(&self) -> &Arc<Communicator> {
         &self.0
     }

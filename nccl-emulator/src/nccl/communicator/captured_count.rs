@@ -1,25 +1,25 @@
-//! How many launches of a communicator are in graphs: see [`super::captured`].
+//! The count of a communicator's launches in graphs: see [`super::captured`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuda_emulator::sync::{Condvar, Mutex};
 
-/// How many captured launches a communicator has.
+/// The number of captured launches of a communicator.
 #[derive(Default)]
 pub(crate) struct Count {
     pub(super) launches: Mutex<usize>,
     pub(super) none: Condvar,
-    /// The communicator is gone.
+    /// Whether the communicator is gone.
     pub(super) freed: AtomicBool,
 }
 
 impl Count {
-    /// Notes that the communicator is gone.
+    /// Marks the communicator as gone.
     pub(super) fn mark_freed(&self) {
         self.freed.store(true, Ordering::Release);
     }
 
-    /// Returns when no graph has a launch of the communicator.
+    /// Waits until no graph has a launch of the communicator.
     pub(super) fn wait(&self) {
         let mut launches = self.launches.lock();
         self.none

@@ -1,13 +1,13 @@
-//! Children: what `ncclCommSplit` and `ncclCommShrink` make of a communicator.
+//! Child communicators, made by `ncclCommSplit` and `ncclCommShrink`.
 //!
 //! ```text
 //! split   every rank of the parent says its color and key; those of one color are a child
 //! shrink  every survivor knows the list of those that are not
 //! ```
 //!
-//! The first rank of a child starts a root whose place all of them can compute, and they meet there.
-//! While that lasts the parent's abort breaks it: the child shares the parent's flag, or the parent
-//! raises the child's along with its own. After a failure it still does.
+//! The first rank of a child starts a root whose id all its ranks can compute, and they meet there.
+//! Meanwhile, and after a failure, an abort of the parent aborts the child: the child shares the
+//! parent's flag, or the parent raises the child's flag along with its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,15 +27,14 @@ use crate::nccl::debug::{self, warn};
 use crate::nccl::timer;
 use crate::nccl::unique_id::{UniqueId, mix};
 
-/// A sleep that only a ring should end; it ends by itself because a process that is killed does not
-/// ring.
+/// The limit of a sleep that a ring should end: a killed process does not ring.
 const SAFETY_NET: Duration = Duration::from_millis(100);
 
-/// Where the caller wants a handle; written when the job is over.
+/// The caller's place for a handle, written at the end of the job.
 pub(crate) struct OutSlot(*mut ncclComm_t);
 
 // SAFETY: by the contract of the functions that fill one later, it stays valid until the
-// communicator is not busy any more, and nobody else touches it before.
+// communicator is not busy any more, and no other thread accesses it before.
 unsafe impl Send for OutSlot {}
 // SAFETY: as above; one job writes to it.
 unsafe impl Sync for OutSlot {}
@@ -53,33 +52,34 @@ impl OutSlot {
     }
 }
 
-/// Which ranks of the parent a child has.
+/// The choice of a child's ranks among those of the parent.
 pub(crate) enum ChildKind {
     Split {
         color: i32,
         key: i32,
     },
-    /// All but these, in order.
+    /// All ranks but these, in order.
     Shrink {
         excluded: Vec<i32>,
     },
 }
 
-/// What the job needs besides the parent.
+/// The arguments of the job besides the parent.
 pub(crate) struct ChildRequest {
     pub(crate) kind: ChildKind,
-    /// The split's number.
+    /// The number of the split.
     pub(crate) number: u64,
-    /// Its configuration and its abort flag; none for a rank that gets no child.
+    /// The child's configuration and abort flag; `None` for a rank that gets no child.
     pub(crate) child: Option<(Config, Arc<AbortFlag>)>,
-    /// It shares the parent's resources.
+    /// Whether the child shares the parent's resources.
     pub(crate) shares: bool,
     pub(crate) out: OutSlot,
-    /// The function that was called, for the log.
+    /// The called function, for the log.
     pub(crate) function: &'static str,
 }
 
-/// The job of a split and a shrink. A child that was not made is handed out as well, to be aborted.
+/// Runs the job of a split or a shrink. Also hands out a child whose creation failed, so that the
+/// caller can abort it.
 pub(crate) fn create_child(parent: &Arc<Communicator>, request: &ChildRequest) -> Result {
     let _device = debug::on_device(parent.device);
     let mut made = None;
@@ -130,7 +130,7 @@ fn try_create(
         .position(|&member| member == session.rank)
         .ok_or(INTERNAL)?;
     if rank >= ranks {
-        // The list names a rank twice, or one that does not exist.
+        // The list names a rank twice, or a rank that does not exist.
         warn!("rank {rank} exceeds ndev={ranks}");
         return Err(INVALID_ARGUMENT);
     }
@@ -158,8 +158,7 @@ fn try_create(
         (parent, request.number, color, key),
     );
     birth.start();
-    // The parent's token is known to its ranks alone. A shrink has no number: its ranks know that they
-    // mean the same one by its list.
+    // Only the parent's ranks know its token. A shrink has no number: its list identifies it.
     let id = match &request.kind {
         ChildKind::Split { .. } => {
             UniqueId::derived("split", &[session.token, request.number, color as u64])
@@ -186,7 +185,7 @@ fn try_create(
     Ok(())
 }
 
-/// Starts the root; one of an attempt that failed goes when its last rank has.
+/// Starts the root. Retries while the root of a failed attempt exists, which ends with its last rank.
 fn start_root(id: &UniqueId, aborted: &dyn Fn() -> bool) -> Result {
     loop {
         match bootstrap::start_root(id) {
@@ -201,8 +200,9 @@ fn start_root(id: &UniqueId, aborted: &dyn Fn() -> bool) -> Result {
     }
 }
 
-/// The all-gather of a split: waits for what every rank of the parent says. The parent's ranks of this
-/// color, by key and then by rank; nobody's for a rank without a color. `None` when aborted.
+/// The all-gather of a split: waits for color and key of every rank of the parent. Returns the
+/// parent's ranks of this color, by key and then by rank; no ranks for a rank without a color. Returns
+/// `None` when aborted.
 fn gather(
     session: &Session,
     color: i32,
@@ -237,8 +237,8 @@ fn gather(
     Ok(Some(members.into_iter().map(|(_, rank)| rank).collect()))
 }
 
-/// The ranks that are not on a sorted list, and how many there should be: each entry takes one away,
-/// whether it names somebody or not.
+/// Returns the ranks that are not on a sorted list, and their nominal number: each entry of the list
+/// subtracts one, whether it names a rank or not.
 fn survivors(ranks: usize, excluded: &[i32]) -> (Vec<usize>, usize) {
     let mut list = excluded.iter().copied().peekable();
     let members = (0..ranks)
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn every_entry_of_a_list_takes_a_rank_away_whether_it_names_one_or_not() {
         assert_eq!(survivors(4, &[1, 3]), (vec![0, 2], 2));
-        // NCCL walks the list along the ranks, and stops at an entry that is none.
+        // NCCL walks the list along the ranks, and stops at an entry that names no further rank.
         assert_eq!(survivors(4, &[1, 1, 3]), (vec![0, 2, 3], 1));
         assert_eq!(survivors(3, &[7]), (vec![0, 1, 2], 2));
     }

@@ -1,20 +1,20 @@
-//! The ranks of one communicator that live in this process.
+//! The ranks of one communicator in this process.
 //!
-//! NCCL frees nothing of a communicator before the last of them is destroyed or aborted: until then
-//! destroy and abort only count, and return. The emulator does the same.
+//! NCCL frees no resources of these ranks before the last of them is destroyed or aborted: until
+//! then destroy and abort only count, and return. The emulator does the same.
 
 use std::sync::Arc;
 
 use cuda_emulator::sync::{Mutex, MutexGuard};
 
-/// See the module; `C` is the communicator's end of a rank.
+/// See the module; `C` is one rank's end of the communicator.
 pub(super) struct Clique<C> {
     members: Mutex<Members<C>>,
 }
 
 struct Members<C> {
     all: Vec<Arc<C>>,
-    /// How many of them were destroyed or aborted.
+    /// The number of members that were destroyed or aborted.
     reclaimed: usize,
 }
 
@@ -31,14 +31,14 @@ impl<C> Default for Clique<C> {
 }
 
 impl<C> Clique<C> {
-    /// A rank has met the others. Before its init ends, so that no rank can be reclaimed before all
-    /// have joined.
+    /// Adds a rank that has met the others. Called before its init ends, so that no rank can be
+    /// reclaimed before all have joined.
     pub(super) fn join(&self, communicator: &Arc<C>) {
         self.lock().all.push(Arc::clone(communicator));
     }
 
-    /// A rank is destroyed or aborted. For the last of `local` ranks: all of them, to be freed
-    /// together.
+    /// Counts a rank that is destroyed or aborted. For the last of `local` ranks, returns all of
+    /// them, to be freed together.
     pub(super) fn reclaim(&self, local: usize) -> Option<Vec<Arc<C>>> {
         let mut members = self.lock();
         members.reclaimed += 1;

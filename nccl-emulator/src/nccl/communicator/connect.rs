@@ -1,8 +1,8 @@
 //! Connecting on first use.
 //!
-//! NCCL sets up the connection to a peer when the two first exchange a message, and the rings when
-//! a communicator first runs a collective; the call that ends the group waits for the other side to
-//! get there as well. So does this: a rank whose peer never makes the matching call hangs on the
+//! NCCL sets up the connection to a peer at the first message between the two, and the rings at the
+//! first collective of a communicator; the call that ends the group waits for the peer to do the same.
+//! So does the emulator: a rank whose peer never makes the matching call hangs on the
 //! host, not on the stream, until the communicator is aborted.
 
 use std::sync::atomic::Ordering;
@@ -17,7 +17,8 @@ use crate::code::{INTERNAL, Result, SYSTEM};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::transport::Direction;
 
-/// Says how the data of a pair travels, as NCCL calls it: inside a host the sender does, between hosts both.
+/// Logs the route of a pair's data in NCCL's terms: inside a host on the sender, between hosts on both
+/// ranks.
 fn announce(session: &Session, source: usize, destination: usize, direction: Direction) {
     let infos = session.infos();
     let peer = match direction {
@@ -44,7 +45,7 @@ fn announce(session: &Session, source: usize, destination: usize, direction: Dir
     );
 }
 
-/// Says to the peers that this rank is ready. To be followed by [`finish_peers`] with the same
+/// Tells the peers that this rank is ready. Must be followed by [`finish_peers`] with the same
 /// list.
 pub(crate) fn start_peers(session: &Session, wanted: &[(usize, Direction)]) {
     for &(peer, direction) in wanted {
@@ -90,7 +91,7 @@ pub(crate) fn finish_peers(
     Ok(())
 }
 
-/// Says to all ranks that this one is ready for an algorithm. To be followed by
+/// Tells all ranks that this rank is ready for an algorithm. Must be followed by
 /// [`finish_algorithm`].
 pub(crate) fn start_algorithm(session: &Session, algorithm: u32) {
     let (own, ranks) = (session.rank, session.ranks());
@@ -124,7 +125,8 @@ pub(crate) fn finish_algorithm(
     Ok(())
 }
 
-/// NCCL hands a descriptor of its buffers to the other side, or opens a socket to it.
+/// Checks that a descriptor is free: NCCL sends a descriptor of its buffers to the peer, or opens a socket
+/// to it.
 fn needs_descriptor() -> Result {
     match std::fs::File::open("/dev/null") {
         Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
@@ -142,7 +144,7 @@ fn ends(own: usize, peer: usize, direction: Direction) -> (usize, usize) {
     }
 }
 
-/// Waits for a peer.
+/// Waits until a peer is ready.
 fn wait(
     communicator: &Communicator,
     session: &Session,

@@ -1,4 +1,4 @@
-//! What a rank is connected to: see [`super::connect`].
+//! The connections of a rank: see [`super::connect`].
 
 use crate::transport::Direction;
 
@@ -8,7 +8,7 @@ pub(crate) mod algorithm {
     pub(crate) const RING: u32 = 1;
 }
 
-/// What this rank is connected to.
+/// The connections of this rank.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     /// By peer: bit 0 for sending, bit 1 for receiving.
@@ -16,7 +16,7 @@ pub(crate) struct Connections {
     pub(super) algorithms: u32,
 }
 
-/// The bit of a direction.
+/// Returns the bit of a direction.
 pub(super) fn bit(direction: Direction) -> u8 {
     match direction {
         Direction::Send => 1,

@@ -1,14 +1,15 @@
-//! What communicators that share resources have together.
+//! The common state of communicators that share resources.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// What communicators that share resources have together: the manager of their memory.
+/// The common state of communicators that share resources: their memory manager.
 #[derive(Debug)]
 pub(crate) struct Family {
-    /// How many of them are not destroyed.
+    /// The number of these communicators that are not destroyed.
     pub(super) members: AtomicU32,
     pub(super) suspended: AtomicBool,
-    /// Whether one is connected to a rank of another process: a thread of NCCL's does that, the proxy.
+    /// Whether one of them is connected to a rank of another process, for which NCCL has a proxy
+    /// thread.
     has_proxy: AtomicBool,
 }
 
@@ -23,7 +24,7 @@ impl Default for Family {
 }
 
 impl Family {
-    /// How many of them are not destroyed.
+    /// Returns the number of these communicators that are not destroyed.
     pub(crate) fn members(&self) -> u32 {
         self.members.load(Ordering::Acquire)
     }
@@ -33,12 +34,12 @@ impl Family {
         self.has_proxy.store(true, Ordering::Release);
     }
 
-    /// Whether all of them are destroyed, and had a proxy.
+    /// Whether all of them are destroyed and they had a proxy.
     pub(super) fn ends_proxy(&self) -> bool {
         self.members() == 0 && self.has_proxy.load(Ordering::Acquire)
     }
 
-    /// Whether their memory is given up.
+    /// Whether their memory is suspended.
     pub(crate) fn is_suspended(&self) -> bool {
         self.suspended.load(Ordering::Acquire)
     }

@@ -1,8 +1,8 @@
-//! Growing: the ranks of a communicator and new ones make a larger one.
+//! Growing: the ranks of a communicator and new ranks create a larger communicator.
 //!
 //! One rank of the parent, the coordinator, starts a root and announces it to the first and the last
 //! rank; both wait for that inside `ncclCommGrow`, in the calling thread. All ranks of the parent can
-//! compute where the root is; new ranks are given its id.
+//! compute the id of the root; new ranks get the id from the program.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,12 +14,12 @@ use crate::code::{INTERNAL, INVALID_ARGUMENT, Result};
 use crate::nccl::debug::warn;
 use crate::nccl::unique_id::{UniqueId, mix};
 
-/// The id of the parent's grow of this number.
+/// Returns the id of the parent's grow of this number.
 pub(crate) fn handle_id(session: &Session, number: u64) -> UniqueId {
     UniqueId::derived("grow", &[session.token, number])
 }
 
-/// What old and new ranks call the grown communicator.
+/// Returns the hash of the grown communicator, the same on old and new ranks.
 pub(crate) fn hash_of_grown(id: &UniqueId, ranks: i32) -> u64 {
     mix(&[id.magic, ranks as u64])
 }
@@ -37,7 +37,7 @@ pub(crate) fn send_handle(session: &Session, number: u64) {
 }
 
 /// Waits, on the first and the last rank, until the coordinator has announced a grow, and checks that
-/// it is this one.
+/// its number is `number`.
 pub(crate) fn await_handle(parent: &Arc<Communicator>, session: &Session, number: u64) -> Result {
     if session.ranks() == 1 || (session.rank != 0 && session.rank + 1 != session.ranks()) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Who a rank is: what it tells the others when it joins.
+//! The identity of a rank, which it sends to the others when it joins.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use crate::version;
 use cuda_emulator::driver::visible;
 use cuda_emulator::memory::Pool;
 
-/// What this process says of its rank on `device`.
+/// Returns the identity of this process's rank on `device`.
 pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
     let token = pool.token();
     RankInfo {
@@ -28,24 +28,24 @@ pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
     }
 }
 
-/// A device's PCI bus, as NCCL packs it into a number: the driver side says `0000:01:00.0` of
-/// device 0.
+/// Returns a device's PCI bus, packed into a number as in NCCL. The driver's id of device 0 is
+/// `0000:01:00.0`.
 pub(crate) fn bus_id(device: i32) -> i64 {
     (i64::from(visible::physical(device.unsigned_abs())) + 1) << 12
 }
 
-/// When a process started, in clock ticks since boot: field 22 of its `stat`. `None` of one that has ended, a zombie as
-/// well: its memory and descriptors are gone.
+/// Returns the start of a process, in clock ticks since boot: field 22 of its `stat`. Returns `None` if the process has
+/// ended. A zombie counts as ended: its memory and descriptors are gone.
 fn started(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, even blanks and parentheses.
+    // The name in parentheses may contain blanks and parentheses.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let state = fields.next()?;
     (!matches!(state, "Z" | "X" | "x")).then_some(())?;
     fields.nth(18)?.parse().ok()
 }
 
-/// Whether the process of a rank is certainly gone. One that cannot be seen from here counts as
+/// Whether the process of a rank is certainly gone. A process of another PID namespace counts as
 /// alive.
 pub(crate) fn is_gone(info: &RankInfo) -> bool {
     static OWN: OnceLock<u64> = OnceLock::new();
@@ -54,7 +54,7 @@ pub(crate) fn is_gone(info: &RankInfo) -> bool {
         && started(&info.pid.to_string()) != Some(info.started)
 }
 
-/// The same number for all ranks of a host; `NCCL_HOSTID` replaces what it is made of.
+/// Returns a number that is the same for all ranks of a host: a hash of `NCCL_HOSTID`, or of host name and boot id.
 fn host_hash() -> u64 {
     match environment::text("NCCL_HOSTID") {
         Some(id) => hash(id.as_bytes()),
@@ -70,7 +70,7 @@ fn host_hash() -> u64 {
     }
 }
 
-/// Tells this process from all others, also from the one it was forked from.
+/// Returns a random number that identifies this process. A forked child gets another one.
 fn process() -> u64 {
     static TOKEN: OnceLock<(u32, u64)> = OnceLock::new();
     let (pid, token) = *TOKEN.get_or_init(|| (std::process::id(), random()));

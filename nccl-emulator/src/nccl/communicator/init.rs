@@ -21,29 +21,29 @@ use crate::version;
 use cuda_emulator::memory;
 use cuda_emulator::sync::Mutex;
 
-/// Where the ranks of a new communicator meet.
+/// The meeting point of the ranks of a new communicator.
 pub(crate) enum Meeting {
-    /// At a root that somebody has started, or is about to; the first id counts.
+    /// A root that a process has started or is about to start; the first id counts.
     At(Vec<UniqueId>),
-    /// At the root of a grow. The ranks of the parent know it before it is there.
+    /// The root of a grow. The ranks of the parent know its id before it exists.
     Grow(UniqueId, Arc<Communicator>),
 }
 
-/// What the job needs besides the communicator.
+/// The arguments of the job besides the communicator.
 pub(crate) struct InitRequest {
     pub(crate) meeting: Meeting,
-    /// The function that was called, for the log.
+    /// The called function, for the log.
     pub(crate) function: &'static str,
 }
 
-/// Meets the other ranks and returns when all of them are ready. Waits for ever, unless aborted.
+/// Meets the other ranks and waits until all of them are ready. Waits for ever, unless aborted.
 pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> Result {
     let _device = debug::on_device(communicator.device);
     let (rank, ranks) = (communicator.rank as usize, communicator.ranks as usize);
     let birth = Birth::new(communicator, request.function);
     network::check_network()?;
     if version::is_at_least(2, 32, 0) {
-        // A good init leaves this text as the last error.
+        // A successful init leaves this text as the last error.
         warn!("RMA/Socket : rma_socket requires GDRCopy; and GDR Copy is not available");
     }
     birth.start();
@@ -62,8 +62,7 @@ pub(crate) fn init(communicator: &Arc<Communicator>, request: &InitRequest) -> R
     Ok(())
 }
 
-/// Everything that makes a communicator of a handle: `join` meets the others. Returns the seconds that this
-/// took.
+/// Initializes a communicator; `join` meets the other ranks. Returns the duration of `join` in seconds.
 pub(super) fn establish(
     communicator: &Arc<Communicator>,
     join: impl FnOnce(crate::transport::RankInfo) -> Result<Session>,
@@ -113,7 +112,7 @@ pub(super) fn establish(
 static CLIQUES: LazyLock<Mutex<HashMap<u64, Weak<Clique<Communicator>>>>> =
     LazyLock::new(Mutex::default);
 
-/// The clique of a session's communicator in this process.
+/// Returns the clique of a session's communicator in this process.
 fn clique_of(session: &Session) -> Arc<Clique<Communicator>> {
     let mut cliques = CLIQUES.lock();
     cliques.retain(|_, clique| clique.strong_count() > 0);
@@ -125,7 +124,7 @@ fn clique_of(session: &Session) -> Arc<Clique<Communicator>> {
     clique
 }
 
-/// What every rank finds out by itself about all of them.
+/// Checks all ranks of the communicator, on each rank by itself.
 fn check_ranks(session: &Session) -> Result {
     let own = session.info(session.rank);
     let shared_gpus = environment::switch("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -151,7 +150,7 @@ fn check_ranks(session: &Session) -> Result {
     Ok(())
 }
 
-/// The last step of every rank: nobody leaves before everybody has mapped everything.
+/// The last step of every rank's init: waits until all ranks have mapped the segment and the pools.
 fn wait_for_all(session: &Session, communicator: &Communicator) -> Result {
     let ready = &session.segment.header().ready;
     let ranks = session.ranks() as u32;

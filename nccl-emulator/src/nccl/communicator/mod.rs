@@ -8,12 +8,12 @@
 //!                 └─ abort, from any state, any thread ▶ gone
 //! ```
 //!
-//! A handle is a number, never an address ([`Registry`](cuda_emulator::registry::Registry)); one that is gone is
-//! recognised and its use recorded as a violation. Jobs on streams hold the communicator itself, so nothing is
+//! A handle is a number, never an address ([`Registry`](cuda_emulator::registry::Registry)); the use of a handle that
+//! has ended is recognised and recorded as a violation. Jobs on streams hold the communicator itself, so no memory is
 //! unmapped under them.
 //!
-//! [`Communicator`] is in `state`. What it has is in the files beneath it: `session`, `route`, `family`, `connections`,
-//! `clique`, `window`, `captured_count`, `background`. What is done with it is in all the others.
+//! [`Communicator`] is in `state`. Its parts are in `session`, `route`, `family`, `connections`, `clique`, `window`,
+//! `captured_count` and `background`. The functions that use it are in the other files.
 
 mod announce;
 mod background;

@@ -1,8 +1,8 @@
-//! Which ranks share a node.
+//! The nodes of the ranks.
 
 use super::session::Session;
 
-/// The node of each rank, numbered by first appearance.
+/// Returns the node of each rank, numbered by first appearance.
 pub(super) fn nodes(session: &Session) -> Vec<usize> {
     let mut hosts: Vec<u64> = Vec::new();
     let node = |info: &crate::transport::RankInfo| {

@@ -1,9 +1,10 @@
-//! What NCCL notices when the other end is gone, by how the data of the pair travels ([`Route`](super::Route)).
+//! The errors that NCCL reports when a peer is gone, by the route of the pair's data ([`Route`](super::Route)).
 //!
-//! Here all data goes through shared memory. But NCCL's own ranks of one host share memory, those of different hosts have
-//! sockets, and only who has a socket is told that its peer died. `docs/real-nccl.md` has what NVIDIA's library does.
+//! In the emulator all data goes through shared memory. In NCCL, ranks of one host share memory and ranks of different
+//! hosts use sockets, and only a rank with a socket learns that its peer died. `docs/real-nccl.md` describes the
+//! behaviour of NVIDIA's library.
 //!
-//! | what a rank does | its peer is gone |
+//! | action of a rank | result when its peer is gone |
 //! |---|---|
 //! | waits for it in an operation, shared memory | hangs |
 //! | waits for it in an operation, sockets | remote error of the communicator; since 2.28 its state says so |
@@ -23,15 +24,16 @@ use crate::nccl::bootstrap;
 use crate::nccl::debug::warn;
 use crate::transport::teardown::GONE;
 
-/// Whether the process of a rank has ended, or its end of the communicator was aborted or freed: its sockets are closed. Of
-/// another host only the former is known: word of the latter may not get through, and here there is no cable to cut.
+/// Whether the sockets of a rank are closed: its process has ended, or its end of the communicator was aborted or freed.
+/// For a rank of another host only the former counts: news of the latter may not get through a broken network, which the
+/// emulator cannot break.
 pub(crate) fn has_hung_up(session: &Session, rank: usize) -> bool {
     let teardown = session.segment.block(rank).teardown.load(Ordering::SeqCst);
     share_a_host(session.info(session.rank), session.info(rank)) && teardown & GONE != 0
         || identity::is_gone(session.info(rank))
 }
 
-/// What a socket to that rank reports.
+/// Logs the warning of a socket to that rank.
 pub(crate) fn warn_of_closed_connection(session: &Session, rank: usize) {
     let info = session.info(rank);
     warn!(
@@ -43,7 +45,7 @@ pub(crate) fn warn_of_closed_connection(session: &Session, rank: usize) {
 /// Dials a rank that has hung up, as often as NCCL does.
 ///
 /// # Errors
-/// Always: a remote error after all retries, or what an abort leads to.
+/// Always: a remote error after all retries, or the error of an abort.
 pub(crate) fn dial(communicator: &Communicator, session: &Session, rank: usize) -> Result {
     let name = format!("rank-{rank}-of-process-{}", session.info(rank).pid);
     let refused = || Err(io::Error::from(io::ErrorKind::ConnectionRefused));

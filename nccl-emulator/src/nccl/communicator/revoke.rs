@@ -1,7 +1,7 @@
-//! Stopping what runs on a communicator, and keeping it: revoke, and a shrink that aborts.
+//! Stopping the work of a communicator without ending it: revoke, and a shrink that aborts.
 //!
-//! The abort flag goes up, everything that waits on the communicator's behalf leaves, and the flag
-//! goes down again, so that the communicator can still be split or shrunk. Whoever has not looked at
+//! The abort flag is raised, every wait on the communicator's behalf ends, and the flag is lowered
+//! again, so that the communicator can still be split or shrunk. A thread that has not checked
 //! the flag by then never sees it.
 
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::teardown::wait_for_launches;
 use crate::code::{IN_PROGRESS, Result};
 use crate::nccl::debug::{self, info, subsystem};
 
-/// How long threads that are inside a call have to see the flag. NCCL gives them what it takes to stop
+/// How long threads inside a call have to see the flag. NCCL gives them the time that it takes to stop
 /// its own threads.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The job of `ncclCommRevoke`; the flag is up.
+/// Runs the job of `ncclCommRevoke`; the flag is already raised.
 pub(crate) fn revoke(communicator: &Arc<Communicator>) -> Result {
     let _device = debug::on_device(communicator.device);
     info!(
@@ -29,7 +29,7 @@ pub(crate) fn revoke(communicator: &Arc<Communicator>) -> Result {
         communicator.device
     );
     leave(communicator);
-    // An error of a blocking communicator stays: it can be revoked, but not shrunk.
+    // A blocking communicator keeps its error: it can be revoked, but not shrunk.
     if let Err(IN_PROGRESS) = communicator.state() {
         communicator.set_state(Ok(()));
     }
@@ -41,7 +41,7 @@ pub(crate) fn revoke(communicator: &Arc<Communicator>) -> Result {
     Ok(())
 }
 
-/// The first half of a shrink with `NCCL_SHRINK_ABORT`, in the calling thread.
+/// Does the first half of a shrink with `NCCL_SHRINK_ABORT`, in the calling thread.
 pub(crate) fn stop_launches(communicator: &Communicator) {
     communicator.raise_abort();
     leave(communicator);

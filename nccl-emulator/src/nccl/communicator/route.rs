@@ -1,11 +1,11 @@
-//! How the data of a pair of ranks travels in NCCL: see [`super::peers`].
+//! The route of the data between two ranks in NCCL: see [`super::peers`].
 
 use std::sync::OnceLock;
 
 use crate::nccl::environment;
 use crate::transport::RankInfo;
 
-/// How the data of a pair travels.
+/// The route of the data between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
     /// Into the memory of the other device.
@@ -16,8 +16,8 @@ pub(crate) enum Route {
     Network,
 }
 
-/// The routes of a rank to all of a communicator. What two ranks of a host use is a matter of their environments, which
-/// are one here.
+/// Returns the routes from a rank to all ranks of a communicator. In NCCL the environments of two ranks decide their
+/// route inside a host; here this process's environment stands for both.
 pub(super) fn routes(infos: &[RankInfo], own: usize) -> Box<[Route]> {
     static SWITCHED_OFF: OnceLock<[bool; 2]> = OnceLock::new();
     let [p2p, shared_memory] = *SWITCHED_OFF

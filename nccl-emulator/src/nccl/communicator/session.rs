@@ -1,4 +1,4 @@
-//! What a rank holds once its communicator's init is over: the segment, and every rank's device
+//! The resources of a rank after its communicator's init: the segment, and every rank's device
 //! memory.
 
 use std::collections::HashMap;
@@ -19,31 +19,31 @@ pub(crate) struct Session {
     pub(crate) segment: Segment,
     /// This rank.
     pub(crate) rank: usize,
-    /// Random, the same for all ranks of the communicator.
+    /// A random number that is the same for all ranks of the communicator.
     pub(crate) token: u64,
     pools: Vec<Arc<Mapping>>,
     infos: Vec<RankInfo>,
-    /// Collectives that this rank has arrived at.
+    /// The number of collectives that this rank has arrived at.
     collectives: AtomicU64,
-    /// Splits that this rank has taken part in.
+    /// The number of splits that this rank has taken part in.
     splits: AtomicU64,
-    /// Barriers that this rank has come to.
+    /// The number of barriers that this rank has reached.
     barriers: AtomicU64,
-    /// Windows that this rank has registered.
+    /// The number of windows that this rank has registered.
     windows: AtomicU64,
-    /// Signals that this rank has waited for: by source, and signal.
+    /// The signals that this rank has consumed, by source and signal.
     taken: Mutex<HashMap<(usize, usize), u64>>,
-    /// How the data of this rank and each other one travels.
+    /// The routes of the data between this rank and each other rank.
     routes: OnceLock<Box<[Route]>>,
 }
 
 impl Session {
-    /// How data travels between this rank and that one.
+    /// Returns the route of the data between this rank and `rank`.
     pub(crate) fn route(&self, rank: usize) -> Route {
         self.routes()[rank]
     }
 
-    /// Whether data of any other rank comes over the network.
+    /// Whether this rank exchanges data with any rank over the network.
     pub(crate) fn has_network_peers(&self) -> bool {
         self.routes().contains(&Route::Network)
     }
@@ -53,7 +53,7 @@ impl Session {
             .get_or_init(|| route::routes(&self.infos, self.rank))
     }
 
-    /// `pools` holds the memory of each rank's device.
+    /// Creates a session. `pools` holds the memory of each rank's device.
     pub(crate) fn new(segment: Segment, rank: usize, token: u64, pools: Vec<Arc<Mapping>>) -> Self {
         assert_eq!(pools.len(), segment.ranks());
         let infos = (0..segment.ranks())
@@ -74,32 +74,33 @@ impl Session {
         }
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub(crate) fn ranks(&self) -> usize {
         self.pools.len()
     }
 
-    /// What the others know of this rank.
+    /// Returns the published state of this rank.
     pub(crate) fn own(&self) -> &RankBlock {
         self.segment.block(self.rank)
     }
 
-    /// The number of the collective that this rank is about to arrive at.
+    /// Returns the number of the collective that this rank is about to arrive at.
     pub(crate) fn next_collective(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The number of the split that this rank is about to take part in.
+    /// Returns the number of the split that this rank is about to take part in.
     pub(crate) fn next_split(&self) -> u64 {
         self.splits.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The number of the window that this rank is about to register.
+    /// Returns the number of the window that this rank is about to register.
     pub(crate) fn next_window(&self) -> u64 {
         self.windows.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Takes so many signals of each (source, signal), if all of them are there.
+    /// Takes the given count of signals of each (source, signal), if all of them have arrived.
+    /// Otherwise takes none.
     pub(crate) fn take_signals(&self, wanted: &[(usize, usize, u64)]) -> bool {
         let mut taken = self.taken.lock();
         let there = wanted.iter().all(|&(source, signal, count)| {
@@ -115,7 +116,7 @@ impl Session {
         there
     }
 
-    /// Waits, on the host, until all ranks have come to this barrier. False when aborted.
+    /// Waits, on the host, until all ranks have reached this barrier. Returns false when aborted.
     pub(crate) fn barrier(&self, is_aborted: impl Fn() -> bool) -> bool {
         let number = self.barriers.fetch_add(1, Ordering::Relaxed) + 1;
         let wanted = number * self.ranks() as u64;
@@ -133,7 +134,7 @@ impl Session {
             if is_aborted() {
                 return false;
             }
-            // Ends by itself because a process that is killed does not ring.
+            // With a timeout, because a killed process does not ring.
             bell.wait(seen, Duration::from_millis(100));
         }
     }
@@ -143,12 +144,12 @@ impl Session {
         &self.pools[rank]
     }
 
-    /// Who `rank` is.
+    /// Returns the identity of `rank`.
     pub(crate) fn info(&self, rank: usize) -> &RankInfo {
         &self.infos[rank]
     }
 
-    /// All ranks, in order.
+    /// Returns the identities of all ranks, in order.
     pub(crate) fn infos(&self) -> &[RankInfo] {
         &self.infos
     }

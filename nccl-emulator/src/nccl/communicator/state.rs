@@ -31,14 +31,14 @@ static COMMUNICATORS: Registry<Communicator> = Registry::new(KIND);
 
 /// One rank's end of a communicator.
 pub(crate) struct Communicator {
-    /// The number that callers know it by; 0 until it is published.
+    /// The handle; unset until the communicator is published.
     handle: OnceLock<usize>,
-    /// This rank, and how many there are.
+    /// This rank, and the number of ranks.
     pub(crate) rank: i32,
     pub(crate) ranks: i32,
-    /// The ordinal of its device.
+    /// The ordinal of the rank's device.
     pub(crate) device: i32,
-    /// The same on all ranks; the order in which one group launches on several communicators.
+    /// A hash that is the same on all ranks. It orders the launches of one group on several communicators.
     pub(crate) hash: u64,
     pub(crate) config: Config,
     pub(crate) abort: Arc<AbortFlag>,
@@ -50,41 +50,40 @@ pub(crate) struct Communicator {
     pending: Mutex<Option<Arc<dyn Background>>>,
     pub(super) initialized: AtomicBool,
     pub(super) finalized: AtomicBool,
-    /// `ncclCommDestroy` or `ncclCommAbort` was called on it.
+    /// Whether `ncclCommDestroy` or `ncclCommAbort` was called.
     destroyed: AtomicBool,
     revoked: AtomicBool,
-    /// Raised together with `abort`: that of a child whose split has not succeeded.
+    /// The flag of a child whose split has not succeeded, raised together with `abort`.
     child_abort: Mutex<Option<Arc<AbortFlag>>>,
-    /// Splits and grows so far; children of the same one find each other by it.
+    /// The number of splits and grows so far. The ranks of a child meet by this number.
     children: AtomicU64,
-    /// What those that share resources have together.
+    /// The common state of communicators that share resources.
     pub(crate) family: Arc<Family>,
     in_family: AtomicBool,
-    /// Threads that are inside a call that may wait on this communicator's behalf.
+    /// The number of threads inside a call that may wait on this communicator's behalf.
     inside: AtomicU32,
     /// Threads inside `ncclCommGetAsyncError`.
     polling: AtomicU32,
-    /// Registered buffers: address, size, how often.
+    /// Registered buffers: address, size, number of registrations.
     registrations: Mutex<Vec<(usize, usize, usize)>>,
-    /// Operators that its user created.
+    /// The operators that the user created.
     operators: Mutex<UserOperators>,
     pub(super) windows: Mutex<Vec<Arc<Window>>>,
-    /// All ranks have come to their first one-sided operation.
+    /// Whether all ranks have reached their first one-sided operation.
     pub(super) one_sided: AtomicBool,
-    /// Operations so far, for the log.
+    /// The number of operations so far, for the log.
     operations: AtomicU64,
-    /// Lists of finished launches, to be filled again.
+    /// Lists of finished launches, for reuse.
     spare: Mutex<Vec<Lists>>,
-    /// Held while launches are put on streams, so that every launch is ordered after the one
-    /// before.
+    /// Held while launches are enqueued, so that every launch is ordered after the previous one.
     pub(crate) issue: Mutex<Last>,
-    /// Launches in graphs that were not destroyed yet.
+    /// The count of launches in graphs that are not destroyed.
     pub(crate) captured: Count,
     pub(crate) connections: Mutex<Connections>,
 }
 
 impl Communicator {
-    /// A communicator whose init has not run.
+    /// Creates a communicator whose init has not run.
     pub(crate) fn new(rank: i32, ranks: i32, device: i32, hash: u64, config: Config) -> Self {
         Self {
             handle: OnceLock::new(),
@@ -120,27 +119,27 @@ impl Communicator {
         }
     }
 
-    /// Uses this abort flag.
+    /// Sets the abort flag.
     pub(crate) fn with_abort(mut self, abort: Arc<AbortFlag>) -> Self {
         self.abort = abort;
         self
     }
 
-    /// Shares the resources of `parent`.
+    /// Makes the communicator share the resources of `parent`.
     pub(super) fn sharing(mut self, parent: &Self) -> Self {
         self.family = Arc::clone(&parent.family);
         self.family.members.fetch_add(1, Ordering::AcqRel);
         self
     }
 
-    /// It is destroyed.
+    /// Removes the destroyed communicator from its family.
     pub(super) fn leave_family(&self) {
         if self.in_family.swap(false, Ordering::AcqRel) {
             self.family.members.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    /// Raises its abort flag, and that of the child that it is making.
+    /// Raises the abort flag, and that of the child that is being made.
     pub(crate) fn raise_abort(&self) {
         if let Some(child) = &*self.child_abort() {
             child.raise();
@@ -148,7 +147,7 @@ impl Communicator {
         self.abort.raise();
     }
 
-    /// Lowers what [`Communicator::raise_abort`] has raised.
+    /// Lowers the flags that [`Communicator::raise_abort`] has raised.
     pub(super) fn lower_abort(&self) {
         if let Some(child) = &*self.child_abort() {
             child.lower();
@@ -156,17 +155,17 @@ impl Communicator {
         self.abort.lower();
     }
 
-    /// The flag of a child that is being made, or was not made.
+    /// Returns the flag of a child that is being made, or whose creation failed.
     pub(crate) fn child_abort(&self) -> MutexGuard<'_, Option<Arc<AbortFlag>>> {
         self.child_abort.lock()
     }
 
-    /// Counts a split or a grow; its number.
+    /// Counts a split or a grow and returns its number.
     pub(crate) fn next_child(&self) -> u64 {
         self.children.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Splits and grows so far.
+    /// Returns the number of splits and grows so far.
     pub(crate) fn children(&self) -> u64 {
         self.children.load(Ordering::Acquire)
     }
@@ -186,7 +185,7 @@ impl Communicator {
         self.finalized.load(Ordering::Acquire)
     }
 
-    /// Gives it a handle.
+    /// Gives the communicator a handle.
     pub(crate) fn publish(self: &Arc<Self>) -> Result<ncclComm_t> {
         let Some(handle) = COMMUNICATORS.insert(Arc::clone(self)) else {
             warn!("nccl-emulator: too many communicators");
@@ -198,22 +197,22 @@ impl Communicator {
         Ok(handle.cast())
     }
 
-    /// Its handle, for messages and comparisons.
+    /// Returns the handle, for messages and comparisons; 0 without one.
     pub(crate) fn handle(&self) -> usize {
         self.handle.get().copied().unwrap_or(0)
     }
 
-    /// Ends its handle; whoever uses it from now on is told.
+    /// Ends the handle. Later uses of the handle are reported as violations.
     pub(super) fn retire(&self) {
         COMMUNICATORS.remove(std::ptr::without_provenance_mut(self.handle()));
     }
 
-    /// What it shares with the other ranks, once init is through.
+    /// Returns the session, once the init has succeeded.
     pub(crate) fn session(&self) -> Option<&Arc<Session>> {
         self.session.get()
     }
 
-    /// What the async state says.
+    /// Returns the async state.
     pub(crate) fn state(&self) -> Result {
         code::result(self.state.load(Ordering::Acquire))
     }
@@ -223,8 +222,8 @@ impl Communicator {
         self.state.store(code::number(state), Ordering::Release);
     }
 
-    /// What goes wrong in the background sticks, unless something did before. False: a group is under way, and it cannot be
-    /// said yet.
+    /// Makes an error in the background the async state, unless another error already is. Returns false while a group is in
+    /// progress, whose result would replace the error.
     pub(crate) fn fail(&self, code: Code) -> bool {
         let state =
             self.state
@@ -232,8 +231,7 @@ impl Communicator {
         state.map_or_else(|found| found != code::IN_PROGRESS.number(), |_| true)
     }
 
-    /// `ncclCommGetAsyncError`: moves a pending group on, if there is one, and says where it
-    /// stands.
+    /// `ncclCommGetAsyncError`: starts a pending group, if there is one, and returns the async state.
     pub(crate) fn poll(&self) -> Result {
         self.polling.fetch_add(1, Ordering::AcqRel);
         if self.state() == Err(code::IN_PROGRESS) {
@@ -250,12 +248,12 @@ impl Communicator {
         state
     }
 
-    /// The group in the background.
+    /// Returns the background group.
     pub(crate) fn pending(&self) -> MutexGuard<'_, Option<Arc<dyn Background>>> {
         self.pending.lock()
     }
 
-    /// Whether the communicator may be used for a new call.
+    /// Checks that the communicator may be used for a new call.
     pub(crate) fn ensure_ready(&self) -> Result {
         if self.abort.is_raised() {
             self.cancel_pending();
@@ -269,12 +267,12 @@ impl Communicator {
         state
     }
 
-    /// Whether init came through.
+    /// Whether the init succeeded.
     pub(crate) fn is_initialized(&self) -> bool {
         self.initialized.load(Ordering::Acquire)
     }
 
-    /// Marks it as being destroyed; groups with it are blocking from now on.
+    /// Marks the communicator as being destroyed. Groups with it are blocking from now on.
     pub(crate) fn mark_destroyed(&self) {
         self.destroyed.store(true, Ordering::Release);
     }
@@ -284,12 +282,12 @@ impl Communicator {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Marks it as finalized. False if it was before.
+    /// Marks the communicator as finalized. Returns false if it already was.
     pub(crate) fn mark_finalized(&self) -> bool {
         !self.finalized.swap(true, Ordering::AcqRel)
     }
 
-    /// Threads inside a call that may wait on its behalf.
+    /// Returns the number of threads inside a call that may wait on the communicator's behalf.
     pub(crate) fn threads_inside(&self) -> u32 {
         self.inside.load(Ordering::Acquire)
     }
@@ -299,8 +297,7 @@ impl Communicator {
         self.polling.load(Ordering::Acquire)
     }
 
-    /// Takes the group out of the background: what has not begun never runs, what has is waited
-    /// for.
+    /// Cancels the background group: drops it if it has not begun, else waits for it.
     pub(crate) fn cancel_pending(&self) {
         let pending = self.pending().take();
         if let Some(pending) = pending {
@@ -314,7 +311,7 @@ impl Communicator {
         Inside(Arc::clone(self))
     }
 
-    /// The operators that its user created.
+    /// The operators that the user created.
     pub(crate) fn operators(&self) -> MutexGuard<'_, UserOperators> {
         self.operators.lock()
     }
@@ -324,7 +321,7 @@ impl Communicator {
         self.config.one_sided_at_init || self.one_sided.load(Ordering::Acquire)
     }
 
-    /// Counts an operation; the number of those before it.
+    /// Counts an operation and returns the number of operations before it.
     pub(crate) fn operations(&self) -> u64 {
         self.operations.fetch_add(1, Ordering::Relaxed)
     }
@@ -344,7 +341,7 @@ impl Communicator {
         at + 1
     }
 
-    /// Takes one registration back. False if there is none.
+    /// Reverts one registration. Returns false if there is none.
     pub(crate) fn deregister(&self, handle: usize) -> bool {
         let mut all = self.registrations.lock();
         match handle.checked_sub(1).and_then(|at| all.get_mut(at)) {
@@ -356,7 +353,7 @@ impl Communicator {
         }
     }
 
-    /// Records an operation on a communicator whose memory is given up.
+    /// Records a violation if the communicator's memory is suspended.
     pub(crate) fn check_not_suspended(&self, function: &str) {
         if self.family.is_suspended() {
             let text = format!("{self}: {function} while suspended: NCCL's buffers are gone");
@@ -368,12 +365,12 @@ impl Communicator {
         }
     }
 
-    /// Empty lists, with room if a launch has left some.
+    /// Returns empty lists, if possible with the capacity of a finished launch's.
     pub(crate) fn spare_lists(&self) -> Lists {
         self.spare.lock().pop().unwrap_or_default()
     }
 
-    /// Takes back the lists of a launch.
+    /// Stores the lists of a finished launch for reuse.
     pub(crate) fn give_back(&self, mut lists: Lists) {
         const KEPT: usize = 64;
         lists.clear();
@@ -383,7 +380,7 @@ impl Communicator {
         }
     }
 
-    /// A violation about this communicator.
+    /// Records a violation about this communicator.
     pub(crate) fn violation(&self, text: impl fmt::Display) {
         let text = format!("{self}: {text}");
         violations::record(Violation::new(
@@ -395,7 +392,7 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// Whom faults strike here.
+    /// Returns the rank and name that faults are matched with.
     pub(crate) fn subject(&self) -> Subject<'_> {
         Subject {
             rank: self.rank,
@@ -414,7 +411,7 @@ impl fmt::Display for Communicator {
     }
 }
 
-/// While it lives, its thread is inside a call on the communicator.
+/// Marks its thread as inside a call on the communicator, until it is dropped.
 pub(crate) struct Inside(Arc<Communicator>);
 
 impl Drop for Inside {
@@ -423,12 +420,12 @@ impl Drop for Inside {
     }
 }
 
-/// The communicator of a handle, if it is one; says nothing otherwise.
+/// Returns the communicator of a handle, or `None` without a log line.
 pub(crate) fn peek(handle: ncclComm_t) -> Option<Arc<Communicator>> {
     COMMUNICATORS.get(handle.cast::<c_void>())
 }
 
-/// `CommCheck`: the communicator of a handle. `function` as NCCL spells it in its messages.
+/// `CommCheck`: returns the communicator of a handle. `function` is the name that NCCL uses in its messages.
 pub(crate) fn lookup(handle: ncclComm_t, function: &str) -> Result<Arc<Communicator>> {
     if handle.is_null() {
         warn!("{function} : comm argument is NULL");
@@ -442,7 +439,7 @@ pub(crate) fn lookup(handle: ncclComm_t, function: &str) -> Result<Arc<Communica
     Err(INVALID_ARGUMENT)
 }
 
-/// Records the use of a communicator that is gone. True if `handle` was one.
+/// Records the use of a communicator that is gone. Returns true if `handle` named one.
 pub(crate) fn report_dead(handle: ncclComm_t, function: &str) -> bool {
     let was_ours = handle.addr() as u64 >> 56 == u64::from(KIND);
     if was_ours {

@@ -1,8 +1,9 @@
-//! What a group does between its jobs and its operations, on all ranks of a communicator together:
-//! registering windows, the first one-sided operation, giving up device memory and taking it back.
+//! The work of a group between its jobs and its operations, which all ranks of a communicator do
+//! together: registering windows, the first one-sided operation, suspending and resuming device
+//! memory.
 //!
-//! The emulator's communicators have no device memory, so nothing is given up. Who may do it when,
-//! and that the ranks wait for each other, is as in NCCL.
+//! The emulator's communicators have no device memory, so a suspend frees none. The rules for a
+//! suspend, and the waiting of the ranks for each other, are as in NCCL.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use crate::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, warn};
 use cuda_emulator::driver::context;
 
-/// What is to be done. In the order in which NCCL does it, whatever the order of the calls.
+/// A task, in the order in which NCCL runs them, independent of the order of the calls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SymmetricTask {
     /// `ncclCommWindowRegister`.
@@ -27,7 +28,7 @@ pub(crate) enum SymmetricTask {
     Resume,
 }
 
-/// Does all that a group has queued for one communicator.
+/// Runs the tasks that a group has queued for one communicator.
 pub(crate) fn run_symmetric(communicator: &Arc<Communicator>, tasks: &[SymmetricTask]) -> Result {
     let _device = debug::on_device(communicator.device);
     let mut tasks = tasks.to_vec();
@@ -45,8 +46,8 @@ pub(crate) fn run_symmetric(communicator: &Arc<Communicator>, tasks: &[Symmetric
     })
 }
 
-/// NCCL registers a window for the signals: all ranks wait for each other. Once, however often the
-/// group has asked for it.
+/// Waits for all ranks at the first one-sided operation, where NCCL registers a window for the
+/// signals. Does so once, however often the group has asked for it.
 fn prepare_one_sided(communicator: &Communicator) -> Result {
     if !communicator.is_one_sided() {
         barrier(communicator)?;

@@ -1,11 +1,10 @@
 //! The end of a communicator: finalize, destroy, abort.
 //!
 //! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and
-//! then, since 2.32.3, for all ranks with which this one shares memory to be there too. An abort raises the flag, so its launches leave
-//! as soon as the stream reaches them; it waits for that, but never for other ranks. An abort of a communicator that was
-//! connected to ranks of other processes takes half a second more. As in NCCL,
-//! what lies before a launch on its stream is waited for as well, and so is the end of every graph
-//! that has captured a launch.
+//! then, since 2.32.3, for all ranks with which this rank shares memory to get there too. An abort raises the flag, so its launches end
+//! as soon as the stream reaches them; the abort waits for that, but never for other ranks. An abort of a communicator that was
+//! connected to ranks of other processes takes half a second more. As in NCCL, these calls also wait
+//! for the work before a launch on its stream, and for the end of every graph that has captured a launch.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,11 +21,10 @@ use crate::options::options;
 use crate::transport::teardown::{GONE, LEAVING};
 use crate::version;
 
-/// A sleep that only a ring should end; it ends by itself because a process that is killed does not
-/// ring.
+/// The limit of a sleep that a ring should end: a killed process does not ring.
 const SAFETY_NET: Duration = Duration::from_millis(100);
 
-/// The job of `ncclCommFinalize`.
+/// Runs the job of `ncclCommFinalize`.
 pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
     let _device = debug::on_device(communicator.device);
     wait_for_launches(communicator);
@@ -43,17 +41,17 @@ pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
     Ok(())
 }
 
-/// The job of `ncclCommDestroy` and `ncclCommAbort`: ends the handle, and frees the process's ranks
+/// Runs the job of `ncclCommDestroy` and `ncclCommAbort`: ends the handle, and frees this process's ranks
 /// of the communicator with the last of them.
 pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
     let _device = debug::on_device(communicator.device);
     communicator.retire();
     let (Some(session), Some(clique)) = (communicator.session(), communicator.clique.get()) else {
-        // Init never came through: nobody knows of this rank.
+        // The init failed, so no other rank knows this rank.
         complete(communicator);
         return Ok(());
     };
-    // Also if the rest has to wait for other ranks of this process.
+    // Even if the rest has to wait for other ranks of this process.
     let aborted = communicator.abort.is_raised();
     announce(session, if aborted { GONE } else { LEAVING });
     let local = (0..session.ranks())
@@ -80,7 +78,7 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         complete(member);
     }
     if aborted && all.iter().any(|member| member.family.ends_proxy()) {
-        // NCCL's abort joins the proxy thread, which sees it when its poll is over.
+        // NCCL's abort joins the proxy thread, which sees the abort after its poll.
         std::thread::sleep(options().proxy_poll);
     }
     Ok(())
@@ -107,16 +105,16 @@ fn announce(session: &Session, bits: u32) {
     session.segment.ring_others(session.rank);
 }
 
-/// Until this communicator's last launch has left its stream; each one waits for the one before.
+/// Waits until this communicator's last launch has left its stream. Each launch waits for the previous one.
 pub(super) fn wait_for_launches(communicator: &Communicator) {
     let last = communicator.issue.lock().0.clone();
     if let Some((stream, sequence)) = last {
-        // The stream of a context that failed has dropped what was on it.
+        // A stream of a failed context has dropped its jobs.
         let _ = stream.wait_until(sequence);
     }
 }
 
-/// Until all ranks with which this one shares memory are leaving too, since 2.32.3. Ends early when this rank is aborted.
+/// Waits, since 2.32.3, until all ranks with which this rank shares memory are leaving too. Ends early when this rank is aborted.
 fn wait_for_others(communicator: &Communicator, session: &Session) {
     if !version::is_at_least(2, 32, 3) {
         return;
@@ -134,7 +132,7 @@ fn wait_for_others(communicator: &Communicator, session: &Session) {
                 break;
             }
             if peers::has_hung_up(session, other) {
-                // It is a success all the same.
+                // NCCL reports success all the same.
                 let _ = peers::dial(communicator, session, other);
                 return;
             }

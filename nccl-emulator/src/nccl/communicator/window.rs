@@ -1,4 +1,4 @@
-//! A window, the request of one, and the memory that can be shown: see [`super::windows`].
+//! A window, its request, and the memory that can be registered: see [`super::windows`].
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use nccl_sys::ncclWindow_t;
 pub(super) const KIND: u8 = 0x4D;
 pub(super) static WINDOWS: Registry<Window> = Registry::new(KIND);
 
-/// Size of each allocation of `ncclMemAlloc`, by address.
+/// The size of each allocation of `ncclMemAlloc`, by address.
 static ALLOCATED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
-/// What can be shown: sizes, by address.
+/// Returns the allocations that can be registered: sizes, by address.
 pub(super) fn allocated() -> MutexGuard<'static, BTreeMap<u64, u64>> {
     ALLOCATED.lock()
 }
 
-/// Memory that can be shown to other ranks.
+/// Adds memory that can be registered.
 pub(crate) fn remember_allocation(address: u64, size: u64) {
     allocated().insert(address, size);
 }
 
-/// It is freed.
+/// Removes freed memory.
 pub(crate) fn forget_allocation(address: u64) {
     allocated().remove(&address);
 }
@@ -32,7 +32,7 @@ pub(crate) fn forget_allocation(address: u64) {
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(super) communicator: usize,
-    /// This rank's part.
+    /// The address of this rank's part.
     pub(crate) address: u64,
     pub(super) size: u64,
     pub(super) flags: i32,
@@ -40,12 +40,12 @@ pub(crate) struct Window {
     pub(crate) parts: Vec<Span>,
 }
 
-/// Where the caller wants a handle; written when the window is there.
+/// The caller's place for a handle, written when the window is registered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WindowSlot(pub(super) *mut ncclWindow_t);
 
 // SAFETY: by the contract of `ncclCommWindowRegister` it stays valid until the group is over and, on a
-// non-blocking communicator, until that is not busy any more.
+// non-blocking communicator, until the communicator is not busy any more.
 unsafe impl Send for WindowSlot {}
 // SAFETY: as above; one job writes to it.
 unsafe impl Sync for WindowSlot {}
@@ -58,7 +58,7 @@ impl WindowSlot {
     }
 }
 
-/// A window that is to be.
+/// The request of a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WindowRequest {
     pub(crate) address: u64,

@@ -1,8 +1,8 @@
-//! Windows: memory that all ranks of a communicator have shown each other.
+//! Windows: memory that each rank of a communicator shares with all others.
 //!
-//! Registering one is a collective: every rank says where its part is, and has the others' when it is
-//! over. Only memory of `ncclMemAlloc` can be shown, as NCCL needs memory whose handle can be given to
-//! others. A window's handle is a number of this rank's, as a communicator's is.
+//! The registration is a collective: every rank publishes its part and gets the parts of the others.
+//! Only memory of `ncclMemAlloc` can be registered, as NCCL needs memory whose handle can be sent to
+//! other ranks. A window's handle is a number local to the rank, like a communicator's.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use cuda_emulator::memory::{self, Span};
 use cuda_emulator::violations::{self, Violation, ViolationKind};
 
 impl Communicator {
-    /// Whether it can have windows: all ranks are on one node, and windows are not switched off. 2.27 needs two ranks.
+    /// Whether the communicator supports windows: all ranks are on one node, and windows are not switched off. 2.27
+    /// needs two ranks.
     pub(crate) fn supports_windows(&self) -> bool {
         let off = |variable| environment::integer(variable) == Some(0);
         let one_node = self
@@ -37,7 +38,7 @@ impl Communicator {
         self.windows.lock()
     }
 
-    /// The window of collective memory that an address of this rank lies in, and where in it.
+    /// Returns the symmetric window that an address of this rank lies in, and the offset in it.
     pub(crate) fn window_at(&self, address: u64) -> Option<(Arc<Window>, u64)> {
         let windows = self.windows();
         let inside = |window: &&Arc<Window>| {
@@ -48,14 +49,14 @@ impl Communicator {
         Some((Arc::clone(window), address - window.address))
     }
 
-    /// The windows end with their communicator.
+    /// Ends the communicator's windows.
     pub(super) fn forget_windows(&self) {
         self.windows().clear();
         WINDOWS.remove_if(|window| window.communicator == self.handle());
     }
 }
 
-/// The window of a handle.
+/// Returns the window of a handle.
 pub(crate) fn find_window(
     communicator: &Communicator,
     handle: ncclWindow_t,
@@ -90,7 +91,7 @@ pub(crate) fn deregister_window(communicator: &Communicator, handle: ncclWindow_
     Ok(())
 }
 
-/// The job of `ncclCommWindowRegister`.
+/// Runs the job of `ncclCommWindowRegister`.
 pub(super) fn register_window(communicator: &Communicator, request: &WindowRequest) -> Result {
     let session = communicator.session().ok_or(INTERNAL)?;
     let part = part(communicator, request)?;
@@ -107,7 +108,7 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
             if communicator.abort.is_raised() {
                 return Err(INTERNAL);
             }
-            // Ends by itself because a process that is killed does not ring.
+            // With a timeout, because a killed process does not ring.
             bell.wait(seen, Duration::from_millis(100));
         });
     }
@@ -132,7 +133,7 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
     Ok(())
 }
 
-/// This rank's part, if it can be shown to others.
+/// Returns this rank's part, if it can be registered.
 fn part(communicator: &Communicator, request: &WindowRequest) -> Result<Span> {
     let refuse = |why: &str| {
         info!(subsystem::REG, "{communicator}: {why}");

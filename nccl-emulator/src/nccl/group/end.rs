@@ -1,4 +1,4 @@
-//! What there is to do at the outermost end of a group.
+//! The work at the outermost end of a group.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::tasks::Tasks;
 use crate::code::{Code, Result};
 use crate::nccl::communicator::Communicator;
 
-/// What the outermost end has to do.
+/// The work of the outermost end.
 #[derive(Default)]
 pub(super) struct Work {
     pub(super) jobs: Vec<Job>,
@@ -21,12 +21,12 @@ impl Work {
         !self.has_jobs() && self.tasks.is_empty()
     }
 
-    /// Whether it has more to do than operations.
+    /// Whether there is work other than operations.
     pub(super) fn has_jobs(&self) -> bool {
         !self.jobs.is_empty() || !self.symmetric.is_empty()
     }
 
-    /// Everything at the end of a group.
+    /// Runs all the work.
     pub(super) fn run(&mut self) -> Result {
         let result = self.try_run();
         match result {
@@ -52,7 +52,7 @@ impl Work {
         self.tasks.iter_mut().try_for_each(launch::launch)
     }
 
-    /// Whether [`Work::run`] would wait for anything.
+    /// Whether [`Work::run`] would wait.
     pub(super) fn waits(&self) -> bool {
         self.has_jobs()
             || self
@@ -61,14 +61,15 @@ impl Work {
                 .any(|tasks| launch::needs_connections(tasks) || tasks.is_per_thread())
     }
 
-    /// Non-blocking communicators keep the error; everything queued is dropped.
+    /// Sets the error as the state of the non-blocking communicators.
     pub(super) fn give_up(&self, error: Code) {
         self.communicators()
             .filter(|c| !c.config.blocking)
             .for_each(|c| c.set_state(Err(error)));
     }
 
-    /// Every communicator whose state follows this work: not those that are being destroyed.
+    /// Returns every communicator whose state follows this work, without those that are being
+    /// destroyed.
     pub(super) fn communicators(&self) -> impl Iterator<Item = &Arc<Communicator>> {
         let of_jobs = self
             .jobs

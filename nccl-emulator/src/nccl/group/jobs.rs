@@ -1,4 +1,4 @@
-//! The jobs of a group: what is not an operation on a stream.
+//! The jobs of a group: all its work other than operations on a stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +11,20 @@ use crate::nccl::communicator::{
 };
 use crate::nccl::debug::{info, subsystem, warn};
 
-/// What a job does.
+/// The kind of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobKind {
     /// Creates the communicator.
     Init,
-    /// Makes a child of it: a split or a shrink.
+    /// Makes a child of the communicator: a split or a shrink.
     Child,
-    /// Does what all its ranks do together before operations.
+    /// Does the work that all ranks do together before operations.
     Symmetric,
-    /// Stops what runs on it.
+    /// Stops the work of the communicator.
     Revoke,
-    /// Flushes it.
+    /// Flushes the communicator.
     Finalize,
-    /// Destroys or aborts it.
+    /// Destroys or aborts the communicator.
     Reclaim,
 }
 
@@ -33,16 +33,16 @@ pub(crate) enum JobKind {
 pub(crate) struct Job {
     pub(crate) kind: JobKind,
     pub(crate) communicator: Arc<Communicator>,
-    /// Of an init.
+    /// The request of an init.
     pub(crate) request: Option<Arc<InitRequest>>,
-    /// Of a split or a shrink.
+    /// The request of a split or a shrink.
     pub(crate) child: Option<Arc<ChildRequest>>,
-    /// Of what all ranks do together.
+    /// The tasks of a symmetric job.
     pub(crate) symmetric: Vec<SymmetricTask>,
 }
 
 impl Job {
-    /// A job without a request.
+    /// Creates a job without a request.
     pub(crate) fn new(kind: JobKind, communicator: &Arc<Communicator>) -> Self {
         Self {
             kind,
@@ -71,8 +71,8 @@ impl Job {
     }
 }
 
-/// Runs all jobs at once and returns the first error. When one fails, the others that are still at
-/// it are aborted: they may be waiting for it.
+/// Runs all jobs concurrently and returns the first error. When a job fails, the jobs still running
+/// are aborted: they may be waiting for it.
 pub(super) fn run(jobs: &[Job]) -> Result {
     let [first, others @ ..] = jobs else {
         return Ok(());

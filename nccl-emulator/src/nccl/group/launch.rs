@@ -1,4 +1,4 @@
-//! From queued operations to a job on a stream.
+//! The launch of queued operations as a job on a stream.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use cuda_emulator::exec::{Action, Event, Stream};
 
 type Ends = Vec<(usize, Direction)>;
 
-/// The peers that these operations use for the first time, in NCCL's order.
+/// Returns the peers that these operations use for the first time, in NCCL's order.
 fn missing_peers(tasks: &Tasks, connections: &Connections) -> Ends {
     let communicator = &tasks.communicator;
     let mut missing = Ends::new();
@@ -41,8 +41,8 @@ pub(super) fn needs_connections(tasks: &Tasks) -> bool {
     misses_ring(tasks, &connections) || !missing_peers(tasks, &connections).is_empty()
 }
 
-/// Sets up what is used for the first time: all peers of all communicators at once, then the rings,
-/// one set of ranks after the other.
+/// Sets up the connections used for the first time: all peers of all communicators at once, then
+/// the rings, one set of ranks after the other.
 pub(super) fn connect(all: &[Tasks]) -> Result {
     if !all.iter().any(needs_connections) {
         return Ok(());
@@ -77,7 +77,7 @@ pub(super) fn connect(all: &[Tasks]) -> Result {
     Ok(())
 }
 
-/// NCCL knows one event for the launch of a group.
+/// Checks that the group has at most one launch-completion event, as NCCL requires.
 pub(super) fn check_events(tasks: &Tasks) -> Result {
     if tasks.events.len() > 1 {
         warn!("Only one launch-completion event may be provided in one NCCL group");
@@ -86,15 +86,15 @@ pub(super) fn check_events(tasks: &Tasks) -> Result {
     Ok(())
 }
 
-/// Records an event when the stream has come to what is enqueued next: that is when the kernel on a
-/// GPU has been launched.
+/// Records an event on the stream before the next job is enqueued: a GPU's stream records it when
+/// the kernel has been launched.
 pub(super) fn record_event(event: usize, stream: &Arc<Stream>) -> Result {
     let event = Event::lookup(std::ptr::without_provenance_mut(event));
     let recorded = event.and_then(|event| {
         if event.has_timing() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
-        // A graph records it anew each time it runs.
+        // A graph records the event at each replay.
         event.record(stream, stream.capture().is_some())
     });
     recorded.map_err(|error| {
@@ -113,7 +113,7 @@ fn record_events(events: &[usize], stream: &Arc<Stream>) -> Result {
         .try_for_each(|&event| record_event(event, stream))
 }
 
-/// A message to oneself needs its other half in the same group.
+/// Checks that each message of the rank to itself has its other half in the same group.
 fn check_self_messages(tasks: &Tasks) -> Result {
     let own = tasks.communicator.rank as u32;
     let mut balance = 0i64;
@@ -141,8 +141,8 @@ fn check_self_messages(tasks: &Tasks) -> Result {
     }
 }
 
-/// Puts the operations of one communicator on its stream, after its previous launch on whatever
-/// stream that is. If they name several streams, the launch joins them all.
+/// Enqueues the operations of one communicator on its stream, after its previous launch on any
+/// stream. If the operations name several streams, the launch joins them all.
 pub(super) fn launch(tasks: &mut Tasks) -> Result {
     tasks.resolve_per_thread()?;
     check_self_messages(tasks)?;
@@ -186,8 +186,8 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     Ok(())
 }
 
-/// The ranks of one communicator that a group launches are all captured, or none is. NCCL finds out
-/// when it is about to launch.
+/// Checks that the ranks of one communicator in a group are all captured, or none is. NCCL checks
+/// this just before the launch.
 pub(super) fn check_captures(all: &[Tasks]) -> Result {
     let mixed = all
         .chunk_by(|a, b| a.communicator.hash == b.communicator.hash)

@@ -1,17 +1,18 @@
-//! Groups: what a thread queues between `ncclGroupStart` and `ncclGroupEnd`, and what happens at
-//! the end.
+//! Groups: the work that a thread queues between `ncclGroupStart` and `ncclGroupEnd`, and its
+//! execution at the end.
 //!
-//! All of it is the thread's own: nesting, the recorded error, the queues. A call outside a group
-//! is a group of one. An error that is recorded by a call poisons the group: the outermost end
-//! returns it and drops everything that was queued. Errors that are found before a call reaches the
-//! group do not, in NCCL and here.
+//! The state of a group belongs to the thread: nesting, the recorded error, the queues. A call
+//! outside a group is a group of one. An error that a call records poisons the group: the outermost
+//! end returns the error and drops all queued work. An error found before the call reaches the group
+//! does not poison it, in NCCL and here.
 //!
-//! At the outermost end: the jobs (init, split, finalize, destroy …) run, each on a thread of its own
-//! if there are several; then what all ranks of a communicator do together, one communicator after
-//! the other; then the connections that are used for the first time are set up, which may
-//! wait for peers; then each communicator's operations become one [`Launch`](super::work::Launch)
-//! on its stream. All of this happens in the call, unless the communicators are non-blocking: then
-//! it is [`Pending`](pending::Pending), and the call returns `ncclInProgress`.
+//! The outermost end runs four steps. First it runs the jobs (init, split, finalize, destroy …), each
+//! on a thread of its own if there are several. Then it does the work that all ranks of a
+//! communicator do together, one communicator after the other. Then it sets up connections on first
+//! use, which may wait for peers. Then each communicator's operations become one
+//! [`Launch`](super::work::Launch) on its stream. All of this happens in the call, unless the
+//! communicators are non-blocking: then the work is [`Pending`](pending::Pending), and the call
+//! returns `ncclInProgress`.
 
 mod end;
 mod jobs;

@@ -1,4 +1,4 @@
-//! One-sided operations on their way into the group: put with a signal, signal, wait for signals.
+//! Checking and queueing of one-sided operations: put with a signal, signal, wait for signals.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ fn append(call: &OneSided, communicator: &Arc<Communicator>, stream: *mut c_void
     })
 }
 
-/// Argument checks in NCCL's order; what remains to be done.
+/// Checks the arguments in NCCL's order and returns the tasks.
 fn check(call: &OneSided, communicator: &Communicator) -> Result<Vec<OneSidedTask>> {
     let name = call.name();
     if !communicator.is_initialized() {
@@ -216,7 +216,7 @@ fn wait(
             return Err(INVALID_ARGUMENT);
         }
         let signal = slot(communicator, descriptor.sigIdx, descriptor.ctx, 0)?;
-        // NCCL does not look, and uses it as an index.
+        // NCCL does not check the peer, and uses it as an index.
         if descriptor.peer < 0 || descriptor.peer >= communicator.ranks {
             warn!(
                 "ncclWaitSignal: descriptor {at} has invalid peer {}",
@@ -233,7 +233,7 @@ fn wait(
     Ok(vec![OneSidedTask::Wait(wanted)])
 }
 
-/// The number of a signal among all those between two ranks.
+/// Returns the index of a signal among the signals between two ranks.
 fn slot(communicator: &Communicator, signal: i32, context: i32, flags: u32) -> Result<usize> {
     let config = &communicator.config;
     let within = |value: i32, count: usize| usize::try_from(value).is_ok_and(|v| v < count);

@@ -1,4 +1,4 @@
-//! The calling thread's group: its nesting, what was queued in it, and its end.
+//! The calling thread's group: its nesting, its queues, and its end.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::nccl::debug::warn;
 struct Group {
     depth: u32,
     error: Option<Code>,
-    /// Whether the outermost end waits; decided by what was queued.
+    /// Whether the outermost end waits; set by the queued work.
     blocking: Option<bool>,
     jobs: Vec<Job>,
-    /// One for each communicator.
+    /// One job for each communicator.
     symmetric: Vec<Job>,
     tasks: Vec<Tasks>,
 }
@@ -52,7 +52,7 @@ pub(crate) fn record(result: Result) -> Result {
     result
 }
 
-/// The communicators that the open group uses, for faults.
+/// Returns the communicators that the open group uses, for faults.
 pub(crate) fn communicators() -> Vec<Arc<Communicator>> {
     GROUP.with_borrow(|group| {
         let of_jobs = (group.jobs.iter().chain(&group.symmetric)).map(|job| &job.communicator);
@@ -76,7 +76,7 @@ pub(crate) fn add_job(job: Job) -> Result {
     })
 }
 
-/// Queues what all ranks of a communicator do together, in the open group.
+/// Queues a task that all ranks of a communicator do together, in the open group.
 pub(crate) fn add_symmetric(communicator: &Arc<Communicator>, task: SymmetricTask) {
     GROUP.with_borrow_mut(|group| {
         group.blocking = Some(communicator.config.blocking);
@@ -93,8 +93,8 @@ pub(crate) fn add_symmetric(communicator: &Arc<Communicator>, task: SymmetricTas
     });
 }
 
-/// Runs a job at once if the thread is in no group, whether the communicator is blocking or not:
-/// what `ncclCommInitRank` does. Otherwise queues it.
+/// Runs a job at once if the thread is in no group, whether the communicator is blocking or not, as
+/// `ncclCommInitRank` does. Otherwise queues the job.
 pub(crate) fn run_or_add_job(job: Job) -> Result {
     if GROUP.with_borrow(|group| group.depth > 0) {
         return add_job(job);
@@ -102,7 +102,7 @@ pub(crate) fn run_or_add_job(job: Job) -> Result {
     jobs::run(&[job])
 }
 
-/// Gives `add` the queue of a communicator in the open group.
+/// Calls `add` with the queue of a communicator in the open group.
 pub(super) fn with_tasks<T>(
     communicator: &Arc<Communicator>,
     add: impl FnOnce(&mut Tasks) -> T,
@@ -121,13 +121,13 @@ pub(super) fn with_tasks<T>(
     })
 }
 
-/// `ncclGroupEnd`, and the end of every call that opened a group of its own.
+/// `ncclGroupEnd`, and the end of the implicit group of a call.
 pub(crate) fn end() -> Result {
     finish(false)
 }
 
-/// `ncclGroupSimulateEnd`: blocking communicators forget their operations; non-blocking ones really
-/// launch, in NCCL too.
+/// `ncclGroupSimulateEnd`: blocking communicators drop their operations. Non-blocking communicators
+/// launch theirs, in NCCL too.
 pub(crate) fn simulate_end() -> Result {
     finish(true)
 }

@@ -1,4 +1,4 @@
-//! An operation on its way into the group: `ncclEnqueueCheck`.
+//! Checking and queueing of an operation: `ncclEnqueueCheck`.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Of nothing yet, with the values of what the function does not have.
+    /// Creates a call without arguments: every field has the value for functions that lack the
+    /// argument.
     pub(crate) fn new(function: Function, communicator: ncclComm_t, stream: cudaStream_t) -> Self {
         Self {
             function,
@@ -67,13 +68,13 @@ pub(crate) fn enqueue(call: &Call) -> Result {
     let _ = record(result);
     match end() {
         Err(error) if error != crate::code::IN_PROGRESS => Err(error),
-        // Launching is left to whoever polls; the state says so already.
+        // A later poll launches the group; the state is already `ncclInProgress`.
         _ if !communicator.config.blocking => communicator.state(),
         _ => result,
     }
 }
 
-/// As [`record`], for calls that return something on success.
+/// Records errors as [`record`] does, for calls that return a value on success.
 trait Recorded: Sized {
     fn recorded(self) -> Self;
 }
@@ -90,7 +91,7 @@ impl Recorded for Result<Arc<Communicator>> {
 fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
     communicator.ensure_ready()?;
     if faults::any() {
-        // While a fault holds the call, the thread is inside of it.
+        // The thread counts as inside a call while a fault holds it.
         let _inside = communicator.enter();
         let aborted = || communicator.abort.is_raised();
         faults::check_call(call.function.symbol(), &[communicator.subject()], &aborted)?;
@@ -131,7 +132,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
             Ok(())
         });
     }
-    // An empty collective is dropped without a word, also when other ranks do not think it empty.
+    // An empty collective is dropped silently, even if it is not empty on other ranks.
     if call.count == 0 {
         return Ok(());
     }
@@ -157,7 +158,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
     })
 }
 
-/// What the operator of a call comes down to: `hostToDevRedOp`.
+/// Returns the reduction of a call's operator: `hostToDevRedOp`.
 fn reduction(
     call: &Call,
     communicator: &Communicator,
@@ -165,7 +166,7 @@ fn reduction(
     operator: Option<UserOperator>,
 ) -> Result<Reduction> {
     let Some(operator) = operator else {
-        // The check has let nothing else through.
+        // The check has passed only valid built-in operators.
         return Reduction::built_in(call.operator, data_type, communicator.ranks).ok_or(INTERNAL);
     };
     if operator.data_type != call.data_type {
@@ -177,10 +178,11 @@ fn reduction(
     Ok(Reduction::scaled(operator.scalar))
 }
 
-/// A collective that the ranks work off together.
+/// Returns the task of a collective that the ranks process together.
 fn collective(call: &Call, data_type: DataType, reduction: Reduction) -> CollectiveTask {
     let size = data_type.size();
-    // What only moves bytes is a collective of bytes: ranks may name different types.
+    // A function that only moves bytes becomes a collective of bytes: ranks may name different
+    // types.
     let (data_type, count) = if call.function.reduces() {
         (data_type, call.count as u64)
     } else {
@@ -198,7 +200,7 @@ fn collective(call: &Call, data_type: DataType, reduction: Reduction) -> Collect
     }
 }
 
-/// A collective that is made of messages.
+/// Queues the messages of a collective that consists of messages.
 fn exchange(call: &Call, communicator: &Communicator, tasks: &mut Tasks, bytes: u64) {
     let (send, receive) = (call.send.addr() as u64, call.receive.addr() as u64);
     let part = |base: u64, rank: i32| base.wrapping_add(rank as u64 * bytes);
@@ -259,7 +261,7 @@ impl<'a> Messages<'a> {
     }
 }
 
-/// `ArgsCheck`. Returns the operator if it is one that the user created.
+/// `ArgsCheck`. Returns the type, and the operator if the user created it.
 fn check(call: &Call, communicator: &Communicator) -> Result<(DataType, Option<UserOperator>)> {
     let name = call.function.name();
     if !communicator.is_initialized() {
@@ -300,8 +302,8 @@ fn check(call: &Call, communicator: &Communicator) -> Result<(DataType, Option<U
     Ok((data_type, operator))
 }
 
-/// A collective of a single rank is a copy, on the stream at once, group or not; or a product, with
-/// an operator that scales.
+/// Enqueues a collective of a single rank on the stream at once, in a group or not: a copy, or,
+/// with an operator that scales, a product.
 fn alone(
     call: &Call,
     communicator: &Arc<Communicator>,

@@ -9,9 +9,9 @@
 //! Running ──abort of one of its communicators──▶ the flags of all are up ──▶ Over
 //! ```
 //!
-//! It never begins before `ncclGroupEnd` has returned: NCCL's thread may be just as late, and a
-//! caller that does not poll finds its stream empty. While it is not over the state of its
-//! communicators is `ncclInProgress`.
+//! A group without jobs never begins before `ncclGroupEnd` has returned: NCCL's thread may be just
+//! as late, and a caller that does not poll finds its stream empty. Until the group is over, the
+//! state of its communicators is `ncclInProgress`.
 
 use std::sync::Arc;
 use std::thread;
@@ -26,7 +26,7 @@ use crate::nccl::timer;
 
 enum State {
     Waiting(Work),
-    /// Those whose flags end it. None if it waits for nothing.
+    /// The communicators whose abort flags end the group. Empty if the group waits for nothing.
     Running(Vec<Arc<Communicator>>),
     Over,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Leaves `work` to the background. Jobs begin at once: they have something to wait for.
+    /// Moves `work` to the background. Jobs begin at once, because they wait for other ranks.
     pub(super) fn begin(work: Work) {
         let has_jobs = work.has_jobs();
         let pending = Arc::new(Self {
@@ -47,7 +47,7 @@ impl Pending {
             over: Condvar::new(),
             since: timer::tick(),
         });
-        // The communicators are busy before anyone can take the work.
+        // The communicators become busy before any thread can take the work.
         for communicator in work.communicators() {
             communicator.set_state(Err(IN_PROGRESS));
             *communicator.pending() = Some(Arc::<Self>::clone(&pending));
@@ -64,7 +64,7 @@ impl Pending {
         self.state.lock()
     }
 
-    /// Takes the work, if nobody has. With `quick`, only work that waits for nothing.
+    /// Takes the work, if it has not begun. With `quick`, takes only work that does not wait.
     fn take(&self, quick: bool) -> Option<Work> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Over) {
@@ -93,7 +93,7 @@ impl Pending {
 
     fn start_on_thread(self: &Arc<Self>) {
         let Some(work) = self.take(false) else { return };
-        // Kept outside of the closure, in case there will be no thread.
+        // Kept outside the closure, in case the thread cannot start.
         let communicators: Vec<_> = work.communicators().cloned().collect();
         let pending = Arc::clone(self);
         let spawned = thread::Builder::new()

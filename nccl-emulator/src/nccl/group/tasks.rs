@@ -16,7 +16,7 @@ const PER_THREAD: usize = 2;
 /// See the module.
 pub(crate) struct Tasks {
     pub(crate) communicator: Arc<Communicator>,
-    /// The stream of the first operation, and others that were named after it.
+    /// The stream of the first operation, and the streams of later ones.
     pub(crate) stream: Option<Arc<Stream>>,
     pub(crate) others: Vec<Arc<Stream>>,
     /// The capture that all these streams take part in.
@@ -42,13 +42,13 @@ impl Tasks {
         }
     }
 
-    /// The operation is issued on this stream.
+    /// Adds the stream of an operation.
     pub(super) fn use_stream(&mut self, handle: *mut c_void) -> Result {
         if self.last_handle == Some(handle.addr()) {
             return Ok(());
         }
         if handle.addr() == PER_THREAD && !self.communicator.config.blocking {
-            // Means the stream of the thread that launches: one of NCCL's own.
+            // The handle means the stream of the launching thread, which is a thread of NCCL.
             self.per_thread = true;
         } else {
             let stream = find(&self.communicator, handle)?;
@@ -81,12 +81,12 @@ impl Tasks {
         Ok(())
     }
 
-    /// Whether the launching thread's own stream is meant.
+    /// Whether an operation named the launching thread's own stream.
     pub(super) fn is_per_thread(&self) -> bool {
         self.per_thread
     }
 
-    /// Finds the launching thread's own stream, if it is meant.
+    /// Adds the launching thread's own stream, if an operation named it.
     pub(super) fn resolve_per_thread(&mut self) -> Result {
         if std::mem::take(&mut self.per_thread) {
             let handle = std::ptr::without_provenance_mut(PER_THREAD);
@@ -97,15 +97,15 @@ impl Tasks {
     }
 }
 
-/// The capture of a stream, unless it is void: then NCCL takes the stream for one that is not
-/// captured, and fails when it launches.
+/// Returns the capture of a stream, unless the capture is void: then NCCL treats the stream as not
+/// captured, and the launch fails.
 fn capture_of(stream: &Stream) -> Option<Arc<Capture>> {
     stream
         .capture()
         .filter(|capture| capture.standing() == Standing::Active)
 }
 
-/// The stream of a handle, if the communicator can run on it.
+/// Returns the stream of a handle, if the communicator can run on it.
 pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<Arc<Stream>> {
     let refuse = |error: cuda_emulator::driver::CUresult| {
         warn!("Cuda failure {} '{}'", error.0, text(error));
@@ -113,7 +113,7 @@ pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<A
     };
     let stream = match exec::named(handle) {
         Some(stream) => stream,
-        // One of those that every context has.
+        // A default stream of a context.
         None => {
             let context = context::primary(communicator.device).map_err(refuse)?;
             exec::lookup(handle, &context).map_err(refuse)?
@@ -130,7 +130,7 @@ pub(super) fn find(communicator: &Communicator, handle: *mut c_void) -> Result<A
     Ok(stream)
 }
 
-/// CUDA's text of an error.
+/// Returns CUDA's text for an error.
 pub(crate) fn text(error: cuda_emulator::driver::CUresult) -> &'static str {
     let names = cuda_emulator::driver::result::NAMES;
     let text = names

@@ -1,4 +1,4 @@
-//! A collective that all ranks work off together.
+//! A collective, which all ranks process together.
 //!
 //! ```text
 //! Entering ──own memory looked up, offer written, arrived──▶ Waiting
@@ -6,9 +6,9 @@
 //! Working  ──no block left──▶ Leaving          Leaving ──all blocks finished──▶ done
 //! ```
 //!
-//! The work is one row of elements, cut into blocks: `count` of them, or `count` for each rank where
-//! every rank has a part of its own (all-gather, reduce-scatter). Whoever takes a block reads it
-//! from the ranks that give it, and writes it to all that get it.
+//! The work is one row of elements, cut into blocks: `count` elements, or `count` for each rank
+//! where every rank has a part of its own (all-gather, reduce-scatter). The rank that takes a block
+//! reads it from its source ranks, and writes it to all its destination ranks.
 
 use std::sync::atomic::Ordering;
 
@@ -20,8 +20,8 @@ use crate::transport::teardown::GONE;
 use crate::transport::{self, Arrival, Offer};
 use cuda_emulator::violations::Violation;
 
-/// Bytes of a block: what a rank takes at a time. Small enough that all ranks get some, large
-/// enough to be worth it.
+/// The limits of a block in bytes. Small enough that all ranks get some blocks, large enough to be
+/// worth the overhead.
 const SMALLEST_BLOCK: u64 = 32 << 10;
 const LARGEST_BLOCK: u64 = 256 << 10;
 
@@ -36,18 +36,19 @@ enum Phase {
 pub(super) struct Collective {
     task: CollectiveTask,
     phase: Phase,
-    /// Number of this collective on its communicator; the first is 1.
+    /// The number of this collective on its communicator; the first is 1.
     number: u64,
     attention: u32,
     offer: Option<Offer>,
-    /// Where the data of each rank is in this process, if it has any, and its operator's scalar.
+    /// The addresses of each rank's data in this process, if it has any, and the scalar of its
+    /// operator.
     inputs: Vec<*const u8>,
     outputs: Vec<*mut u8>,
     scalars: Vec<u64>,
-    /// Where the piece at hand is, for the ranks that take part in it. Kept for their room.
+    /// The addresses of the current piece, for its ranks. Kept to reuse the allocations.
     from: Vec<*const u8>,
     to: Vec<*mut u8>,
-    /// The block in progress: elements done, and where it ends.
+    /// The block in progress: the next element, and the end.
     block: Option<(u64, u64)>,
 }
 
@@ -72,12 +73,12 @@ impl Collective {
         }
     }
 
-    /// Elements of the whole row.
+    /// Returns the number of elements of the whole row.
     fn elements(&self, ranks: usize) -> u64 {
         self.task.count * self.task.parts(ranks as u64)
     }
 
-    /// Elements of a block; the same on all ranks.
+    /// Returns the number of elements of a block, which is the same on all ranks.
     fn block_elements(&self, ranks: usize) -> u64 {
         let size = self.task.data_type.size();
         let share = self.elements(ranks) * size / (2 * ranks as u64);
@@ -88,7 +89,7 @@ impl Collective {
         self.elements(ranks).div_ceil(self.block_elements(ranks)) as u32
     }
 
-    /// One bounded step.
+    /// Makes one bounded step.
     pub(super) fn step(&mut self, scope: &Scope<'_>, budget: usize) -> Outcome {
         match self.try_step(scope, budget) {
             Ok(outcome) => outcome,
@@ -124,7 +125,7 @@ impl Collective {
         Ok(Outcome::Done)
     }
 
-    /// Says what this rank brings. The last rank to arrive compares.
+    /// Publishes this rank's offer and arrives. The last rank to arrive compares the offers.
     fn enter(&mut self, scope: &Scope<'_>) -> Result<(), Violation> {
         let session = scope.session;
         let task = &self.task;
@@ -150,7 +151,7 @@ impl Collective {
         }
         let gone = |rank| session.segment.block(rank).teardown.load(Ordering::SeqCst) & GONE != 0;
         if (0..ranks).any(gone) {
-            // The kernel of a rank that was aborted is gone: its part is never done.
+            // The kernel of an aborted rank is gone, so its part is never done.
             return Ok(());
         }
         let agrees = |rank| {
@@ -159,7 +160,7 @@ impl Collective {
         };
         if (0..ranks).all(agrees) {
             shared.open(self.number);
-            // A single block is done before anyone else wakes up.
+            // A single block is done before another rank wakes up.
             if self.blocks(ranks) > 1 {
                 session.segment.ring_others(session.rank);
             }
@@ -180,7 +181,7 @@ impl Collective {
         Ok(())
     }
 
-    /// Finds the data of all ranks. False if one of them has none.
+    /// Looks up the data of all ranks. Returns false if the data of one of them is not valid.
     fn look_up(&mut self, scope: &Scope<'_>) -> bool {
         let session = scope.session;
         self.inputs.clear();
@@ -211,7 +212,7 @@ impl Collective {
         true
     }
 
-    /// Works on a block, taking one if need be.
+    /// Works on the block in progress, or takes a new one.
     fn work(&mut self, scope: &Scope<'_>, budget: usize) -> Result<Outcome, Violation> {
         let session = scope.session;
         let shared = &session.segment.header().collective.0;
@@ -248,13 +249,13 @@ impl Collective {
         Ok(Outcome::Progress)
     }
 
-    /// Does `n` elements of a rank's part, or of the only one.
+    /// Processes `n` elements of a rank's part, or of the only part.
     fn piece(&mut self, part: usize, first: u64, n: u64) {
         let Self { task, from, to, .. } = self;
         let size = task.data_type.size();
         let (at, root) = ((first * size) as usize, task.root as usize);
         let in_part = (part as u64 * task.bytes()) as usize + at;
-        // The ranks that give this piece and those that get it, and where it is in their buffers.
+        // The source ranks and the destination ranks of this piece, and its offset in their buffers.
         let one = |rank: usize| rank..rank + 1;
         let all = 0..self.inputs.len();
         let (givers, give_at, takers, take_at) = match task.function {
@@ -277,7 +278,7 @@ impl Collective {
                     .map(|output| output.add(take_at)),
             );
             if let Function::Broadcast | Function::AllGather = task.function {
-                // A buffer that is its own destination is left alone.
+                // Skip a destination that is the source itself.
                 for &to in to.iter().filter(|&&to| to.cast_const() != from[0]) {
                     transport::copy(from[0], to, bytes);
                 }
@@ -325,7 +326,8 @@ impl Collective {
     }
 }
 
-/// What must be the same on all ranks, besides the count.
+/// Returns the arguments that must be the same on all ranks, besides the count, packed into a
+/// number.
 fn signature(task: &CollectiveTask) -> u64 {
     let root = u64::from(task.root) << 32;
     let event = u64::from(task.has_event) << 24;

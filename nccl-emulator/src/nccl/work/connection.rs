@@ -1,4 +1,4 @@
-//! What NCCL's proxies see of a peer over sockets: that its end is closed, while an operation waits for it.
+//! The detection of a closed socket by NCCL's proxies, while an operation waits for the peer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,33 +11,33 @@ use crate::nccl::communicator::{
 use crate::nccl::debug;
 use crate::version;
 
-/// How soon a launch that waits looks again, and how rarely in the end.
+/// The shortest and the longest pause between two looks of a waiting launch.
 const PERIOD: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// When a launch looked, and what it saw.
+/// The schedule and the findings of a launch's looks.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     next: Option<Instant>,
     pause: Duration,
-    /// A peer was seen to be gone: what it did before is looked at once more.
+    /// A peer was seen to be gone; its earlier work is checked once more.
     suspicion: bool,
     warned: bool,
 }
 
 impl Watch {
-    /// When to look again; each time a little later.
+    /// Returns the time of the next look; the pauses grow.
     fn again(&mut self, now: Instant) -> Instant {
         self.pause = (self.pause * 2).clamp(PERIOD, LONGEST);
         *self.next.insert(now + self.pause)
     }
 
-    /// Whether it is time to look at the peers.
+    /// Whether the next look is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.next.is_none_or(|next| now >= next)
     }
 
-    /// Looks whether one of the `peers` that the launch waits for is reached over the network, and gone.
+    /// Checks whether one of the `peers` that the launch waits for over the network is gone.
     pub(super) fn look(
         &mut self,
         communicator: &Communicator,
@@ -63,7 +63,7 @@ impl Watch {
             warn_of_closed_connection(session, peer);
         }
         if version::is_at_least(2, 28, 0) && !communicator.fail(REMOTE) {
-            // The end of the group that is under way would hide it.
+            // The result of the group in progress would hide the error.
             ring_at(self.again(now), session);
             return Seen::Nothing;
         }
@@ -71,12 +71,12 @@ impl Watch {
     }
 }
 
-/// What a look came to.
+/// The result of a look.
 pub(super) enum Seen {
-    /// All are there, or it is not time to say otherwise.
+    /// All peers are alive, or the error cannot be reported yet.
     Nothing,
-    /// One is gone: what it did before is to be looked at once more.
+    /// A peer is gone: its earlier work must be checked once more.
     Suspicion,
-    /// One is gone, and the launch can never complete.
+    /// A peer is gone, and the launch can never complete.
     Gone,
 }

@@ -5,20 +5,20 @@ use crate::transport::{CHUNK, Direction, Exchange, Posted};
 use cuda_emulator::memory::{Mapping, Span};
 use cuda_emulator::violations::Violation;
 
-/// What a lane's head is doing.
+/// The state of a lane's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Head {
-    /// Posted; the peer's half is not there, or chunks may be left.
+    /// Posted; the peer has not posted its half, or chunks may be left.
     Open,
-    /// In the peer's hands.
+    /// The peer copies the rest.
     Theirs,
     /// Never completes.
     Stuck,
-    /// There was no message left.
+    /// No message is left.
     Empty,
 }
 
-/// What is wrong with a message, and with whom.
+/// The fault of a message, by the end that caused it.
 pub(super) enum Wrong {
     Own(Violation),
     Peer(Violation),
@@ -29,11 +29,11 @@ pub(super) enum Wrong {
 pub(super) struct Lane {
     pub(super) peer: usize,
     pub(super) direction: Direction,
-    /// The head, and one past the last message.
+    /// The indices of the head and one past the last message.
     pub(super) next: usize,
     pub(super) end: usize,
     pub(super) head: Head,
-    /// Number of the head between the two ranks.
+    /// The number of the head between the two ranks.
     pub(super) number: u64,
     pub(super) span: Span,
 }
@@ -47,7 +47,7 @@ impl Lane {
         }
     }
 
-    /// How the peer sees this lane.
+    /// Returns the direction of this lane as seen by the peer.
     pub(super) fn opposite(&self) -> Direction {
         match self.direction {
             Direction::Send => Direction::Receive,
@@ -75,7 +75,7 @@ impl Lane {
             .posted(self.opposite())
     }
 
-    /// The head, compared with what the peer has posted.
+    /// Compares the head with the peer's last posted message.
     pub(super) fn compare(&self, session: &Session) -> std::cmp::Ordering {
         let side = session.segment.side(self.peer, session.rank);
         side.compare(self.opposite(), self.number)
@@ -87,7 +87,8 @@ impl Lane {
     }
 }
 
-/// Where a span lies in this process, if it may be used now; nothing lies anywhere.
+/// Returns the address of a span in this process, if it may be used now. An empty span has a
+/// dangling address.
 pub(super) fn view(pool: &Mapping, span: &Span) -> Result<*mut u8, Violation> {
     if span.len == 0 {
         Ok(std::ptr::dangling_mut())
@@ -96,7 +97,7 @@ pub(super) fn view(pool: &Mapping, span: &Span) -> Result<*mut u8, Violation> {
     }
 }
 
-/// Whether a span may still be used.
+/// Checks that a span may still be used.
 pub(super) fn still_valid(pool: &Mapping, span: &Span) -> Result<(), Violation> {
     if span.len == 0 {
         Ok(())
@@ -105,7 +106,7 @@ pub(super) fn still_valid(pool: &Mapping, span: &Span) -> Result<(), Violation> 
     }
 }
 
-/// The head, for messages.
+/// Describes the head for messages.
 pub(super) fn describe(lane: &Lane) -> String {
     match lane.direction {
         Direction::Send => format!("Send of {} bytes to rank {}", lane.span.len, lane.peer),

@@ -25,23 +25,23 @@ pub(crate) struct Launch {
     communicator: Arc<Communicator>,
     session: Arc<Session>,
     lists: Lists,
-    /// The collective that runs, counted from 0.
+    /// The index of the current collective.
     at: usize,
-    /// Its state, once it has begun.
+    /// The state of the current collective, once begun.
     collective: Option<Collective>,
     messages: PointToPoint,
     one_sided: OneSided,
-    /// Not to begin before.
+    /// The earliest beginning.
     start: Option<Instant>,
     fault: Option<OperationFault>,
-    /// Faults of the next part were looked up.
+    /// Whether the faults of the next part were looked up.
     prepared: bool,
     stuck: bool,
     connection: Watch,
 }
 
 impl Launch {
-    /// The operations of one group.
+    /// Creates a launch of the operations of one group.
     pub(crate) fn new(
         communicator: &Arc<Communicator>,
         session: &Arc<Session>,
@@ -49,7 +49,7 @@ impl Launch {
         start: Option<Instant>,
     ) -> Box<Self> {
         let (own, ranks) = (session.rank as u32, session.ranks() as u32);
-        // All ranks sort alike.
+        // All ranks sort in the same way.
         task::sort(&mut lists.collectives, u64::from(ranks));
         lists.messages.sort_unstable_by_key(|message| {
             let (from, to) = match message.direction {
@@ -112,7 +112,7 @@ impl Launch {
         }
     }
 
-    /// Whether something on purpose keeps the next part from beginning.
+    /// Whether lateness or a fault keeps the next part from beginning.
     fn is_held(&mut self) -> bool {
         if self.start.is_some_and(|start| Instant::now() < start) {
             return true;
@@ -171,9 +171,10 @@ impl Launch {
         }
     }
 
-    /// Looks whether a peer that the launch waits for over the network is gone, if it is time to. True: step again.
+    /// Checks, if due, whether a peer that the launch waits for over the network is gone. Returns true if the
+    /// launch must step again.
     fn look_at_connections(&mut self) -> bool {
-        // Most have none, and ask no clock.
+        // Most launches have no such peers and need not read the clock.
         if !self.session.has_network_peers() {
             return false;
         }
@@ -193,7 +194,8 @@ impl Launch {
         }
     }
 
-    /// The peers whose part is missing: of a collective, which goes around a ring, the neighbours.
+    /// Returns the peers that the launch waits for. For a collective, whose data goes around a ring, these are the
+    /// neighbours.
     fn awaited(&self) -> Vec<usize> {
         let (own, ranks) = (self.session.rank, self.session.ranks());
         if self.collective.is_some() {

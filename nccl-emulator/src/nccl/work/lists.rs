@@ -3,7 +3,8 @@
 use super::lane::Lane;
 use crate::nccl::task::{CollectiveTask, MessageTask, OneSidedTask};
 
-/// What a launch is made of. Kept by the communicator between launches, for their room.
+/// The operations of a launch. The communicator keeps the lists between launches to reuse their
+/// capacity.
 #[derive(Default)]
 pub(crate) struct Lists {
     pub(crate) collectives: Vec<CollectiveTask>,
@@ -13,7 +14,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// Empties them.
+    /// Empties the lists.
     pub(crate) fn clear(&mut self) {
         self.collectives.clear();
         self.messages.clear();

@@ -1,5 +1,5 @@
-//! A copy within one rank's memory: what a collective of a single rank comes to. An operator that
-//! scales makes it a product.
+//! A copy within one rank's memory, as the collective of a single rank. With an operator that
+//! scales it is a product.
 
 use std::sync::Arc;
 

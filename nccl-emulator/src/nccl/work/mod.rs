@@ -1,14 +1,13 @@
-//! What a launch does when its stream reaches it.
+//! The execution of a launch when its stream reaches it.
 //!
-//! A [`Launch`] holds the operations of one group on one communicator: first the one-sided ones, in the
-//! order of their calls; then the collectives, one
-//! after the other, largest first; then all messages at once. That is NCCL's order, and nothing in
-//! a group may depend on anything else in it. Addresses are looked up now, not when the call was
-//! made.
+//! A [`Launch`] runs the operations of one group on one communicator: first the one-sided operations,
+//! in the order of their calls; then the collectives, one after the other, largest first; then all
+//! messages at once. That is NCCL's order, and no operation of a group may depend on another one in it.
+//! Addresses are looked up now, not when the call was made.
 //!
-//! An abort ends a launch at its next step, and the stream goes on as if all were well: the data is
-//! garbage, as on a GPU. What can never complete (sizes that differ, a peer's bad memory) leaves
-//! the launch waiting for that.
+//! An abort ends a launch at its next step, and the stream continues as after a success: the data is
+//! garbage, as on a GPU. An operation that can never complete (sizes that differ, a peer's bad memory)
+//! leaves the launch waiting for an abort.
 
 mod collective;
 mod connection;

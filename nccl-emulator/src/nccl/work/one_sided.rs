@@ -1,7 +1,7 @@
 //! Puts, signals and waits of a launch, one after the other.
 //!
 //! The source copies into the peer's memory by itself, then counts the signal; the peer has no part in
-//! it before it waits. Whoever waits takes what it waited for.
+//! that. A rank that waits for signals consumes them.
 
 use super::lane::{still_valid, view};
 use super::scope::{Outcome, Scope};
@@ -13,19 +13,19 @@ use cuda_emulator::violations::{Violation, ViolationKind};
 /// See the module.
 #[derive(Default)]
 pub(super) struct OneSided {
-    /// The task that runs.
+    /// The index of the current task.
     at: usize,
-    /// Of a put: where from, where to, how far.
+    /// The put in progress: source, destination, bytes copied.
     put: Option<(Span, Span, u64)>,
 }
 
 impl OneSided {
-    /// The task that runs, if there is one left.
+    /// Returns the current task, if one is left.
     pub(super) fn current<'a>(&self, tasks: &'a [OneSidedTask]) -> Option<&'a OneSidedTask> {
         tasks.get(self.at)
     }
 
-    /// One bounded step. `None` when all tasks are done.
+    /// Makes one bounded step. Returns `None` when all tasks are done.
     pub(super) fn step(
         &mut self,
         scope: &Scope<'_>,
@@ -123,7 +123,7 @@ impl OneSided {
     }
 }
 
-/// A task, for messages.
+/// Describes a task for messages.
 pub(super) fn describe(task: &OneSidedTask) -> String {
     match task {
         OneSidedTask::Put { peer, bytes, .. } => {

@@ -1,11 +1,11 @@
-//! The messages of a launch: sends and receives, and the all-to-all that is made of them.
+//! The messages of a launch: sends and receives, and the all-to-all that consists of them.
 //!
-//! Messages to and from one peer in one direction form a lane, and go one after the other; lanes
-//! are independent. The head of every lane is posted at once. From then on this rank looks for
-//! lanes whose other half is posted too, claims them one at a time, and copies; the peers do the
+//! The messages to or from one peer form a lane, and run one after the other; lanes are independent.
+//! The head of every lane is posted at once. From then on this rank looks for
+//! lanes whose other half is posted too, claims them one at a time, and copies. The peers do the
 //! same, so that two ranks with a core each share the work of an all-to-all, and the chunks of a
-//! large message. A message that a peer copies is counted in `delivered`, which is all that a
-//! waiting rank has to look at.
+//! large message. A message that a peer completes is counted in `delivered`, so a waiting rank has to
+//! look only there.
 
 use std::sync::atomic::Ordering;
 
@@ -16,10 +16,10 @@ use crate::transport::{self, CHUNK, Claim, Direction, Posted, prefetch};
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::Violation;
 
-/// A message of as many chunks wakes a sleeping peer, so that it helps.
+/// The number of chunks from which on a message wakes a sleeping peer, so that the peer helps.
 const WORTH_WAKING: u32 = 4;
 
-/// Lanes whose cache lines are asked for before they are needed: as many as are soon needed.
+/// The number of lanes whose cache lines are prefetched.
 const FETCHED: usize = 8;
 
 /// See the module.
@@ -27,17 +27,17 @@ const FETCHED: usize = 8;
 pub(super) struct PointToPoint {
     pub(super) lanes: Vec<Lane>,
     begun: bool,
-    /// Bytes of the current message to oneself that were copied, and where the next one is.
+    /// The progress of the messages to the own rank.
     own: OwnMessages,
-    /// `delivered` before this launch, and what has to be added to it.
+    /// The value of `delivered` before this launch, and its expected increase.
     delivered_before: u64,
     expected: u64,
     /// Messages that this rank completed itself.
     completed: u64,
-    /// The rank's `attention` as it was last seen.
+    /// The last seen value of the rank's `attention`.
     attention: u32,
     copying: Option<Copying>,
-    /// A peer, and how many of its messages were completed without telling it yet.
+    /// A peer, and the number of its completed messages that it was not told of yet.
     owed: (usize, u64),
 }
 
@@ -65,7 +65,7 @@ struct Copying {
 unsafe impl Send for Copying {}
 
 impl PointToPoint {
-    /// No message yet; `lanes` is empty, and only room.
+    /// Creates an empty value. `lanes` is empty and only gives its capacity.
     pub(super) fn new(lanes: Vec<Lane>) -> Self {
         Self {
             lanes,
@@ -73,12 +73,12 @@ impl PointToPoint {
         }
     }
 
-    /// Takes the room back.
+    /// Takes the lanes, for their capacity.
     pub(super) fn take_lanes(&mut self) -> Vec<Lane> {
         std::mem::take(&mut self.lanes)
     }
 
-    /// One bounded step.
+    /// Makes one bounded step.
     pub(super) fn step(
         &mut self,
         scope: &Scope<'_>,
@@ -119,7 +119,7 @@ impl PointToPoint {
             }
         }
         for at in 0..self.lanes.len() {
-            // What the peers did meanwhile is known without a look at what they write to.
+            // `is_done` sees the peers' progress without a look at each exchange.
             if self.copying.is_some() || budget == 0 || self.is_done(scope) {
                 break;
             }
@@ -177,7 +177,8 @@ impl PointToPoint {
                 span,
             });
         }
-        // Whoever comes second needs them all, and each has been with the peer since the last message.
+        // The second rank of a pair needs these lines, and the peer's core has had them since the last
+        // message.
         for lane in self.lanes.iter().take(FETCHED) {
             prefetch::to_write(lane.exchange(scope.session));
             prefetch::to_write(scope.session.segment.side(own, lane.peer));
@@ -193,7 +194,7 @@ impl PointToPoint {
         Ok(())
     }
 
-    /// Copies some of the messages to oneself. False when none is left.
+    /// Copies some of the messages to the own rank. Returns false when none is left.
     fn copy_own(
         &mut self,
         scope: &Scope<'_>,
@@ -235,7 +236,7 @@ impl PointToPoint {
         Ok(true)
     }
 
-    /// Does what can be done for the head of a lane now.
+    /// Moves the head of a lane, if possible now.
     fn try_lane(
         &mut self,
         scope: &Scope<'_>,
@@ -247,7 +248,7 @@ impl PointToPoint {
         match lane.head {
             Head::Empty | Head::Stuck => None,
             Head::Theirs => {
-                // The last message of a lane needs no look: it is counted in `delivered`.
+                // The last message of a lane needs no check: it is counted in `delivered`.
                 if !lane.has_successor() || !lane.exchange(scope.session).is_done(lane.number) {
                     return None;
                 }
@@ -256,7 +257,7 @@ impl PointToPoint {
             Head::Open => {
                 match lane.compare(scope.session) {
                     std::cmp::Ordering::Greater => return None,
-                    // The peer has done it, and gone on.
+                    // The peer has completed the message and posted a later one.
                     std::cmp::Ordering::Less => return Some(self.advance(scope, messages, at)),
                     std::cmp::Ordering::Equal => {}
                 }
@@ -281,7 +282,7 @@ impl PointToPoint {
         }
     }
 
-    /// Looks at both halves of a message of which this rank holds a chunk.
+    /// Checks both halves of a message of which this rank holds a chunk.
     fn prepare(&self, scope: &Scope<'_>, at: usize, chunk: u32) -> Result<Copying, Wrong> {
         let lane = &self.lanes[at];
         let Posted(peer_span) = lane.peer_half(scope.session);
@@ -318,7 +319,7 @@ impl PointToPoint {
         })
     }
 
-    /// Copies as much as the budget allows. Says something only if that does not go well.
+    /// Copies as much as the budget allows. Returns an outcome only for a fault.
     fn continue_copy(
         &mut self,
         scope: &Scope<'_>,
@@ -369,7 +370,7 @@ impl PointToPoint {
         }
     }
 
-    /// Tells a peer about the messages that were completed for it.
+    /// Tells a peer of the messages that this rank completed for it.
     pub(super) fn pay(&mut self, scope: &Scope<'_>) {
         let (peer, messages) = self.owed;
         if messages > 0 {
@@ -378,7 +379,7 @@ impl PointToPoint {
         }
     }
 
-    /// The head of a lane is done: the next message is posted.
+    /// Posts the next message of a lane whose head is done.
     fn advance(&mut self, scope: &Scope<'_>, messages: &[MessageTask], at: usize) -> Outcome {
         let lane = &mut self.lanes[at];
         lane.next += 1;
@@ -409,7 +410,7 @@ impl PointToPoint {
         self.own.next == self.own.count && self.completed + self.delivered(scope) == self.expected
     }
 
-    /// Nothing can be done now: says when the bell is to be rung, and looks once more.
+    /// Prepares to block: sets the value at which the bell rings, and checks once more.
     fn wait(&mut self, scope: &Scope<'_>) -> Outcome {
         if self.is_done(scope) {
             return Outcome::Done;

@@ -23,7 +23,8 @@ pub(crate) struct CapturedLaunch {
 }
 
 impl CapturedLaunch {
-    /// The communicator cannot be destroyed before this and all its replays are gone.
+    /// Captures the operations. The communicator cannot be destroyed before this and all its
+    /// replays are gone.
     pub(crate) fn new(
         communicator: &Arc<Communicator>,
         session: &Arc<Session>,

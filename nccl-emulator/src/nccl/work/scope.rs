@@ -1,4 +1,4 @@
-//! What the parts of a launch work with, and what they come to.
+//! The environment and the outcomes of the parts of a launch.
 
 use crate::code;
 use crate::nccl::communicator::{Communicator, Session};
@@ -9,31 +9,31 @@ use cuda_emulator::driver::context;
 use cuda_emulator::memory::{self, Span};
 use cuda_emulator::violations::{self, Violation, ViolationKind};
 
-/// What a part of a launch came to.
+/// The outcome of a step of a part.
 pub(super) enum Outcome {
-    /// It is complete.
+    /// The part is complete.
     Done,
-    /// It did something.
+    /// The part moved.
     Progress,
-    /// It waits for the bell.
+    /// The part waits for the bell.
     Blocked,
-    /// It can never complete, but the launch is not over before an abort.
+    /// The part can never complete. The launch waits for an abort.
     Stuck,
-    /// This rank's own memory is bad: its context has failed.
+    /// This rank's own memory is bad, and its context has failed.
     Failed,
 }
 
-/// What the parts of a launch work with.
+/// The environment of the parts of a launch.
 pub(super) struct Scope<'a> {
     pub(super) communicator: &'a Communicator,
     pub(super) session: &'a Session,
 }
 
 impl Scope<'_> {
-    /// The span of an address range of this rank.
+    /// Returns the span of an address range of this rank.
     pub(super) fn resolve(&self, address: u64, bytes: u64) -> Result<Span, Violation> {
         if bytes == 0 {
-            // Any address will do, also none.
+            // Any address is valid, including null.
             return Ok(Span {
                 index: 0,
                 generation: 0,
@@ -55,7 +55,7 @@ impl Scope<'_> {
         Ok(span)
     }
 
-    /// The bits of an operator's scalar, read now if it lies in device memory.
+    /// Returns the bits of an operator's scalar, read now if it lies in device memory.
     pub(super) fn scalar(&self, scalar: Scalar, data_type: DataType) -> Result<u64, Violation> {
         let address = match scalar {
             Scalar::Value(bits) => return Ok(bits),
@@ -72,14 +72,15 @@ impl Scope<'_> {
         Ok(u64::from_le_bytes(bits))
     }
 
-    /// This rank's own memory is bad: its context fails, as on a GPU.
+    /// Fails the context because of this rank's own bad memory, as on a GPU.
     pub(super) fn fail(&self, violation: Violation, operation: &str) -> Outcome {
         let violation = violation.during(&format!("{operation} on {}", self.communicator));
         context::fail(self.communicator.device, violation);
         Outcome::Failed
     }
 
-    /// Ranks disagree. NCCL hangs then; only under STRICT is it an error.
+    /// Reports a disagreement between ranks. The launch hangs, as in NCCL; only under STRICT is
+    /// this an error.
     pub(super) fn mismatch(&self, first: bool, text: &str) -> Outcome {
         if first {
             let text = format!("{}: {text}", self.communicator);

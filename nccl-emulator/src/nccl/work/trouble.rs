@@ -1,8 +1,8 @@
-//! Messages that can never complete: who is told, and what becomes of the launch.
+//! Messages that can never complete: their reports, and the outcome of the launch.
 //!
-//! A rank whose own memory is bad fails its context; a rank whose peer's memory is bad tells the
-//! peer, and waits, as a kernel on a GPU waits for one that died. Sizes that differ are said once,
-//! and waited for, or under STRICT an error on both ends.
+//! A rank whose own memory is bad fails its context. A rank whose peer's memory is bad tells the
+//! peer, and waits, as a kernel on a GPU waits for a peer that died. Different sizes are reported
+//! once; both ends then wait, or fail under STRICT.
 
 use super::lane::{Head, Wrong, describe, view};
 use super::point_to_point::PointToPoint;
@@ -11,7 +11,7 @@ use crate::transport::{Direction, Spoiled};
 use cuda_emulator::violations::{Violation, ViolationKind};
 
 impl PointToPoint {
-    /// A peer found something wrong with a message of ours.
+    /// Finds the messages that a peer has marked as faulty.
     pub(super) fn look_for_spoiled(&mut self, scope: &Scope<'_>) -> Option<Outcome> {
         for at in 0..self.lanes.len() {
             let lane = &self.lanes[at];
@@ -25,7 +25,7 @@ impl PointToPoint {
         None
     }
 
-    /// The head of a lane can never complete. `None` if the others can go on.
+    /// Handles a head that can never complete. Returns `None` if the other lanes can continue.
     pub(super) fn spoiled(
         &mut self,
         scope: &Scope<'_>,
@@ -61,14 +61,14 @@ impl PointToPoint {
         Some(scope.fail(violation, &operation))
     }
 
-    /// This rank found something wrong with a message.
+    /// Reports a fault that this rank found in a message.
     pub(super) fn report(&mut self, scope: &Scope<'_>, at: usize, wrong: Wrong) -> Option<Outcome> {
         self.pay(scope);
         let lane = &mut self.lanes[at];
         let exchange = lane.exchange(scope.session);
         let peer = lane.peer;
         match wrong {
-            // As on a GPU: our kernel dies, the peer's waits.
+            // As on a GPU: this rank's kernel dies, the peer's kernel waits.
             Wrong::Own(violation) => Some(scope.fail(violation, &describe(lane))),
             Wrong::Peer(violation) => {
                 lane.head = Head::Stuck;

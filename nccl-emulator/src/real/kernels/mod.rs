@@ -1,8 +1,8 @@
 //! An interpreter of NCCL's device kernels.
 //!
-//! libnccl launches few kernels, all of one shape: each block carries out a channel's share of a list of works, by an
-//! algorithm over connections whose buffers, counters and flags it shares with peers and proxies. [`Interpreter`] carries
-//! out the same protocol on the CPU, so that everything else (host code, transports, proxies) is NCCL's own.
+//! libnccl launches few kernels, all of one shape: each block processes a channel's share of a list of works, by an
+//! algorithm over connections whose buffers, counters and flags it shares with peers and proxies. [`Interpreter`]
+//! runs the same protocol on the CPU, so that everything else (host code, transports, proxies) is NCCL's own.
 //!
 //! ```text
 //! Interpreter::launch ─▶ Running ── step ─▶ Done | Moved | Waiting
@@ -16,9 +16,9 @@
 //!     asked, layout, works, functions      what the library's structures and tables mean
 //! ```
 //!
-//! A kernel never blocks and has no thread: it is a set of futures that the stream polls. A wait that is not over gives up
-//! control; an aborted communicator ends it. Not interpreted, and refused by name: NVLS, CollNet and GIN, which need hardware
-//! that the emulated devices lack.
+//! A kernel never blocks and has no thread: it is a set of futures that the stream polls. An unfinished wait yields
+//! control; an abort of the communicator ends it. NVLS, CollNet and GIN are refused by name: they need hardware that the
+//! emulated devices lack.
 
 mod arithmetic;
 mod asked;

@@ -414,7 +414,7 @@ fn a_cache_file_that_is_damaged_or_of_another_library_is_made_anew() {
     changed[last] = b'2';
     fs::write(&path, &changed).unwrap();
     assert_eq!(get(&key), CacheUse::Written(path.clone()));
-    // Of somebody who lets everybody write.
+    // A file that every user may write to.
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
     assert_eq!(get(&key), CacheUse::Written(path.clone()));
     assert_eq!(get(&key), CacheUse::Found(path.clone()));

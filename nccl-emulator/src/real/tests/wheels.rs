@@ -113,7 +113,7 @@ fn only_sites_are_changed(nccl: &RealNccl, file: &ElfFile<'_>, calls: &Calls) {
     };
     let mut redirected = 0;
     for code in file.sections().unwrap().code().unwrap() {
-        // SAFETY: the section is mapped as the file says, and nobody writes to it.
+        // SAFETY: the section is mapped as the file says, and no code writes to it.
         let loaded = unsafe {
             std::slice::from_raw_parts(
                 (base + code.address as usize) as *const u8,

@@ -202,7 +202,7 @@ fn request() -> (Request<Caller>, UnboundedReceiver<Said>) {
 fn what_has_to_be_looked_after_is_looked_after_however_much_happens() {
     let mut scene = Scene::with(&["--ranks", "1"], sleeping);
     let (request, mut heard) = request();
-    // Nobody has served for longer than a client is left without a word, and there is always something else to do.
+    // The interruption is longer than the delay before clients are told, and the inbox is never empty.
     scene.engine.troubled = Instant::now().checked_sub(KNOWN * 2).unwrap();
     scene.to.send(Event::Ask(request)).unwrap();
     for _ in 0..1000 {

@@ -1,4 +1,5 @@
-//! When nobody serves: why, since when, and what is done about it, until somebody serves again.
+//! Interruptions of the service: their cause, their beginning, and the recovery until an epoch
+//! serves again.
 
 use std::time::Instant;
 
@@ -10,14 +11,14 @@ use super::super::view::{LastFault, Trouble};
 use super::{Engine, IN_VAIN, QUIET};
 
 impl Engine {
-    /// Tells clients why nothing comes.
+    /// Tells clients the cause of the interruption.
     pub(super) fn stall(&mut self) {
         let why = self.lock().trouble.cause.clone();
         let clients = self.scheduler.clients();
         clients.for_each(|client| client.stall(&why));
     }
 
-    /// A rank could not go on, and tells why.
+    /// Handles a rank's report that it could not continue.
     pub(super) fn failed(&mut self, place: usize, epoch: u64, error: &str, fault: Option<&Fault>) {
         if let Some(fault) = fault {
             return self.told(fault);
@@ -27,7 +28,8 @@ impl Engine {
             ..Trouble::default()
         };
         self.interrupt(trouble.clone());
-        // Nobody else tells of it; what is known of the same interruption already says more.
+        // This is the only report of the error. A fault already recorded for this interruption is
+        // more precise.
         note!("rank {place} could not go on: {error}");
         let mut view = self.lock();
         let known = view.last_fault.as_ref();
@@ -39,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// What the ranks found out, as one of them tells it.
+    /// Handles the ranks' common diagnosis of a fault, reported by one of them.
     pub(super) fn told(&mut self, fault: &Fault) {
         let pid = fault.culprit().map(|_| fault.pid());
         let trouble = Trouble {
@@ -51,7 +53,8 @@ impl Engine {
         self.interrupt(trouble.clone());
         let mut view = self.lock();
         let known = view.last_fault.as_mut();
-        // All ranks tell the same, and the launcher may have told how the process ended.
+        // All ranks report the same fault, and the launcher may have reported the end of the
+        // process.
         let known = known.filter(|known| {
             let is_same =
                 known.trouble.pid == pid && (pid.is_some() || known.trouble.cause == fault.cause());
@@ -81,13 +84,13 @@ impl Engine {
         }
     }
 
-    /// A process has ended.
+    /// Handles the end of a process.
     pub(super) fn ended(&mut self, end: &RankEnd) -> Result<(), Failure> {
         let (place, pid) = (end.rank(), end.pid());
         let gave_up = matches!(end.exit(), Exit::Code(_))
             && self.epoch.is_none()
             && self.crew.members[place].serves.is_none();
-        // The others may have gone on without it before it is known how it ended.
+        // The others may have moved to the next epoch before the exit status is known.
         let late = self.epoch.is_some() && !self.serves_now(place);
         let epoch = self.crew.members[place].epoch;
         if !self.crew.ended(place, pid) {
@@ -139,13 +142,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether this rank is one of those that serve.
+    /// Whether this rank serves in the present epoch.
     pub(super) fn serves_now(&self, place: usize) -> bool {
         let serves = self.crew.members[place].serves;
         serves.is_some_and(|serves| self.epoch == Some(serves.epoch))
     }
 
-    /// Nobody serves any more.
+    /// Ends the service of the present epoch.
     pub(super) fn interrupt(&mut self, trouble: Trouble) {
         if self.epoch.take().is_some() {
             self.troubled = Instant::now();
@@ -158,12 +161,12 @@ impl Engine {
         }
     }
 
-    /// An epoch serves.
+    /// Begins the service of an epoch.
     pub(super) fn ready(&mut self, epoch: u64, parts: usize) {
         self.epoch = Some(epoch);
         self.crew.serves();
         let took = self.troubled.elapsed().as_secs_f64();
-        // So that it is known soon whether they can do anything.
+        // Makes a probe due at once, to show that the ranks work.
         self.quiet = Instant::now()
             .checked_sub(QUIET)
             .unwrap_or_else(Instant::now);

@@ -1,4 +1,4 @@
-//! What may be asked of the model, and what is said about what may not.
+//! Reading of completion requests, and the refusal of invalid ones.
 
 use axum::http::StatusCode;
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use crate::model::tokenizer::Tokenizer;
 use crate::model::{Known, Settings};
 use crate::wire::Draw;
 
-/// Texts that end a request, at most.
+/// The most stop texts of a request.
 const STOPS: usize = 4;
 const ONE_PROMPT: &str =
     "prompt is one text, or a list with one text: ask several times for several";
@@ -31,7 +31,7 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// The fields of a request as they come. What is not known is not looked at, unless [`refused`](Self::refused) has it.
+/// The raw fields of a request. Unknown fields are ignored, except those in [`refused`](Self::refused).
 struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -47,7 +47,7 @@ impl Fields {
         }
     }
 
-    /// A field; `null` is as good as none.
+    /// Takes a field; `null` counts as absent.
     fn take<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<Option<T>, Refusal> {
         let value = self.0.remove(name).filter(|value| !value.is_null());
         let value = value.map(serde_json::from_value).transpose();
@@ -59,7 +59,7 @@ impl Fields {
         value.ok_or_else(|| Refusal::of(name, format!("{name} is missing")))
     }
 
-    /// The prompt. Many clients send a list even when they have one text alone.
+    /// Takes the prompt. Many clients send a list even for one text.
     fn take_prompt(&mut self) -> Result<String, Refusal> {
         match self.take_required("prompt")? {
             Value::String(text) => Ok(text),
@@ -87,7 +87,7 @@ impl Fields {
         })
     }
 
-    /// What would change the answer and is not done here, with the value that means that it is not wished.
+    /// Returns the name of an unsupported option that would change the answer, unless its value is the neutral one.
     fn refused(&self) -> Option<&'static str> {
         let options = [
             ("n", Value::from(1)),
@@ -98,7 +98,7 @@ impl Fields {
             ("frequency_penalty", Value::from(0)),
             ("presence_penalty", Value::from(0)),
             ("logit_bias", Value::Object(Map::new())),
-            // Other servers' own.
+            // Options of other servers.
             ("repetition_penalty", Value::from(1)),
             ("min_p", Value::from(0)),
             ("min_tokens", Value::from(0)),
@@ -116,7 +116,7 @@ impl Fields {
 }
 
 impl Ask {
-    /// Reads the body of a request. `chance` is for those who give no seed.
+    /// Reads the body of a request. `chance` replaces a missing seed.
     pub(super) fn read(
         body: &[u8],
         model: &str,

@@ -21,10 +21,10 @@ use crate::front::engine::Event;
 use crate::front::scheduler::{Finish, Request};
 use crate::front::view::unix_seconds;
 
-/// The longest body that is read at once, in bytes.
+/// The longest body that is parsed on the runtime's own threads, in bytes.
 const SHORT: usize = 4 << 10;
 
-/// What all parts of an answer have in common.
+/// The common fields of all parts of an answer.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     id: String,
@@ -33,7 +33,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// With one choice, or none.
+    /// Returns the answer with one choice, or none.
     pub(super) fn json(&self, choice: Option<(&str, Option<Finish>)>) -> Value {
         let choice = choice.map(|(text, finish)| {
             let finish = finish.map(|finish| match finish {
@@ -56,7 +56,7 @@ pub(super) fn usage(prompt: usize, made: usize) -> Value {
     json!({"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made})
 }
 
-/// A number that nobody else has.
+/// Returns a random number.
 fn chance() -> u64 {
     RandomState::new().hash_one(0)
 }
@@ -93,12 +93,11 @@ pub(super) async fn complete(State(server): State<Arc<Server>>, body: Body) -> R
 /// A request that has a place in the queue.
 struct Taken {
     said: UnboundedReceiver<Said>,
-    /// Whether it is answered in pieces, and then whether the last of them is the usage.
+    /// For an answer in pieces: whether the last piece is the usage.
     pieces: Option<bool>,
 }
 
-/// What is asked for. Long texts take their time to be cut into tokens: a few at a time are, on threads that answer
-/// nobody else.
+/// Reads a request. Long texts take long to tokenize, so separate threads do that, a few at a time.
 async fn read(server: &Arc<Server>, body: Vec<u8>) -> Result<Ask, (&'static str, Refusal)> {
     let invalid = |refusal| ("invalid", refusal);
     let read = |server: &Server, body: &[u8]| {
@@ -117,7 +116,7 @@ async fn read(server: &Arc<Server>, body: Vec<u8>) -> Result<Ask, (&'static str,
     let server = Arc::clone(server);
     let reading = tokio::task::spawn_blocking(move || {
         let ask = read(&server, &body);
-        // Not before, also when the client has gone away meanwhile.
+        // Held until the work is done, even if the client disconnects meanwhile.
         drop(permit);
         ask
     });
@@ -144,7 +143,7 @@ async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str,
         draw: ask.draw,
         client: Caller::new(to, server.tokenizer.clone(), ask.stops),
     };
-    // When the engine is gone, nothing is said.
+    // If the engine is gone, no message arrives.
     let _ = server.engine.send(Event::Ask(request));
     match said.recv().await {
         Some(Said::Full) => {
@@ -164,13 +163,13 @@ async fn begin(server: &Arc<Server>, body: Body) -> Result<Taken, (&'static str,
     }
 }
 
-/// An answer that there will not be, and why.
+/// Returns the refusal for a failed answer.
 pub(super) fn failed(why: Option<String>) -> Refusal {
     let why = why.unwrap_or_else(|| String::from("the server has ended"));
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why)
 }
 
-/// All of an answer at once. Not finished when the client has gone away.
+/// Returns a whole answer. Stops early when the client disconnects.
 async fn whole(answer: &Answer, mut said: UnboundedReceiver<Said>) -> Result<Value, Refusal> {
     let mut text = String::new();
     loop {

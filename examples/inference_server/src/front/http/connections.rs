@@ -1,4 +1,4 @@
-//! Clients' connections: how many there may be, and how long a client may take.
+//! The limits of clients' connections: their number, and the time of a client.
 //!
 //! ```text
 //!        up to --connections          up to RESERVED more                  beyond
@@ -8,12 +8,12 @@
 //!                               │  each, and little time for it       │  reserve is not kept
 //! ```
 //!
-//! So who looks after the server gets an answer however many clients have a text written; behind many that connect and say nothing, a
-//! second later for each of the reserve's places full of them.
-//! How many texts are asked for at once is another matter: slots and queue limit that.
+//! So monitoring clients get an answer however many completions are running. Behind silent connections, the answer comes a
+//! second later for each filling of the reserve with them.
+//! Slots and the queue limit the number of concurrent completions.
 //!
-//! A client that does not send its request within `--client-timeout`, or takes nothing of an answer for that long, has
-//! its connection closed. One that has asked nothing more for so long as well.
+//! The server closes the connection of a client that does not send its request within `--client-timeout`, takes nothing of
+//! an answer for that long, or sends no further request for that long.
 
 use std::io;
 use std::pin::pin;
@@ -35,23 +35,23 @@ use super::router;
 use super::server::Server;
 use crate::front::options::Options;
 
-/// Connections for who looks after the server, beside `--connections`.
+/// The reserved connections for monitoring clients, besides `--connections`.
 const RESERVED: usize = 32;
-/// How long one of these may take to send its headers, and then its body.
+/// How long a client on a reserved connection may take to send its headers, and then its body.
 pub(super) const RESERVED_TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections, unless said otherwise, where files enough may be open.
+/// The default number of connections, if the descriptor limit allows it.
 const USUAL: usize = 1024;
-/// What else has files open: the front itself, and each rank (pipes, its connection, those of the control plane, once
-/// more while it is started again).
+/// Other open files: of the front itself, and of each rank (pipes, its connection, those of the control plane, twice
+/// during a restart).
 const OWN_FILES: usize = 64;
 const FILES_OF_A_RANK: usize = 16;
 
-/// How long the end of an answer is waited for when the server ends.
+/// How long the ending server waits for the ends of answers.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long nobody is accepted after that has failed, for want of files or memory.
+/// The pause after a failed accept, for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients may have of the server.
+/// The limits of clients.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::front) struct Limits {
     connections: usize,
@@ -59,10 +59,10 @@ pub(in crate::front) struct Limits {
 }
 
 impl Limits {
-    /// Those that were wished for, or as many connections as there may be.
+    /// Returns the requested limits, or the most connections that the descriptor limit allows.
     ///
     /// # Errors
-    /// When more files would be open than this process may have.
+    /// If the limits need more descriptors than this process may open.
     pub(in crate::front) fn new(options: &Options) -> Result<Self, String> {
         let most = getrlimit(Resource::Nofile).current;
         let most = most.map_or(usize::MAX, |most| {
@@ -94,7 +94,7 @@ fn connections(wished: Option<usize>, ranks: usize, most: usize) -> Result<usize
     }
 }
 
-/// Answers until `over`, and then until all answers that were begun are over, or for [`LINGER`].
+/// Serves until `over`, and then until all begun answers are over, at most for [`LINGER`].
 pub(in crate::front) async fn serve(
     listener: TcpListener,
     server: &Arc<Server>,
@@ -139,9 +139,9 @@ async fn accept(
                 keep_alive: false,
             },
         };
-        // A piece of a text is sent when it is there, and not together with the next.
+        // Send each piece of a text at once, not together with the next.
         let _ = stream.set_nodelay(true);
-        // Unless the system does not know of it: then who does not read keeps a place.
+        // Where the system lacks this option, a client that does not read keeps its place.
         let taking = u32::try_from(limits.client_timeout.as_millis()).unwrap_or(u32::MAX);
         let _ = set_tcp_user_timeout(&stream, taking);
         let is_ending = is_ending.clone();
@@ -157,7 +157,7 @@ async fn accept_one(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
-            // Who was gone before it was accepted.
+            // The client disconnected before the accept.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 if !std::mem::replace(&mut told, true) {
@@ -174,14 +174,14 @@ struct Places {
     reserved: Arc<Semaphore>,
 }
 
-/// A connection's place; given back when it is dropped.
+/// A connection's place, freed on drop.
 struct Place {
     reserved: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Places {
-    /// The next that is free; one of the usual ones, if there is one.
+    /// Takes the next free place, an ordinary one if possible.
     async fn take(&self) -> Place {
         let (usual, reserved) = (Arc::clone(&self.usual), Arc::clone(&self.reserved));
         let (reserved, permit) = select! {
@@ -211,7 +211,7 @@ impl Connection {
             .keep_alive(self.keep_alive);
         let service = TowerToHyperService::new(self.router);
         let mut answering = pin!(builder.serve_connection(TokioIo::new(stream), service));
-        // That a client has gone away, or was too slow, is nobody's error.
+        // A client that disconnected or was too slow is no error of the server.
         select! {
             _ = answering.as_mut() => return,
             _ = is_ending.changed() => {}

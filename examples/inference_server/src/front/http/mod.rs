@@ -1,10 +1,10 @@
-//! What the server answers.
+//! The HTTP interface.
 //!
-//! - `connections`: how many clients there may be, and how long they may take; `router`: who is asked for what;
-//! - `completions`: OpenAI's `POST /v1/completions`; `body`: how a request comes in; `ask`: what may be asked there;
-//!   `stream`: its answer in pieces;
-//! - `status`: whether it lives, is ready, and how it stands with the ranks; `metrics`: the same in numbers;
-//! - `server`: what all of these need; `refusal`: errors, in OpenAI's words.
+//! - `connections`: the limits of clients; `router`: the routes;
+//! - `completions`: OpenAI's `POST /v1/completions`; `body`: reading of a body; `ask`: reading of a request;
+//!   `stream`: the answer in pieces;
+//! - `status`: health, readiness, and the state of the ranks; `metrics`: the same in numbers;
+//! - `server`: the common state; `refusal`: errors, in OpenAI's format.
 
 mod ask;
 mod body;

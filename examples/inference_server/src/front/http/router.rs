@@ -1,4 +1,4 @@
-//! Who is asked for what.
+//! The routes.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::refusal::Refusal;
 use super::server::{Server, Ticket};
 use super::{body, completions, metrics, status};
 
-/// What is there, for who looks for something else.
+/// The list of routes, for errors about other paths.
 const ALL: &str =
     "POST /v1/completions, GET /v1/models, /livez, /readyz, /health, /metrics and /debug/timeline";
 
-/// All of it.
+/// Returns the router with all routes.
 pub(super) fn all(server: Arc<Server>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::complete))
@@ -37,8 +37,8 @@ pub(super) fn all(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// For those who come when there are too many clients: who looks after the server is answered, the others are told to
-/// come again.
+/// Returns the router for reserved connections, when there are too many clients: monitoring requests are answered,
+/// other requests are told to retry later.
 pub(super) fn narrow(server: Arc<Server>) -> Router {
     probes()
         .fallback(crowded)
@@ -46,7 +46,7 @@ pub(super) fn narrow(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// What costs nothing, and has to be known at all times.
+/// Returns the monitoring routes, which are cheap and always available.
 fn probes() -> Router<Arc<Server>> {
     Router::new()
         .route("/livez", get(|| async { "alive\n" }))
@@ -56,7 +56,7 @@ fn probes() -> Router<Arc<Server>> {
 
 async fn crowded(State(server): State<Arc<Server>>, body: Body) -> Response {
     Ticket::new(&server).ends("crowded");
-    // A connection that is closed before all was read may take the answer with it.
+    // Closing a connection with unread data may discard the answer.
     let _ = body::read(body, RESERVED_TIMEOUT).await;
     let text = "too many clients are connected: try again later";
     let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text);

@@ -1,4 +1,4 @@
-//! What all answers are made of.
+//! The common state of the HTTP handlers.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -14,13 +14,13 @@ use crate::front::view::View;
 use crate::model::Settings;
 use crate::model::tokenizer::Tokenizer;
 
-/// How many threads may wait for the ranks' answers at once, for `/health` and for `/debug/timeline`.
+/// The most threads that wait for the ranks' answers, for `/health` and for `/debug/timeline`.
 const GLANCES: usize = 2;
 const LOOKS: usize = 1;
-/// How many threads may cut long texts into tokens.
+/// The most threads that tokenize long texts.
 const READERS: usize = 2;
 
-/// What all answers are made of.
+/// The common state of the HTTP handlers.
 pub(in crate::front) struct Server {
     pub(super) engine: Sender<Event>,
     view: Arc<Mutex<View>>,
@@ -59,20 +59,20 @@ impl Server {
         }
     }
 
-    /// How it stands now. A copy: what is made of it reads files of the kernel, and the engine does not wait for that.
+    /// Returns a copy of the view. Its users read files of the kernel, and the engine must not wait for that.
     pub(super) fn view(&self) -> View {
         self.view.lock().clone()
     }
 }
 
-/// A request that is counted when it is over, whatever becomes of it.
+/// A request that is counted at its end, with any outcome.
 pub(super) struct Ticket {
     server: Arc<Server>,
     outcome: &'static str,
 }
 
 impl Ticket {
-    /// When nobody says how it ends, the client has gone away: then nobody is left to say so.
+    /// Creates a ticket. A ticket without an explicit outcome counts as a client that disconnected.
     pub(super) fn new(server: &Arc<Server>) -> Self {
         Self {
             server: Arc::clone(server),

@@ -1,4 +1,4 @@
-//! Whether the server lives, is ready, and how it stands with its ranks.
+//! Health, readiness, and the state of the ranks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use super::Server;
 use super::refusal::{Refusal, in_json};
 
-/// How long ranks may take to tell what they did last: for a person who looks, and for a timeline.
+/// How long ranks may take to send their recordings: for `/health`, and for a timeline.
 const GLANCE: Duration = Duration::from_millis(300);
 const LOOK: Duration = Duration::from_secs(5);
 
-/// 200 when a request would be worked on now; 503 with the cause otherwise.
+/// Returns 200 if the server would process a request now, otherwise 503 with the cause.
 pub(super) async fn ready(State(server): State<Arc<Server>>) -> Response {
     let view = server.view();
     match view.trouble() {
@@ -35,7 +35,7 @@ pub(super) async fn ready(State(server): State<Arc<Server>>) -> Response {
     }
 }
 
-/// How it stands, in full. Always 200: who asks wants to know, and [`ready`] is for who wants a decision.
+/// Returns the full state, always with status 200; [`ready`] gives the decision.
 pub(super) async fn health(State(server): State<Arc<Server>>) -> Response {
     let asked = ask(&server, &server.glances, GLANCE, |observer| {
         let ranks = observer.snapshot().ranks;
@@ -64,7 +64,7 @@ pub(super) async fn health(State(server): State<Arc<Server>>) -> Response {
     in_json(StatusCode::OK, &json)
 }
 
-/// What a process did last, on any communicator, as the flight recorder has it.
+/// Returns the last operation of a process on any communicator, from the flight recorder.
 fn last_operation(timeline: &Timeline, pid: u64) -> Value {
     let its = timeline
         .ranks
@@ -91,7 +91,7 @@ fn last_operation(timeline: &Timeline, pid: u64) -> Value {
     })
 }
 
-/// The last calls of all ranks, as Chrome's trace format: for <https://ui.perfetto.dev>.
+/// Returns the last calls of all ranks, in Chrome's trace format, for <https://ui.perfetto.dev>.
 pub(super) async fn timeline(State(server): State<Arc<Server>>) -> Response {
     let asked = ask(&server, &server.looks, Duration::ZERO, |observer| {
         observer.recordings(LOOK).to_chrome_trace()
@@ -102,8 +102,8 @@ pub(super) async fn timeline(State(server): State<Arc<Server>>) -> Response {
     }
 }
 
-/// Asks the ranks, on a thread that may wait. There are as many of these as `room` has permits: with a rank that does
-/// not answer, each waits for all of its time. When they have not become free within `patience`, nobody is asked.
+/// Queries the ranks, on a thread that may wait. `room` limits the number of these threads: with a rank that does not
+/// answer, each waits for its full time. Makes no query if no permit becomes free within `patience`.
 async fn ask<T: Send + 'static>(
     server: &Server,
     room: &Arc<Semaphore>,
@@ -117,7 +117,7 @@ async fn ask<T: Send + 'static>(
     let observer = Arc::clone(&server.observer.lock());
     let asking = tokio::task::spawn_blocking(move || {
         let answer = question(&observer);
-        // Not before, also when the client has gone away meanwhile.
+        // Held until the query is done, even if the client disconnects meanwhile.
         drop(permit);
         answer
     });

@@ -1,8 +1,8 @@
 //! An answer in pieces: server-sent events.
 //!
-//! While nothing comes because a rank is gone, the stream has comments (lines that begin with a colon): every client of
-//! server-sent events passes over them, and a person sees why it takes longer. An event of another name would be taken for a
-//! piece of the answer by some.
+//! During an interruption, the stream has comments (lines that begin with a colon): every client of server-sent events
+//! skips them, and a person sees the cause of the delay. Some clients would take an event of another name for a piece of
+//! the answer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -39,11 +39,11 @@ pub(super) fn respond(
 }
 
 struct Pieces {
-    /// None when all has been said.
+    /// `None` at the end of the answer.
     ticket: Option<Ticket>,
     answer: Answer,
     said: UnboundedReceiver<Said>,
-    /// Whether the last piece is the usage; the others say then that they are not.
+    /// Whether the last piece is the usage. The other pieces then have a null usage.
     usage: bool,
     ready: VecDeque<Event>,
 }
@@ -82,7 +82,7 @@ impl Pieces {
                 self.over("done");
             }
             Some(Said::Failed(why)) => self.fail(Some(why)),
-            // Nobody is told that there is no place after it had one.
+            // A request with a place never gets `Full`.
             Some(Said::Full) | None => self.fail(None),
         }
     }

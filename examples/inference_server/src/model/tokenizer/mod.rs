@@ -85,8 +85,8 @@ impl Tokenizer {
         Self(Arc::new(Made { inner, ends, unit }))
     }
 
-    /// The tokens of a text. Words such as `<|im_start|>` become the tokens that they name: whoever asks may write a
-    /// conversation. A byte without a token is left out, as it is wherever such a vocabulary is used.
+    /// Returns the tokens of a text. Words such as `<|im_start|>` become the tokens that they name, so a client may write a
+    /// conversation. A byte without a token is left out, as usual with such a vocabulary.
     ///
     /// # Errors
     /// [`Error::Unusable`] for a text that cannot be cut.

@@ -1,6 +1,7 @@
 //! The algorithms that load from the peers' inputs and store to their outputs in place (LD, ST).
 //!
-//! A barrier before lets all peers' buffers be ready, one behind lets nobody go on before all is read and written.
+//! A first barrier waits until all peers' buffers are ready. A second one keeps every rank until all reads and
+//! writes are done.
 
 use super::super::block::Stop;
 use super::super::functions::Collective;
@@ -35,7 +36,7 @@ pub(super) async fn run(block: &Block) -> Result<(), Stop> {
     barrier.close()
 }
 
-/// What a part needs of its work's buffers: bytes at the same offset of every rank's mapping.
+/// The range of a work's buffers that a part uses: bytes at the same offset of every rank's mapping.
 struct Region {
     buffer: Buffer,
     offset: u64,
@@ -58,7 +59,7 @@ impl Region {
             .view(block.memory(), team, rank, self.offset, self.bytes)
     }
 
-    /// The region of every rank, from one on, around.
+    /// Returns the region of every rank, beginning with rank `first` and wrapping around.
     fn from(&self, block: &Block, first: usize) -> Result<Vec<View>, Stop> {
         let team = block.launch.team;
         team.from(first).map(|rank| self.of(block, rank)).collect()
@@ -103,7 +104,7 @@ async fn all_gather(block: &Block, part: &Part) -> Result<(), Stop> {
     still_valid(to.iter().chain([&from]))
 }
 
-/// The sum of a kernel. NCCL's kernels take the factor of the first work.
+/// Returns the sum of a kernel. NCCL's kernels use the factor of the first work.
 pub(super) fn sum(block: &Block, part: &Part) -> Option<Sum> {
     let kernel = block.launch.kernel;
     let first = block.launch.works.first().unwrap_or(&part.work);

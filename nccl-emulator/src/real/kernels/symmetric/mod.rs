@@ -1,7 +1,7 @@
 //! Kernels over symmetric memory: `ncclSymkDevKernel_*` (2.28 and later) and `ncclSymDevKernel_*` (2.27).
 //!
 //! Every rank maps the windows of all ranks at equal distances, so that a kernel reads and writes its peers' buffers in
-//! place. What kernels exchange besides the data is in a buffer of the communicator that is mapped the same way:
+//! place. The control data of the kernels is in a buffer of the communicator that is mapped the same way:
 //!
 //! ```text
 //! names         a kernel's name: collective, algorithm, operator and type; which are interpreted
@@ -18,9 +18,9 @@
 //! profile       what `_profile` kernels tell the host
 //! ```
 //!
-//! All releases but 2.27 look at the abort flag in every wait; so does this code. 2.27's arguments have no such flag, and
-//! its kernels wait for their peers for ever, as on a GPU. An aborted kernel ends at once, where NCCL's runs on to its end
-//! with whatever data it finds.
+//! All releases but 2.27 check the abort flag in every wait; so does this code. 2.27's arguments have no such flag, and
+//! its kernels wait for their peers for ever, as on a GPU. An aborted kernel ends at once, where NCCL's kernel runs to
+//! its end with undefined data.
 
 mod accumulate;
 mod address;
