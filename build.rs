@@ -1,5 +1,5 @@
-//! Tells the programs of this package what they were built from, for benchmark headers and bug
-//! reports. Nothing here can fail a build: what cannot be found out is left empty.
+//! Records how this package was built, for benchmark headers and bug reports. It never fails a build: unknown values
+//! are left empty.
 
 use std::env;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn main() {
         .replace('\x1f', " ");
     set("RUSTFLAGS", one_line(&flags));
 
-    // Whatever can change the commit or make files differ from it.
+    // Changes of these files can change the commit or its comparison with the files.
     for path in [
         ".git/HEAD",
         ".git/index",
@@ -42,10 +42,9 @@ fn main() {
     }
 }
 
-/// The commit of the repository that this package lies at the root of, `-modified` if tracked files
-/// differ from it.
+/// The commit of the repository at whose root this package lies, `-modified` if tracked files differ from it.
 fn commit() -> Option<String> {
-    // A package unpacked inside somebody else's repository has no commit of its own.
+    // A package unpacked inside another repository has no commit of its own.
     if !Path::new(".git").exists() {
         return None;
     }
@@ -55,7 +54,7 @@ fn commit() -> Option<String> {
         .args(["--no-optional-locks", "diff-index", "--quiet", "HEAD", "--"])
         .status()
         .ok()?;
-    // 1 says that something differs; anything else but 0 that git does not know.
+    // 1 means that files differ; other codes but 0, that git does not know.
     Some(if clean.code() == Some(1) {
         format!("{hash}-modified")
     } else {
@@ -63,7 +62,7 @@ fn commit() -> Option<String> {
     })
 }
 
-/// The directory name of the profile, which unlike `PROFILE` tells custom profiles apart.
+/// The directory name of the profile, which unlike `PROFILE` distinguishes custom profiles.
 fn profile() -> String {
     let named = env::var_os("OUT_DIR").and_then(|out| {
         // …/target/[triple/]<profile>/build/<package>/out

@@ -1,5 +1,5 @@
-//! The all-to-all family on the emulator, for watching from day to day: criterion keeps what it measured last and tells
-//! what has changed.
+//! The all-to-all family on the emulator, for monitoring from day to day: criterion keeps its last results and reports
+//! changes.
 //!
 //! ```text
 //! cargo bench -p nccl-benches --bench all_to_all                   all of it, about two minutes
@@ -8,7 +8,7 @@
 //!
 //! Four ranks, threads of this process, on two nodes of two. Each iteration enqueues one exchange on every rank; 20 are
 //! enqueued before the streams are waited for, as in nccl-tests. The figures compare builds on one machine and say
-//! nothing about GPUs; `against_mpi` and `scale` measure what is published.
+//! nothing about GPUs; `against_mpi` and `scale` measure the published figures.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -32,14 +32,14 @@ const BATCH: u64 = 20;
 /// Bytes for each pair of ranks.
 const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
 
-/// What is measured: in the same order on all ranks.
+/// A measured case: in the same order on all ranks.
 struct Case<'c> {
     name: String,
     bytes: usize,
     enqueue: Box<dyn FnMut() -> nccl::Result<Request> + 'c>,
 }
 
-/// What a rank does next: this case, so many times.
+/// An order to a rank: the case, and the number of repetitions.
 type Order = (usize, u64);
 
 fn main() -> ExitCode {
@@ -77,7 +77,7 @@ fn start(world: &World) -> Outcome<Communicator> {
     Ok(world.communicator("bench").stream(&stream).build()?)
 }
 
-/// Every rank but the first.
+/// Runs every rank but the first.
 fn follow(world: &World, orders: &Receiver<Order>, done: &Sender<Result<(), String>>) {
     let all = || -> Outcome {
         let comm = start(world)?;
@@ -93,7 +93,7 @@ fn follow(world: &World, orders: &Receiver<Order>, done: &Sender<Result<(), Stri
     }
 }
 
-/// The first rank, which knows what criterion wants.
+/// Runs the first rank, which gets its orders from criterion.
 fn lead(
     world: &World,
     orders: Vec<Sender<Order>>,
@@ -128,7 +128,7 @@ fn lead(
     Ok(())
 }
 
-/// One case on all ranks, `count` times.
+/// Runs one case on all ranks, `count` times.
 fn together(
     case: &mut Case<'_>,
     number: usize,
@@ -174,7 +174,7 @@ fn cases(comm: &Communicator) -> Outcome<Vec<Case<'_>>> {
             let plan = planned(comm).per_peer::<u8>(bytes).algorithm(by);
             cases.push(exchange(comm, by.to_string(), bytes, plan)?);
         }
-        // Half of it to even ranks, one and a half to odd ones.
+        // Half of the bytes to even ranks, one and a half times to odd ones.
         let to = |rank: usize| bytes / 2 + rank % 2 * bytes;
         let sent: Vec<usize> = (0..RANKS).map(to).collect();
         let received = vec![to(comm.rank()); RANKS];

@@ -1,9 +1,8 @@
-//! How many messages a channel carries, and how long one takes.
+//! Measures the throughput and the latency of messages on a channel.
 //!
-//! `cargo bench -p nccl-benches --bench channel [-- MESSAGES]`: the ranks are processes of their own on this host, each with one
-//! connection to rank 0 over a Unix socket. Messages of 256 bytes:
-//! from rank 0 to all others one after another, until all have taken all; and from rank 0 to the last rank
-//! and back.
+//! `cargo bench -p nccl-benches --bench channel [-- MESSAGES]`: the ranks are processes of their own on this host, each
+//! with one connection to rank 0 over a Unix socket. Messages of 256 bytes: from rank 0 to all others one after
+//! another, until all have received all; and from rank 0 to the last rank and back.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! How soon every rank that lives has the cause, and whether anything is called dead that lives.
+//! Measures how soon every surviving rank has the cause, and counts ranks that are falsely reported dead.
 //!
 //! ```text
 //! cargo bench -p nccl-benches --bench faults                             a short run of all
@@ -9,10 +9,10 @@
 //! cargo bench -p nccl-benches --bench faults -- plot FILE                an SVG of killed 2, 8 and 64
 //! ```
 //!
-//! Ranks are processes of this host, on the emulator. Each is in an all-reduce to which one rank does not come; that
-//! one is killed, and every other prints when its wait came back with an error that names it. Times are those of
-//! one monotonic clock: from before the signal until the last rank's error. With `--check`, what is promised
-//! (90 of 100 within 100 ms, all within 500 ms; a host within 5 s; no false alarm) is compared.
+//! Ranks are processes of this host, on the emulator. Each is in an all-reduce that one rank does not enter; that one
+//! is killed, and every other prints when its wait returned an error that names it. Times are those of one monotonic
+//! clock: from before the signal until the last rank's error. With `--check`, the promised limits (90 of 100 within 100
+//! ms, all within 500 ms; a host within 5 s; no false alarm) are checked.
 
 #[path = "../tests/support/switch.rs"]
 mod switch;
@@ -32,9 +32,9 @@ use switch::{Hosts, Kind, on_the_host};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// What this process is a rank for.
+/// The role of this process, if it is a rank.
 const ROLE: &str = "NCCL_BENCH_ROLE";
-/// Nothing takes as long as this.
+/// Limit of everything.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -84,7 +84,7 @@ fn now() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-// What a rank does.
+// The code of a rank.
 
 fn rank(role: &str) -> Outcome {
     let rendezvous = Rendezvous::from_env()?.timeout(PATIENCE);
@@ -121,7 +121,7 @@ fn rank(role: &str) -> Outcome {
             let seconds = role.strip_prefix("soak ").ok_or("no such role")?;
             let end = Instant::now() + Duration::from_secs(seconds.parse()?);
             let mut turns = 0u64;
-            // All make as many turns: the first of them says whether there is one more.
+            // All ranks do the same number of turns: rank 0 decides whether there is one more.
             let mut random = fastrand::Rng::with_seed(world.rank() as u64);
             loop {
                 let more = if comm.rank() == 0 && Instant::now() < end {
@@ -144,16 +144,16 @@ fn rank(role: &str) -> Outcome {
     }
 }
 
-// What is done to them.
+// The code of the launcher.
 
-/// The ranks of one run, and what they say.
+/// The ranks of one run, and their output.
 struct Ranks {
     fleet: Fleet,
     lines: Receiver<(usize, String)>,
 }
 
 impl Ranks {
-    /// `told`: by this process, how the others end.
+    /// `told`: whether this process reports how ranks end.
     fn start(ranks: usize, role: &str, told: bool, hosts: Option<&Hosts>) -> Outcome<Self> {
         let (say, lines) = mpsc::channel();
         let output = Output::Lines(Arc::new(move |line| {
@@ -166,7 +166,7 @@ impl Ranks {
         if hosts.is_some() {
             fleet = fleet.rendezvous("tcp:10.79.0.1:29400");
         }
-        // The last is alone on the second host.
+        // The last rank is alone on the second host.
         let namespaces = hosts.map(|hosts| [0, 1].map(|host| hosts.namespace(host)));
         let program = std::env::current_exe()?;
         let role = role.to_owned();
@@ -182,7 +182,7 @@ impl Ranks {
         Ok(Self { fleet, lines })
     }
 
-    /// What so many ranks say, each once, that begins with `word`.
+    /// The lines of `ranks` ranks, one each, that begin with `word`.
     fn all_say(&self, ranks: usize, word: &str, within: Duration) -> Outcome<Vec<String>> {
         let deadline = Instant::now() + within;
         let mut said = Vec::new();
@@ -203,7 +203,7 @@ impl Ranks {
     }
 }
 
-/// When each rank had its error, in ms; all named the right one, in the same words.
+/// When each rank had its error, in ms; checks that all named the right rank, in the same words.
 fn times(said: &[String], begun: i64) -> Outcome<Vec<f64>> {
     let mut times = Vec::new();
     let mut cause = None;
@@ -226,11 +226,11 @@ fn times(said: &[String], begun: i64) -> Outcome<Vec<f64>> {
 fn deaths(ranks: usize, runs: usize, told: bool) -> Outcome<Vec<f64>> {
     let mut last = Vec::new();
     for run in 0..runs {
-        // Every rank in turn, the one that coordinates as well.
+        // Every rank in turn, the coordinator as well.
         let victim = run % ranks;
         let all = Ranks::start(ranks, &format!("victim {victim}"), told, None)?;
         all.all_say(ranks, "ready", PATIENCE)?;
-        // They have begun to wait.
+        // Time to begin waiting.
         std::thread::sleep(Duration::from_millis(20));
         let begun = now();
         all.fleet.signal(victim, Signal::KILL);
@@ -253,7 +253,7 @@ fn killed(ranks: usize, runs: usize, told: bool) -> Outcome<bool> {
     Ok(at(&times, 0.9) <= 100.0 && at(&times, 1.0) <= 500.0)
 }
 
-/// The smallest time that is not passed in this share of the runs.
+/// The smallest time within which this share of the runs ended.
 fn at(times: &[f64], share: f64) -> f64 {
     let index = (times.len() as f64 * share).ceil() as usize;
     times[index.clamp(1, times.len()) - 1]
@@ -295,7 +295,7 @@ fn cut(runs: usize) -> Outcome<bool> {
 }
 
 fn soak(ranks: usize, seconds: u64, load: usize) -> Outcome<bool> {
-    // Programs that take all they get.
+    // Programs that use all available processor time.
     let endless = |_| {
         let mut command = Command::new("sh");
         command.args(["-c", "while :; do :; done"]);
@@ -322,7 +322,7 @@ fn soak(ranks: usize, seconds: u64, load: usize) -> Outcome<bool> {
     Ok(true)
 }
 
-/// Which share of the runs is over after which time.
+/// Draws which share of the runs has ended after which time.
 fn plot(file: &str) -> Outcome<bool> {
     const WIDTH: f64 = 560.0;
     const HEIGHT: f64 = 260.0;
@@ -349,7 +349,7 @@ fn plot(file: &str) -> Outcome<bool> {
             share * 100.0
         );
     }
-    // What is promised.
+    // The promised limit.
     svg += &format!(
         "<path d=\"M{0:.1} {1:.1}V{2:.1}H{3:.1}V{4:.1}\" fill=\"none\" stroke=\"#b00\" stroke-dasharray=\"4 3\"/>\
          <text x=\"{5:.1}\" y=\"{6:.1}\" fill=\"#b00\">promised for 8 ranks</text>\n",

@@ -1,15 +1,14 @@
-//! What the safe crate adds to bare calls of the library below it.
+//! Measures what the safe crate adds to bare calls of the library below it.
 //!
 //! ```text
 //! cargo bench -p nccl-benches --bench overhead [-- FILTER]
 //! ```
 //!
-//! Both ways do the same over a library that only queues; streams are the emulator's, so no figure
-//! says anything about a GPU. First comes a table: in each of many turns every size is run both ways,
-//! one right after the other, and what is printed is the median of the turns and, behind ±, half the
-//! distance of their quartiles. A straight line through the differences of all sizes, weighted by 1/size²,
-//! gives the cost of a message and of a group. Then criterion measures the same things one by one, and
-//! compares them with its last run.
+//! Both ways do the same over a library that only queues; streams are the emulator's, so no figure says anything about
+//! a GPU. First comes a table: in each of many turns every size is run both ways, one right after the other, and the
+//! printed values are the median of the turns and, behind ±, half the distance of their quartiles. A straight line
+//! through the differences of all sizes, weighted by 1/size², gives the cost of a message and of a group. Then
+//! criterion measures the same calls one by one, and compares them with its last run.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use nccl_tools::queueing::Ending;
 
 const SIZES: [usize; 4] = [2, 8, 16, MOST_MESSAGES];
 const TURNS: usize = 201;
-/// Messages of one turn, so that it is long against the clock.
+/// Messages of one turn, so that it is long compared with the clock's resolution.
 const MESSAGES_PER_TURN: usize = 8192;
 
 const VARIANTS: [(&str, LaunchMode, Ending, Tracking); 5] = [
@@ -59,7 +58,7 @@ const VARIANTS: [(&str, LaunchMode, Ending, Tracking); 5] = [
 
 fn main() {
     nccl_emulator::install().expect("no driver is loaded yet");
-    // Anything else is a test that it works at all, or a question.
+    // Other arguments are those of a test run, or a query.
     if std::env::args().any(|argument| argument == "--bench") {
         table();
     }
@@ -71,14 +70,14 @@ fn main() {
     criterion.final_summary();
 }
 
-/// Nanoseconds of one `call`, of `count` of them.
+/// Nanoseconds of one `call`, over `count` of them.
 fn time(workload: &mut Workload, count: usize, mut call: impl FnMut(&mut Workload)) -> f64 {
     let start = Instant::now();
     for _ in 0..count {
         call(workload);
     }
     let elapsed = start.elapsed();
-    // What the tracking of events left on the stream must not pile up.
+    // Work on the stream of the event tracking must not pile up.
     workload.synchronize().expect("the stream works");
     elapsed.as_secs_f64() * 1e9 / count as f64
 }
@@ -251,7 +250,7 @@ fn one_by_one(criterion: &mut Criterion) {
     }
 }
 
-/// Nanoseconds of `count` calls; the stream comes to rest now and then, which is not counted.
+/// Nanoseconds of `count` calls; the stream is synchronised regularly, which is not counted.
 fn in_batches(workload: &mut Workload, count: u64, call: impl Fn(&mut Workload)) -> f64 {
     const BATCH: u64 = 256;
     let (mut left, mut sum) = (count, 0.0);

@@ -1,9 +1,9 @@
-//! How long it takes until many ranks have met and agreed.
+//! Measures how long many ranks take to join and agree.
 //!
-//! `cargo bench -p nccl-benches --bench rendezvous [-- RANKS [ROUNDS]]`: the ranks are threads, each with a connection of
-//! its own to rank 0, over a Unix socket and over TCP; the greatest time of all ranks, from the start of
-//! the first to the end of a barrier behind `World::join`, and then to the end of `World::preflight`, which
-//! compares all of them. With `--check`, more than 3 s to the barrier, or for the comparison, is a failure.
+//! `cargo bench -p nccl-benches --bench rendezvous [-- RANKS [ROUNDS]]`: the ranks are threads, each with a connection
+//! of its own to rank 0, over a Unix socket and over TCP; the figure is the greatest time of all ranks, from the start
+//! of the first to the end of a barrier behind `World::join`, and then to the end of `World::preflight`, which compares
+//! all of them. With `--check`, more than 3 s to the barrier, or for the comparison, is a failure.
 
 use std::process::ExitCode;
 use std::sync::Barrier;
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The time until all have joined, until all have come through a barrier, and until all have been compared.
+/// The time until all have joined, until all have passed a barrier, and until all have been compared.
 fn meet(
     ranks: usize,
     rendezvous: impl Fn(usize) -> nccl::Result<Rendezvous> + Sync,
@@ -81,7 +81,7 @@ fn meet(
                     let report = world.preflight(&Settings::new())?;
                     assert_eq!(report.errors().count(), 0, "{report}");
                     let checked = Instant::now();
-                    // Nobody leaves while others are on their way: that is measured by nobody.
+                    // No rank leaves while others are still in the barrier above; this one is not measured.
                     world.barrier("end")?;
                     Ok::<_, nccl::Error>((joined, agreed, checked))
                 };

@@ -1,13 +1,13 @@
-//! How the emulator does with many ranks: 2 to 256, as threads of one process, against a model.
+//! Measures the emulator with many ranks: 2 to 256, as threads of one process, against a model.
 //!
 //! ```text
 //! cargo bench -p nccl-benches --bench scale                              all of it; writes docs/results/scale.md
 //! cargo bench -p nccl-benches --bench scale -- --output DIRECTORY --ranks 256 --rounds 7
 //! ```
 //!
-//! Each number of ranks runs in a process of its own, so that its memory can be told. In it, every thread makes a
-//! communicator of the world a number of times; then, for each size, all-to-alls are enqueued and waited for, in turns
-//! behind a barrier of the threads. A turn lasts from when its first rank begins until its last one is done.
+//! Each number of ranks runs in a process of its own, to measure its memory. In it, every thread creates a communicator
+//! of the world a number of times; then, for each size, all-to-alls are enqueued and waited for, in turns behind a
+//! barrier of the threads. A turn lasts from when its first rank begins until its last one is done.
 //!
 //! The model: `T = 2 barrier(n) + ceil(n/c) n m/B` for n ranks on c cores and m bytes per pair, where
 //! `barrier(n) = ceil(n/c) barrier(2)`, and B is the speed at which a rank of two moves as many bytes, n m. Both
@@ -32,16 +32,16 @@ use root::root;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Says to a process how many ranks and rounds are to be measured in it.
+/// The numbers of ranks and rounds that a process is to measure.
 const ROLE: &str = "NCCL_SCALE_ROLE";
 /// Bytes for each pair of ranks.
 const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
-/// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
+/// Operations that are enqueued before the stream is waited for: the default of nccl-tests.
 const BATCH: usize = 20;
-/// Seconds that a turn is to take.
+/// The duration of a turn in seconds.
 const TURN: f64 = 0.005;
 
-/// The bytes per pair that are measured with so many ranks: with two, what the model needs for all.
+/// The bytes per pair that are measured with `ranks` ranks: with two, what the model needs for all.
 fn sizes(ranks: usize) -> Vec<usize> {
     match ranks {
         2 => (6..=23).map(|power| 1 << power).collect(),
@@ -81,9 +81,9 @@ impl Times {
     }
 }
 
-// One number of ranks.
+// The code of one number of ranks.
 
-/// When something began and ended on each rank.
+/// The begin and end of a turn on each rank.
 struct Turns {
     barrier: Barrier,
     begun: Instant,
@@ -91,7 +91,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// Does something on every rank, and tells all of them how long that took.
+    /// Runs `body` on every rank, and returns its duration to all of them.
     fn time(&self, body: impl FnOnce() -> Outcome) -> Outcome<f64> {
         self.barrier.wait();
         let begun = self.begun.elapsed().as_secs_f64();
@@ -114,7 +114,7 @@ impl Turns {
     }
 }
 
-/// Prints what is measured: a name, and numbers.
+/// Prints the measurements: a name, and numbers.
 fn measure(role: &str) -> Outcome {
     let (ranks, rounds) = role.split_once(' ').ok_or("two numbers are needed")?;
     let (ranks, rounds): (usize, usize) = (ranks.parse()?, rounds.parse()?);
@@ -158,7 +158,7 @@ fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcom
             );
             Ok(())
         })?;
-        // The first one also finds the library, and is the one whose memory is told.
+        // The first init also finds the library; the memory is measured after it.
         if round > 0 {
             inits.push(seconds);
         } else {
@@ -205,7 +205,7 @@ fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcom
                 Ok(stream.synchronize()?)
             })
         };
-        // Connections, and every page.
+        // Establishes connections, and touches every page.
         run(1)?;
         // The same on all ranks, as are the times.
         let count = ((TURN / run(2)? * 2.0) as usize).clamp(1, 2000);
@@ -217,7 +217,7 @@ fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcom
     Ok(())
 }
 
-/// A line of a file of the kernel's, in bytes.
+/// A line of a file of the kernel, in bytes.
 fn kilobytes(path: &str, name: &str) -> Outcome<f64> {
     let text = std::fs::read_to_string(path)?;
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -228,7 +228,7 @@ fn kilobytes(path: &str, name: &str) -> Outcome<f64> {
         * 1024.0)
 }
 
-/// What this process has in memory.
+/// Resident memory of this process.
 fn resident() -> Outcome<f64> {
     kilobytes("/proc/self/status", "VmRSS:")
 }
@@ -237,7 +237,7 @@ fn available() -> Outcome<usize> {
     Ok(kilobytes("/proc/meminfo", "MemAvailable:")? as usize)
 }
 
-/// The size of the segments of communicators, and what is in memory of them.
+/// The size of the segments of communicators, and their resident part.
 fn segments() -> Outcome<(f64, f64)> {
     let maps = std::fs::read_to_string("/proc/self/smaps")?;
     let (mut inside, mut size, mut resident) = (false, 0.0, 0.0);
@@ -259,19 +259,19 @@ fn segments() -> Outcome<(f64, f64)> {
     Ok((size, resident))
 }
 
-// All of them.
+// The code for all numbers of ranks.
 
 struct Row {
     ranks: usize,
     init: Times,
-    /// Of a rank; of the segment, and what is in memory of it.
+    /// The memory of a rank; the size of the segment, and its resident part.
     memory: [f64; 3],
-    /// By bytes per pair; those for which there was not enough memory are missing.
+    /// By bytes per pair; sizes that do not fit into memory are missing.
     all_to_all: Vec<(usize, Times)>,
 }
 
 impl Row {
-    /// What an all-to-all of so many bytes per pair took.
+    /// The times of an all-to-all of `bytes` per pair.
     fn at(&self, bytes: usize) -> Option<Times> {
         let found = self.all_to_all.iter().find(|(size, _)| *size == bytes);
         found.map(|(_, times)| *times)

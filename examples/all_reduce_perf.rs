@@ -1,5 +1,4 @@
-//! How fast all-reduce is, and whether every result is right: nccl-tests' `all_reduce_perf`, on the safe
-//! crate.
+//! Measures the speed of all-reduce, and verifies every result: nccl-tests' `all_reduce_perf`, on the safe crate.
 //!
 //! ```text
 //! cargo run --release --example all_reduce_perf

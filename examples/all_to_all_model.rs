@@ -1,12 +1,13 @@
-//! How long an all-to-all takes by the cost model, from 8 to 4096 ranks, and which algorithm it holds for the fastest.
+//! Prints the time of an all-to-all by the cost model, from 8 to 4096 ranks, and the algorithm that the model predicts
+//! to be fastest.
 //!
 //! ```text
 //! cargo run --release --example all_to_all_model
 //! cargo run --release --example all_to_all_model -- --ranks-per-node 4 --model my_cluster.json
 //! ```
 //!
-//! The constants are those that are published of NCCL, or those of a file that `CostModel::measure` made on the machine in
-//! question. Everything that is printed comes from formulas: nothing here was measured.
+//! The constants are published ones of NCCL, or those of a file that `CostModel::measure` wrote on the machine in
+//! question. All output comes from formulas: nothing here is measured.
 
 use std::process::ExitCode;
 

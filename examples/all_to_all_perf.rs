@@ -1,5 +1,4 @@
-//! How fast all-to-all is, and whether every element arrives: nccl-tests' `alltoall_perf`, on the safe
-//! crate.
+//! Measures the speed of all-to-all, and verifies every element: nccl-tests' `alltoall_perf`, on the safe crate.
 //!
 //! ```text
 //! cargo run --release --example all_to_all_perf
@@ -8,9 +7,9 @@
 //! torchrun --no-python --nproc-per-node 8 target/release/examples/all_to_all_perf
 //! ```
 //!
-//! Without arguments it starts as many ranks as there are GPUs, each a process; where there is none,
-//! four ranks on the emulator. Options, header, rows, footer and JSON are those of nccl-tests; `--help`
-//! lists them. All of that is in `nccl_tools`; here is what it measures.
+//! Without arguments it starts as many ranks as there are GPUs, each a process; without a GPU, four ranks on the
+//! emulator. Options, header, rows, footer and JSON are those of nccl-tests; `--help` lists them. All of that is in
+//! `nccl_tools`; this file has the measured operation.
 
 use std::process::ExitCode;
 
@@ -29,7 +28,7 @@ fn main() -> ExitCode {
 
 struct AllToAll {
     ranks_per_node: Option<usize>,
-    /// For ways that need one.
+    /// For algorithms that need one.
     plan: Option<nccl::AllToAll>,
 }
 
@@ -86,7 +85,7 @@ impl Operation for AllToAll {
         let (x, y) = operands.elements(call.data_type())?;
         match &mut self.plan {
             Some(plan) => plan.enqueue(x, y),
-            // A plan for nothing.
+            // No plan is needed for nothing.
             None if call.shape.count == 0 => communicator.all_to_all(x, y),
             None => communicator.all_to_all_with(x, y, way(call)),
         }

@@ -1,5 +1,5 @@
-//! How fast an all-to-all is in which each pair of ranks has a length of its own, and whether every element
-//! arrives: nccl-tests' `alltoallv_perf`, on the safe crate.
+//! Measures the speed of an all-to-all in which each pair of ranks has a length of its own, and verifies every element:
+//! nccl-tests' `alltoallv_perf`, on the safe crate.
 //!
 //! ```text
 //! cargo run --release --example all_to_all_v_perf
@@ -7,8 +7,8 @@
 //! NCCL_TESTS_ALLTOALLV_MATRIX_FILE=traffic.txt cargo run --release --example all_to_all_v_perf -- -b 32M -e 32M
 //! ```
 //!
-//! Options and output are those of `all_to_all_perf`; bandwidths are those of the rank with the most to send or
-//! to receive. `-a 3`, the time of the slowest rank, is what goes with that.
+//! Options and output are those of `all_to_all_perf`; bandwidths are those of the rank with the most to send or to
+//! receive. Use it with `-a 3`, the time of the slowest rank.
 
 use std::process::ExitCode;
 

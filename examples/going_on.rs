@@ -169,7 +169,7 @@ fn launch(rounds: usize) -> Outcome<()> {
     let before = fleet.pids();
     let mut times = Vec::new();
     for round in 0..rounds {
-        // At first the one that coordinates. The last rank is to live, so that one sees what is left in it.
+        // At first the coordinator. The last rank survives, to show its resources at the end.
         let victim = round % (RANKS - 1);
         let survivors = || (0..RANKS).filter(move |&rank| rank != victim);
         let begun = Instant::now();
@@ -194,13 +194,13 @@ fn launch(rounds: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads what the ranks say.
+/// The output of the ranks.
 struct Script {
     lines: mpsc::Receiver<(usize, String, Instant)>,
 }
 
 impl Script {
-    /// Waits until all of these ranks have said it; when the last of them had.
+    /// Waits until all of these ranks have printed these words; returns when the last one did.
     fn all_say(
         &self,
         fleet: &Fleet,
@@ -210,10 +210,10 @@ impl Script {
         let mut silent: BTreeSet<usize> = ranks.collect();
         let deadline = Instant::now() + 2 * LIMIT;
         loop {
-            // Asked before the lines are read: what an ended rank has said comes within a moment.
+            // Queried before the lines are read: the output of an ended rank arrives within a moment.
             let pids = fleet.pids();
             let line = self.lines.recv_timeout(MOMENT);
-            // Ranks that say something else may do so without end.
+            // Ranks with other output may print without end.
             if Instant::now() >= deadline {
                 return Err(format!("ranks {silent:?} have not said {words:?}").into());
             }

@@ -1,4 +1,4 @@
-//! How many instructions the safe crate adds to a message and to a group.
+//! Counts the instructions that the safe crate adds to a message and to a group.
 //!
 //! ```text
 //! cargo run --release --example overhead_instructions
@@ -15,10 +15,10 @@
 //! WHAT is the number of messages of a group, `all-to-all`, `all-reduce`, or `elsewhere` for an
 //! all-reduce by way of `Communicator::on`.
 //!
-//! Only what happens inside of `measured` is counted, with everything called from there: the library
-//! that queues, and the driver or the emulator. The difference of two sizes is the messages', and what
-//! is left of a group without them is the group's. `driver` counts the driver's part of a group, which
-//! is the emulator's and none of the safe crate's. `blocking-child` is the safe crate in that launch mode. The figures of one build are the same each time.
+//! Only instructions inside of `measured` are counted, with everything called from there: the library that queues, and
+//! the driver or the emulator. The difference of two sizes is the messages' part, and the rest of a group is the
+//! group's. `driver` counts the driver's part of a group, which is the emulator's and none of the safe crate's.
+//! `blocking-child` is the safe crate in that launch mode. The figures of one build are the same each time.
 
 use std::error::Error;
 use std::process::Command;
@@ -98,7 +98,7 @@ fn count(way: &str, ending: &str, tracking: &str, what: &str, times: usize) -> O
     measured(&mut *call, times)
 }
 
-/// What callgrind counts.
+/// The function whose instructions callgrind counts.
 #[inline(never)]
 fn measured(call: &mut dyn FnMut() -> Outcome<()>, times: usize) -> Outcome<()> {
     for _ in 0..times {
@@ -120,7 +120,7 @@ fn table() -> Outcome<()> {
     ] {
         let mut lines = Vec::new();
         let ways = match ending {
-            // What one that blocks returns.
+            // The return value of a blocking communicator.
             "success" => &["raw", "safe", "blocking-child"][..],
             _ => &["raw", "safe"],
         };

@@ -1,14 +1,13 @@
-//! Eight ranks work together; one of them is killed. What do the other seven say?
+//! Eight ranks work together; one of them is killed. What do the other seven report?
 //!
 //! ```text
 //! cargo run --release --example root_cause [RANK]
 //! ```
 //!
-//! The program starts itself eight times, as `nccl-run -n 8` would. The ranks add up numbers with each other, over
-//! and over. Then the process of one of them (of RANK, or of any) gets SIGKILL, which no program can answer to. Every
-//! other rank is at that moment in an operation that can never end; each prints the error that this operation returned
-//! with, and the program compares them. It ends with exit code 0 when all of them name the process that was killed, in
-//! the same words.
+//! The program starts itself eight times, as `nccl-run -n 8` would. The ranks repeat an all-reduce. Then the process of
+//! one of them (of RANK, or of any) gets SIGKILL, which no program can handle. Every other rank is at that moment in an
+//! operation that can never end; each prints the error of this operation, and the program compares them. It ends with
+//! exit code 0 when all of them name the process that was killed, in the same words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -21,9 +20,9 @@ use nccl::{ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
 
 const RANKS: usize = 8;
-/// Nothing here takes as long.
+/// Limit of everything here.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long what an ended rank has said may be on its way.
+/// The time that output of an ended rank may take to arrive.
 const MOMENT: Duration = Duration::from_millis(200);
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -31,7 +30,7 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 fn main() -> Outcome {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
-        // As people read it.
+        // Print the error with `Display`, for people.
         [word] if word == "rank" => rank().map_err(|error| {
             eprintln!("{error}");
             std::process::exit(1)
@@ -41,7 +40,7 @@ fn main() -> Outcome {
     }
 }
 
-// What a rank does.
+// The code of a rank.
 
 fn rank() -> Outcome {
     perf::install(RANKS)?; // the emulator, where there is no GPU
@@ -55,7 +54,7 @@ fn rank() -> Outcome {
         }
         let pending = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
         if let Err(error) = pending.and_then(|pending| pending.wait()) {
-            // The same on all ranks, for programs; `error` is for people, and says what this rank was doing.
+            // The same on all ranks, for programs; `error` is for people, and has the operation of this rank.
             let fault = error.fault().ok_or("an error without a cause")?;
             println!("cause: {fault}");
             println!("{error}");
@@ -66,7 +65,7 @@ fn rank() -> Outcome {
     Ok(())
 }
 
-// What starts them, and kills one.
+// The launcher: starts the ranks, and kills one.
 
 fn launch(victim: usize) -> Outcome {
     if victim >= RANKS {
@@ -78,7 +77,7 @@ fn launch(victim: usize) -> Outcome {
         let _ = say.send((line.rank, text));
     }));
     let program = std::env::current_exe()?;
-    // When a rank dies, the others are left alone: they are to say what they think of it.
+    // When a rank dies, the others are left alone, so that they report it.
     let fleet = Fleet::builder(RANKS).output(output).keep_others(true);
     let fleet = fleet.start(move |_| {
         let mut command = Command::new(&program);
@@ -90,7 +89,7 @@ fn launch(victim: usize) -> Outcome {
         let deadline = Instant::now() + PATIENCE;
         let mut silent: BTreeSet<usize> = ranks.iter().copied().collect();
         while !silent.is_empty() {
-            // Asked before the lines are read: what an ended rank has said comes within a moment.
+            // Queried before the lines are read: the output of an ended rank arrives within a moment.
             let pids = fleet.pids();
             let line = lines.recv_timeout(MOMENT).ok();
             let is_quiet = line.is_none();
@@ -102,7 +101,7 @@ fn launch(victim: usize) -> Outcome {
             }
             let ended = silent.iter().copied();
             let ended: Vec<usize> = ended.filter(|&rank| pids[rank].is_none()).collect();
-            // Ranks that say something else may do so without end.
+            // Ranks with other output may print without end.
             let is_late = Instant::now() >= deadline && !silent.is_empty();
             if is_late || (is_quiet && !ended.is_empty()) {
                 for rank in &silent {

@@ -1,5 +1,5 @@
-//! How fast messages between neighbours are: nccl-tests' `sendrecv_perf`, on the safe crate. All ranks
-//! stand in a ring; each sends to the next one and receives from the one before.
+//! Measures the speed of messages between neighbours: nccl-tests' `sendrecv_perf`, on the safe crate. All ranks form a
+//! ring; each sends to the next one and receives from the previous one.
 //!
 //! ```text
 //! cargo run --release --example sendrecv_perf
@@ -31,7 +31,7 @@ impl Operation for Ring {
         Ok(Self)
     }
 
-    /// As nccl-tests: no rank has more than two neighbours.
+    /// As in nccl-tests: no rank has more than two neighbours.
     fn configure(&self, config: Config, library: &Library) -> Config {
         if library.version() < Version::new(2, 30, 3) {
             return config;

@@ -1,27 +1,27 @@
-//! The ways of an all-to-all that `--algo` chooses from: one entry each, and nothing else to change.
+//! The all-to-all algorithms that `--algo` chooses from: one table entry each, and nothing else to change.
 
 use std::num::NonZeroUsize;
 
 use nccl::{AllToAllAlgorithm, Capability};
 
-/// One way.
+/// One algorithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Algorithm {
-    /// What `--algo`, the tables, the JSON file and the plot call it.
+    /// Its name in `--algo`, the tables, the JSON file and the plot.
     pub name: &'static str,
-    /// What it is, for `--help`.
+    /// Its description for `--help`.
     pub about: &'static str,
-    /// The same for the crate.
+    /// The crate's value for it.
     pub way: AllToAllAlgorithm,
-    /// What the loaded library has to have for it.
+    /// The capability that the loaded library must have.
     pub needs: Option<Capability>,
-    /// Whether groups take it, and with them `-m` and `-G`.
+    /// Whether groups support it, and with them `-m` and `-G`.
     pub in_groups: bool,
-    /// Whether it is a plan's (`nccl::AllToAll`), made before it is timed.
+    /// Whether it is a plan (`nccl::AllToAll`), made before the timing.
     pub planned: bool,
     /// Whether it makes sense only between several nodes.
     pub between_nodes: bool,
-    /// Whether it needs symmetric windows and the policy that leaves the multiprocessors alone (`-R 2 -x 2`).
+    /// Whether it needs symmetric windows and the policy that uses no multiprocessors (`-R 2 -x 2`).
     pub by_copy_engines: bool,
 }
 
@@ -52,7 +52,7 @@ const fn number(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap()
 }
 
-/// All ways; the first is taken without `--algo`.
+/// All algorithms; the first is the default of `--algo`.
 pub const TABLE: &[Algorithm] = &[
     CALL,
     Algorithm {

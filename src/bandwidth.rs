@@ -5,12 +5,13 @@
 pub struct Bandwidth {
     /// Bytes of one rank over time.
     pub algorithm: f64,
-    /// What of that a link between ranks has to carry.
+    /// The part of that which a link between ranks has to carry.
     pub bus: f64,
 }
 
 impl Bandwidth {
-    /// The bandwidth of an operation with `bytes` per rank in `seconds`, of which `factor` is for the bus.
+    /// The bandwidth of an operation with `bytes` per rank in `seconds`; `factor` is the bus bandwidth over the
+    /// algorithm bandwidth.
     ///
     /// ```
     /// use nccl_tools::bandwidth::Bandwidth;

@@ -1,4 +1,4 @@
-//! What a benchmark's header and a bug report need to know of the build.
+//! Facts about the build for a benchmark's header and a bug report.
 
 /// Facts that `build.rs` found when this package was compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub const BUILD: BuildInfo = BuildInfo {
 };
 
 impl BuildInfo {
-    /// All of it on one line.
+    /// All facts on one line.
     ///
     /// ```
     /// assert!(nccl_tools::build_info::BUILD.line().starts_with("nccl-tools "));

@@ -42,8 +42,7 @@ mod tests {
 
     #[test]
     fn a_moment_is_printed_with_all_its_digits() {
-        // Whatever the time zone, minutes and seconds of this moment are the same or whole minutes
-        // off, and the date is one of two.
+        // Whatever the time zone, the seconds of this moment are the same, and the date is one of two.
         let text = local(1_767_323_045);
         assert!(text.starts_with("2026-01-0"), "{text}");
         assert!(text.ends_with(":05"), "{text}");

@@ -1,15 +1,15 @@
-//! Why a program ends early: one sentence for the person, one exit code for the script.
+//! Why a program ends early: one sentence for the user, one exit code for scripts.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// What kind of end it is, and with it the exit code.
+/// The kind of a failure, which decides the exit code.
 ///
 /// From 3 on they are nccl-tests' codes; 2 is what command lines usually return for bad input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Something else went wrong, for instance a rank died.
+    /// Another failure, for instance the death of a rank.
     Failed = 1,
     /// The command line or the machine cannot give what was asked for.
     Usage = 2,
@@ -19,7 +19,7 @@ pub enum Exit {
     TimedOut = 4,
     /// Wrong elements arrived, or the bandwidth fell below `NCCL_TESTS_MIN_BW`.
     Wrong = 7,
-    /// Nobody reads standard output any more: what a shell returns for a broken pipe.
+    /// Standard output has no reader any more: the code that a shell returns for a broken pipe.
     OutputClosed = 141,
 }
 
@@ -29,7 +29,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An end that is not the good one.
+/// A failure of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     exit: Exit,
@@ -46,7 +46,7 @@ impl Failure {
         }
     }
 
-    /// Something was asked for that cannot be had; `sentence` says what and what would do.
+    /// A failure of input that cannot be satisfied; `sentence` names it and what would be accepted.
     #[must_use]
     pub fn usage(sentence: impl Into<String>) -> Self {
         Self::new(Exit::Usage, sentence)

@@ -1,7 +1,7 @@
 //! The text that nccl-tests prints, to the byte: header, device lines, rows, footer.
 //!
-//! Everything we have to say beyond it goes into lines that begin with `# `, which readers of
-//! nccl-tests' output skip, and never between rows.
+//! Output beyond it goes into lines that begin with `# `, which readers of nccl-tests' output skip, and never between
+//! rows.
 
 use crate::options::{Blocking, Options};
 use crate::printf::{cell, general};
@@ -63,7 +63,7 @@ pub fn preamble(program: &str, headers: u32, library: u32, options: &Options) ->
     text
 }
 
-/// Where a rank runs.
+/// Process and device of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLine {
     /// The rank.
@@ -106,7 +106,7 @@ impl DeviceLine {
     }
 }
 
-/// Which columns a table has.
+/// The optional columns of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
     /// The times are the host's time to enqueue (`-C 1`).
@@ -117,7 +117,7 @@ pub struct Columns {
     pub per_iteration: bool,
 }
 
-/// What one placement of a row shows.
+/// The cells of one placement of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cells {
     /// Time of one operation in µs.
@@ -143,9 +143,9 @@ pub struct Row {
     pub element: &'static str,
     /// The operator; `none` where nothing is reduced.
     pub redop: String,
-    /// Another buffer receives than sends.
+    /// Results with separate buffers for sending and receiving.
     pub out_of_place: Cells,
-    /// The buffer that sends receives.
+    /// Results with one buffer for both.
     pub in_place: Cells,
     /// The time of day, in a table that has it.
     pub timestamp: Option<String>,
@@ -257,19 +257,19 @@ impl Cells {
     }
 }
 
-/// What stands below the rows.
+/// The lines below the rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Footer {
-    /// Measurements whose data was wrong, counted on every rank that saw it.
+    /// Measurements with wrong data, counted on every rank that saw it.
     pub out_of_bounds: u64,
     /// The mean of all bus bandwidths in GB/s.
     pub average_bus: f64,
-    /// What `NCCL_TESTS_MIN_BW` asks for.
+    /// The bandwidth that `NCCL_TESTS_MIN_BW` asks for.
     pub needed_bus: Option<f64>,
 }
 
 impl Footer {
-    /// Whether the bandwidth is at least 0.9 of what is needed; `None` where nothing is.
+    /// Whether the bandwidth is at least 0.9 of what is needed; `None` without `NCCL_TESTS_MIN_BW`.
     #[must_use]
     pub fn fast_enough(&self) -> Option<bool> {
         self.needed_bus

@@ -1,20 +1,19 @@
 //! What the benchmarks, examples and tests of this workspace share.
 //!
-//! The benchmarks follow NVIDIA's nccl-tests: its options ([`options`]), its method ([`bench`](mod@bench)), its
-//! text ([`format`](mod@format)) and its JSON ([`json`]), so that figures and scripts carry over;
-//! [`perf`] makes a program of them. [`spawn`] starts the ranks, and ends all of them when one fails or
-//! the starter is gone; [`testing`] does so for tests.
+//! The benchmarks follow NVIDIA's nccl-tests: its options ([`options`]), its method ([`bench`](mod@bench)), its text
+//! ([`format`](mod@format)) and its JSON ([`json`]), so that figures and scripts carry over; [`perf`] makes a program
+//! of them. [`spawn`] starts the ranks, and ends all of them when one fails or when the process that started them is
+//! gone; [`testing`] does so for tests.
 //!
-//! [`gpu_check`] is what a machine with a GPU is asked to do; of its parts, [`conformance`] compares NCCL
-//! with the emulator, and [`measure`] finds out what only a GPU can tell. Both call NCCL's functions
-//! directly ([`raw`]).
+//! [`gpu_check`] checks a machine with a GPU; of its parts, [`conformance`] compares NCCL with the emulator, and
+//! [`measure`] measures what only a GPU can show. Both call NCCL's functions directly ([`raw`]).
 //!
-//! [`doctor`] is the program that looks whether NCCL can work, and reads its logs when it did not; [`report`] is
-//! how findings read.
+//! [`doctor`] is the program that checks whether NCCL can work, and reads its logs after a failure; [`report`] formats
+//! findings.
 //!
-//! This package is not published; a program that needs one of these things may copy it.
+//! This package is not published; programs may copy parts of it.
 
-// `nccl_call!` takes numbers, handles and addresses; who writes more in its arguments has been told not to.
+// `nccl_call!` takes numbers, handles and addresses; its documentation forbids other arguments.
 #![allow(clippy::macro_metavars_in_unsafe)]
 
 #[cfg(not(target_os = "linux"))]

@@ -1,4 +1,4 @@
-//! The machine that something is measured on: what a page of results says of it, and which rank runs on which core.
+//! The machine of a measurement: its description in pages of results, and which rank runs on which core.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use crate::bench::HostCopy;
 /// The cores that the calling thread may use, ascending.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// When the kernel refuses.
 pub fn cores() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU)
@@ -31,7 +31,7 @@ pub fn core_of(rank: usize, cores: &[usize]) -> usize {
     cores[rank % cores.len()]
 }
 
-/// Binds the calling thread, and those that it starts from now on, to the core of a rank.
+/// Binds the calling thread, and threads that it starts from now on, to the core of a rank.
 ///
 /// # Errors
 /// The kernel's.
@@ -41,7 +41,7 @@ pub fn bind(rank: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The load of the last one, five and fifteen minutes: how many programs wanted a core at a time.
+/// The load averages of one, five and fifteen minutes: how many threads wanted a core at a time.
 #[must_use]
 pub fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -1,13 +1,12 @@
-//! The same groups and collectives through the safe crate and through the bare functions below it, over
-//! the library that only queues ([`queueing`]). The difference is what the safe crate costs.
+//! Measures the cost of the safe crate: the same groups and collectives through the safe crate and through the bare
+//! functions below it, over a library that only queues ([`queueing`]).
 //!
-//! Streams and memory are CUDA's or the emulator's. With [`Tracking::Off`] the safe crate asks the
-//! driver per operation, not per message; with [`Tracking::On`] cudarc's own events are waited for and
-//! recorded for every buffer, which is a cost of cudarc and of the driver.
+//! Streams and memory are CUDA's or the emulator's. With [`Tracking::Off`] the safe crate queries the driver per
+//! operation, not per message; with [`Tracking::On`] cudarc's own events are waited for and recorded for every buffer,
+//! which is a cost of cudarc and of the driver.
 //!
-//! Both ways do what a program has to: every result code is looked at, and where the library says that
-//! it is still in progress, it is polled once. Functions are called through pointers of a table that
-//! the compiler cannot see through.
+//! Both ways do what a program must: they check every result code, and poll once where the library returns that it is
+//! still in progress. The functions are called through pointers of a table that the compiler cannot see through.
 
 use std::error::Error;
 use std::ffi::c_void;
@@ -29,9 +28,9 @@ const ELEMENTS: usize = 4;
 /// Whether cudarc keeps an event per buffer and side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tracking {
-    /// As cudarc does unless told otherwise.
+    /// cudarc's default.
     On,
-    /// `disable_event_tracking`, as programs do that keep the order of their streams themselves.
+    /// `disable_event_tracking`, for programs that order their streams themselves.
     Off,
 }
 
@@ -46,7 +45,7 @@ pub struct Workload {
     raw: Raw,
 }
 
-/// What the bare functions are called with.
+/// The arguments of the bare functions.
 struct Raw {
     api: Box<Api>,
     comm: ncclComm_t,
@@ -66,8 +65,8 @@ impl Workload {
         Self::in_mode(LaunchMode::NonBlocking, ending, tracking)
     }
 
-    /// The same in another launch mode. [`LaunchMode::BlockingChild`] goes with [`Ending::Success`], which is what a
-    /// communicator that blocks returns.
+    /// As [`new`](Self::new), in another launch mode. [`LaunchMode::BlockingChild`] goes with [`Ending::Success`],
+    /// which a blocking communicator returns.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -84,7 +83,7 @@ impl Workload {
         }
         let stream = context.new_stream()?;
         let api = queueing::api(ending);
-        // SAFETY: the table never touches what it is given, so it cannot misuse it.
+        // SAFETY: the table never touches its arguments, so it cannot misuse them.
         let library = unsafe { Library::from_api(api, queueing::VERSION) }?;
         let id = UniqueId::from_bytes([0; UniqueId::LEN]);
         let comm = Communicator::builder("overhead", id, 0, peers)
@@ -103,7 +102,7 @@ impl Workload {
         stream.synchronize()?;
         let address = |slice: &CudaSlice<f32>| slice.device_ptr(&stream).0 as *mut c_void;
         let raw = Raw {
-            // Behind a pointer that the compiler knows nothing about.
+            // Behind a pointer that is opaque to the compiler.
             api: black_box(Box::new(api)),
             comm: raw_communicator(&api)?,
             stream: stream.cu_stream().cast(),
@@ -126,7 +125,7 @@ impl Workload {
         })
     }
 
-    /// Half as many messages to as many ranks, and from them, in one group of the safe crate.
+    /// One group of the safe crate with `messages` messages: half of them to as many ranks, half from the same ranks.
     ///
     /// # Errors
     /// The communicator's.
@@ -143,10 +142,10 @@ impl Workload {
         Ok(())
     }
 
-    /// The same by the bare functions.
+    /// As [`safe_group`](Self::safe_group), by the bare functions.
     ///
     /// # Errors
-    /// The first code that says so.
+    /// The first error code.
     pub fn raw_group(&self, messages: usize) -> Result<(), ncclResult_t> {
         let peers = messages / 2;
         let raw = &self.raw;
@@ -183,10 +182,10 @@ impl Workload {
         Ok(())
     }
 
-    /// The same by the bare function.
+    /// As [`safe_all_to_all`](Self::safe_all_to_all), by the bare function.
     ///
     /// # Errors
-    /// The code that says so.
+    /// The error code.
     pub fn raw_all_to_all(&self) -> Result<(), ncclResult_t> {
         let raw = &self.raw;
         let Some(all_to_all) = raw.api.ncclAlltoAll else {
@@ -207,7 +206,7 @@ impl Workload {
         Ok(())
     }
 
-    /// The same, asked for on a stream by its name.
+    /// As [`safe_all_reduce`](Self::safe_all_reduce), on an explicit stream.
     ///
     /// # Errors
     /// The communicator's.
@@ -217,16 +216,16 @@ impl Workload {
         Ok(())
     }
 
-    /// The communicator, for what is not measured here.
+    /// The communicator, for other measurements.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.comm
     }
 
-    /// The same by the bare function.
+    /// As [`safe_all_reduce`](Self::safe_all_reduce), by the bare function.
     ///
     /// # Errors
-    /// The code that says so.
+    /// The error code.
     pub fn raw_all_reduce(&self) -> Result<(), ncclResult_t> {
         let raw = &self.raw;
         let Some(all_reduce) = raw.api.ncclAllReduce else {
@@ -239,9 +238,9 @@ impl Workload {
         raw.settle(code)
     }
 
-    /// What the safe crate asks of the driver once per operation, when all buffers are of the
-    /// communicator's stream and events are not tracked: the current context, and whether the stream
-    /// is capturing. How long that takes says nothing about the safe crate.
+    /// Makes the driver calls of the safe crate for one operation, when all buffers are of the communicator's stream
+    /// and events are not tracked: the current context, and whether the stream is capturing. Their time is not a cost
+    /// of the safe crate.
     ///
     /// # Errors
     /// CUDA's.
@@ -250,7 +249,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Waits until the driver has done what the tracking of events put on the stream.
+    /// Waits until the driver has completed the event tracking on the stream.
     ///
     /// # Errors
     /// CUDA's.
@@ -260,7 +259,7 @@ impl Workload {
 }
 
 impl Raw {
-    /// As a program has to that uses a non-blocking communicator without the safe crate.
+    /// Polls, as a program must that uses a non-blocking communicator without the safe crate.
     #[inline]
     fn settle(&self, mut code: ncclResult_t) -> Result<(), ncclResult_t> {
         while code == ncclResult_t::ncclInProgress {
@@ -283,7 +282,7 @@ fn check(code: ncclResult_t) -> Result<(), ncclResult_t> {
     }
 }
 
-/// A communicator for the bare functions, which needs no end.
+/// A communicator for the bare functions, which is never destroyed.
 fn raw_communicator(api: &Api) -> Result<ncclComm_t, Box<dyn Error>> {
     let mut comm = std::ptr::null_mut();
     let mut config = nccl_sys::ncclConfig_t::default();

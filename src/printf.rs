@@ -7,7 +7,7 @@
 //! [`format`]: mod@crate::format
 //! [`json`]: crate::json
 
-/// What C prints instead of digits, if anything.
+/// The text that C prints instead of digits, if any.
 fn special(value: f64) -> Option<&'static str> {
     if value.is_nan() {
         Some(if value.is_sign_negative() {
@@ -87,8 +87,8 @@ fn without_trailing_zeros(digits: &str) -> &str {
     }
 }
 
-/// A number in a column `width` wide, with as many decimals as fit: two, one, none, and only then an
-/// exponent. What still does not fit is cut off, as in nccl-tests.
+/// A number in a column `width` wide, with as many decimals as fit: two, one, none, and only then an exponent. Text
+/// that is still too long is cut off, as in nccl-tests.
 ///
 /// ```
 /// use nccl_tools::printf::cell;

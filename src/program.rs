@@ -1,4 +1,4 @@
-//! What the benchmark programs have each for itself, as far as options and output depend on it.
+//! The properties of each benchmark program that options and output depend on.
 
 use nccl::ReduceOp;
 
@@ -7,17 +7,17 @@ use crate::algorithm::{self, Algorithm};
 /// A benchmark program.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// What it measures, as sentences about it name it: "all-to-all".
+    /// The measured operation, as in sentences: "all-to-all".
     pub what: &'static str,
-    /// What NCCL calls it: the same, for the first line of `--help`.
+    /// The measured operation, as in the first line of `--help`.
     pub title: &'static str,
     /// Whether its rows have an operator (`-o`).
     pub has_operator: bool,
-    /// Whether NCCL can do it in place; else what arrived in another buffer is copied back.
+    /// Whether NCCL supports the operation in place; else the result is copied back from another buffer.
     pub in_place: bool,
-    /// What `--algo` chooses from; nothing where there is only one way.
+    /// The algorithms of `--algo`; empty where there is only one.
     pub algorithms: &'static [Algorithm],
-    /// Variables of its own, for `--help`: lines that begin with a variable each.
+    /// Its own environment variables, for `--help`: lines that begin with a variable each.
     pub variables: &'static str,
 }
 

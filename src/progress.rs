@@ -1,28 +1,28 @@
-//! One line that says what is being measured, on a terminal and nowhere else.
+//! One line of progress, on a terminal and nowhere else.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::spawn::{CLEAR_LINE, PROGRESS};
 
-/// Set for a rank whose starter shows progress for it.
+/// Set for a rank whose progress is shown by the process that started it.
 pub const VARIABLE: &str = "NCCL_TOOLS_PROGRESS";
 
 /// How often the line changes at most; a terminal is slow.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where progress goes.
+/// The destination of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
     /// Nowhere.
     Nobody,
-    /// Our own standard error, which is a terminal.
+    /// Standard error of this process, which is a terminal.
     Terminal,
-    /// Whoever started us, through a pipe: lines that begin with [`PROGRESS`].
+    /// The process that started this one, through a pipe: lines that begin with [`PROGRESS`].
     Starter,
 }
 
-/// Shows what is going on.
+/// Shows the progress of a measurement.
 #[derive(Debug)]
 pub struct Progress {
     to: To,
@@ -41,7 +41,7 @@ impl Progress {
         }
     }
 
-    /// Progress if there is somebody to see it.
+    /// Progress if standard error leads to a terminal.
     #[must_use]
     pub fn on_a_terminal() -> Self {
         let to = if std::env::var_os(VARIABLE).is_some() {
@@ -58,13 +58,13 @@ impl Progress {
         }
     }
 
-    /// Shows `text` in place of what is shown.
+    /// Replaces the line of progress by `text`, at most every 100 ms.
     pub fn show(&mut self, text: impl FnOnce() -> String) {
         if self.to == To::Nobody || self.last.is_some_and(|last| last.elapsed() < INTERVAL) {
             return;
         }
         let text = text();
-        // Nobody reads it: then nobody misses it.
+        // Progress that cannot be written is not missed.
         let _ = match self.to {
             To::Terminal => write!(io::stderr(), "{CLEAR_LINE}{text}"),
             _ => writeln!(io::stderr(), "{PROGRESS}{text}"),
@@ -73,7 +73,7 @@ impl Progress {
         self.last = Some(Instant::now());
     }
 
-    /// Takes the line away, before something else is printed.
+    /// Removes the line of progress, before other output.
     pub fn hide(&mut self) {
         if std::mem::take(&mut self.shown) {
             let _ = match self.to {

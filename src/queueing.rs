@@ -1,13 +1,12 @@
-//! An NCCL that only remembers what it was asked: what is measured above it is the cost of the layers
-//! above.
+//! An NCCL that only records its calls, to measure the cost of the layers above.
 //!
-//! [`api`] is a table of functions that puts one entry of 56 bytes per operation into a vector of the
-//! calling thread, as NCCL puts a task into a queue, and never looks at the memory. A group start and a
-//! group end forget the entries. `benches/overhead.rs`, `examples/overhead_instructions.rs` and
-//! `tests/no_allocation.rs` use it by way of [`overhead`](crate::overhead).
+//! [`api`] is a table of functions that puts one entry of 56 bytes per operation into a vector of the calling thread,
+//! as NCCL puts a task into a queue, and never touches the memory of buffers. A group start and a group end clear the
+//! vector. `benches/overhead.rs`, `examples/overhead_instructions.rs` and `tests/no_allocation.rs` use it by way of
+//! [`overhead`](crate::overhead).
 //!
-//! What must stay true: no function allocates once the vector has its size, and each is cheap next to
-//! NCCL's own, so that nothing of the layers above hides behind it.
+//! Requirements: no function allocates once the vector has its size, and each is cheap next to NCCL's own, so that it
+//! hides no cost of the layers above.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -18,23 +17,23 @@ use nccl_sys::{
     ncclResult_t, ncclUniqueId,
 };
 
-/// The release whose functions the table pretends to have.
+/// The release that the table claims to be.
 pub const VERSION: Version = Version::HEADER;
 
-/// What the end of a group, and a collective, return.
+/// The return value of a group end, and of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// `ncclInProgress`, as a non-blocking communicator does; the caller then has to poll, and finds
-    /// everything done.
+    /// `ncclInProgress`, as of a non-blocking communicator; the caller then has to poll, and finds all operations
+    /// complete.
     InProgress,
     /// `ncclSuccess`, as a blocking communicator does.
     Success,
 }
 
-/// One operation; as long as the smallest record that keeps all of it.
+/// One operation; as large as the smallest record that keeps all of it.
 struct Task {
     _buffer: *const c_void,
-    /// The second one of a collective.
+    /// The second buffer of a collective.
     _other: *const c_void,
     _count: usize,
     _comm: ncclComm_t,
@@ -53,14 +52,14 @@ enum Call {
     AllReduce,
 }
 
-/// More than any group here has.
+/// More than any group of this package has.
 const CAPACITY: usize = 1024;
 
 thread_local! {
     static QUEUE: RefCell<Vec<Task>> = RefCell::new(Vec::with_capacity(CAPACITY));
 }
 
-/// Its address is the communicator's.
+/// Its address is that of the communicator.
 static COMMUNICATOR: u8 = 0;
 
 /// The table.

@@ -1,7 +1,7 @@
-//! How what was found reads: a line with ✓, ! or ✗, what to do beneath it, or JSON.
+//! Formats findings: a line with ✓, ! or ✗, the fix beneath it; or JSON.
 //!
-//! Colour is for terminals, and for people who did not say `NO_COLOR`. Where a terminal shows it, long
-//! sentences are broken into lines; in a file or a pipe each stays on one, for `grep`.
+//! Colour is for terminals, unless `NO_COLOR` is set. On a terminal, long sentences are broken into lines; in a file or
+//! a pipe each stays on one, for `grep`.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -22,7 +22,7 @@ pub fn json(finding: &Finding) -> Value {
     })
 }
 
-/// From [`json()`]; `None` for anything else.
+/// Reads the JSON of [`json()`]; `None` for other JSON.
 #[must_use]
 pub fn from_json(value: &Value) -> Option<Finding> {
     let text = |key: &str| value.get(key)?.as_str().map(str::to_owned);
@@ -47,7 +47,7 @@ pub fn from_json(value: &Value) -> Option<Finding> {
     Some(finding)
 }
 
-/// How bad the worst is.
+/// The worst severity.
 ///
 /// ```
 /// use nccl::preflight::Severity;
@@ -66,7 +66,7 @@ pub struct Style {
     width: Option<usize>,
 }
 
-/// Where lines are broken on a terminal.
+/// The width of lines on a terminal.
 const WIDTH: usize = 100;
 
 impl Style {
@@ -76,7 +76,7 @@ impl Style {
         width: None,
     };
 
-    /// What fits to a stream, and to what the person said in the environment.
+    /// The style for a stream, and for the environment of the user.
     #[must_use]
     pub fn of(stream: &impl IsTerminal) -> Self {
         Self::chosen(stream.is_terminal(), |name| std::env::var(name).ok())
@@ -105,7 +105,7 @@ impl Style {
     }
 }
 
-/// All findings, and how many there are of each kind; with `quiet`, without those that are well.
+/// All findings, and how many there are of each severity; with `quiet`, without those of severity `Ok`.
 #[must_use]
 pub fn text(findings: &[Finding], style: Style, quiet: bool) -> String {
     let mut text = String::new();
@@ -150,7 +150,8 @@ pub fn text(findings: &[Finding], style: Style, quiet: bool) -> String {
     text
 }
 
-/// Whether a terminal obeys this character instead of showing it: controls, and what changes the direction of text.
+/// Whether a terminal obeys this character instead of showing it: controls, and characters that change the direction of
+/// text.
 pub(crate) fn steers(character: char) -> bool {
     let turns = matches!(
         character,
@@ -161,7 +162,7 @@ pub(crate) fn steers(character: char) -> bool {
 
 /// Breaks a sentence into lines, the later ones indented.
 fn wrapped(sentence: &str, indent: usize, style: Style) -> String {
-    // One line each: what comes from a log or another host must not look like a line of ours, or steer the
+    // One line each: text from a log or another host must not look like a line of this program, or control the
     // terminal.
     let clean: String = sentence
         .chars()

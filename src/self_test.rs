@@ -1,11 +1,11 @@
-//! Faults that a benchmark does to itself, to show that it would notice real ones.
+//! Faults that a benchmark injects into itself, to show that it would notice real ones.
 
 use crate::failure::Failure;
 
-/// Asks for a fault: `flip:RANK` spoils one received byte on that rank before each verification.
+/// Requests a fault: `flip:RANK` spoils one received byte on that rank before each verification.
 pub const VARIABLE: &str = "NCCL_TOOLS_SELF_TEST";
 
-/// The fault that [`VARIABLE`] asks for.
+/// The fault that [`VARIABLE`] requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SelfTest {
     flip_on: Option<usize>,
@@ -15,7 +15,7 @@ impl SelfTest {
     /// Reads the variable.
     ///
     /// # Errors
-    /// When it asks for something unknown.
+    /// When the variable requests an unknown fault.
     pub fn from_environment() -> Result<Self, Failure> {
         match std::env::var(VARIABLE) {
             Ok(text) if !text.is_empty() => Self::parse(&text),
@@ -34,10 +34,10 @@ impl SelfTest {
         }
     }
 
-    /// The bit that is spoiled: so many units away that no tolerance allows for it.
+    /// The bit that is flipped: the change exceeds every tolerance.
     pub const FLIPPED: u8 = 0x10;
 
-    /// Which of `len` received bytes `rank` has to spoil: one in the middle.
+    /// Index of the byte that `rank` has to spoil among `len` received bytes: one in the middle.
     #[must_use]
     pub fn flipped_byte(self, rank: usize, len: usize) -> Option<usize> {
         (self.flip_on == Some(rank) && len > 0).then_some(len / 2)

@@ -1,4 +1,4 @@
-//! One operation of a row: what it is made of, and how it is counted.
+//! One operation of a row: its parts, and its sizes.
 
 use nccl::ReduceOp;
 
@@ -11,9 +11,9 @@ use crate::element::Element;
 pub struct Case {
     /// The element type.
     pub element: Element,
-    /// What is printed as `redop`; `None` where nothing is reduced.
+    /// The `redop` column; `None` where nothing is reduced.
     pub op: Option<ReduceOp>,
-    /// One of several ways.
+    /// The algorithm, where there are several.
     pub algorithm: Option<&'static Algorithm>,
 }
 
@@ -64,21 +64,21 @@ impl Case {
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// Type, operator and way.
+    /// Element type, operator and algorithm.
     pub case: Case,
     /// The number of ranks.
     pub ranks: usize,
-    /// The `count` column, in elements: what belongs to one pair of ranks, or to one rank.
+    /// The `count` column, in elements: per pair of ranks, or per rank.
     pub count: u64,
     /// The `size` column: the bytes that the rank with the most sends or receives.
     pub bytes: u64,
-    /// What of a rank's bytes a link between ranks has to carry.
+    /// The part of a rank's bytes that a link between ranks has to carry.
     pub bus_factor: f64,
 }
 
 impl Shape {
-    /// An operation whose `bytes` per rank are split evenly among all ranks, each part rounded down to a
-    /// multiple of 16 bytes, so that it may well be empty: an all-to-all.
+    /// An operation whose `bytes` per rank are split evenly among all ranks, each part rounded down to a multiple of 16
+    /// bytes, so that it may be empty: an all-to-all.
     ///
     /// ```
     /// use nccl_tools::{element::FLOAT, shape::{Case, Shape}};
@@ -135,10 +135,9 @@ impl Shape {
         Bandwidth::of(self.bytes, seconds, self.bus_factor)
     }
 
-    /// Where in a buffer of `buffer_bytes` the `iteration`-th repetition lies, in bytes.
+    /// The offset of the `iteration`-th repetition in a buffer of `buffer_bytes`, in bytes.
     ///
-    /// Repetitions walk through the buffer, so that one does not find the data of the one before it
-    /// in a cache.
+    /// Repetitions walk through the buffer, so that a repetition does not find the data of the previous one in a cache.
     #[must_use]
     pub fn shift(self, iteration: u64, buffer_bytes: u64) -> u64 {
         match buffer_bytes.checked_div(self.bytes) {

@@ -47,7 +47,7 @@ fn successors(
     next: impl Fn(u64) -> Option<u64>,
 ) -> impl Iterator<Item = u64> {
     std::iter::successors((first <= max).then_some(first), move |&size| {
-        // A step that does not grow would never end; options refuse it, and here it ends the sweep.
+        // A step that does not grow would never end; the options refuse it, and here it ends the sweep.
         next(size).filter(|&following| following > size && following <= max)
     })
 }

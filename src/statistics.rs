@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What `-I` reports of the iterations of one measurement.
+/// The summary that `-I` reports of the iterations of one measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// The smallest value.
@@ -11,7 +11,7 @@ pub struct Summary {
     pub max: f64,
     /// The mean.
     pub mean: f64,
-    /// The middle value; of an even number, the upper of the two in the middle.
+    /// The median; of an even number of values, the upper of the two in the middle.
     pub p50: f64,
     /// The value that 95 of 100 do not exceed.
     pub p95: f64,

@@ -1,9 +1,8 @@
 //! Tests that need processes of their own.
 //!
-//! A test starts its own binary again, as it was started, but for this one test alone
-//! ([`again`]); the function of the test then runs a second time, in the new process, and finds out
-//! that it does ([`Role::of`]). So the code of a rank stands in the test itself, a rank that is killed
-//! is a real process, and what is set once per process, like the emulator, is set for one test only.
+//! A test starts its own binary again, for this one test alone ([`again`]); the function of the test then runs a second
+//! time, in the new process, and detects that ([`Role::of`]). So the code of a rank is in the test itself, a killed
+//! rank is a real process, and process-wide settings, like the emulator, apply to one test only.
 
 use std::any::type_name;
 use std::env;
@@ -15,15 +14,15 @@ use std::time::{Duration, Instant};
 use procfs::FromRead;
 use procfs::process::Stat;
 
-/// Names the test, and the role, for which a test binary was started again.
+/// The test, and the role, for which a test binary was started again.
 const VARIABLE: &str = "NCCL_TOOLS_TEST_ROLE";
 
-/// In which process of a test this code runs.
+/// The process of a test that this code runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// In the one that the person started.
+    /// The process that the user started.
     Test,
-    /// In one that the test started, for the role of this name.
+    /// A process that the test started, for the role of this name.
     Child(String),
 }
 
@@ -47,14 +46,14 @@ pub fn is_child() -> bool {
     env::var_os(VARIABLE).is_some()
 }
 
-/// The name by which the test runner knows the test that is running, which calls this with a closure
-/// that it wrote itself (its type names the function that it stands in).
+/// The name by which the test runner knows the running test, which calls this with a closure of its own (the closure's
+/// type names the test function).
 ///
 /// # Panics
-/// When it is called from something else than a test.
+/// When the caller is no test.
 #[must_use]
 pub fn name<F>(_: &F) -> String {
-    // A thread of the test runner is called like the test, unless tests run one after another.
+    // A thread of the test runner has the name of the test, unless tests run one after another.
     let thread = std::thread::current();
     if let Some(name) = thread.name().filter(|&name| name != "main") {
         return name.to_owned();
@@ -104,14 +103,14 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process is there and not a zombie.
+/// Whether a process exists and is no zombie.
 #[must_use]
 pub fn lives(pid: u32) -> bool {
     let stat = Stat::from_file(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| stat.state != 'Z')
 }
 
-/// What a rank of a test returns: nothing, or a result.
+/// The return value of a rank of a test: nothing, or a result.
 pub trait Verdict {
     /// Why it failed, if it did.
     ///
@@ -132,8 +131,8 @@ impl<E: fmt::Display> Verdict for Result<(), E> {
     }
 }
 
-/// Runs the code of a child and ends the process, so that nothing of the test that started it runs
-/// twice: with 0, or with 101 after a panic or an error, as tests do.
+/// Runs the code of a child and ends the process, so that no code of the test runs twice: with exit code 0, or with 101
+/// after a panic or an error, as tests do.
 pub fn end_with<V: Verdict>(body: impl FnOnce() -> V) -> ! {
     match catch_unwind(AssertUnwindSafe(|| body().verdict())) {
         Ok(Ok(())) => exit(0),

@@ -1,8 +1,8 @@
-//! Who sends how much to whom in an all-to-all-v: nccl-tests' patterns, by its variables.
+//! The bytes that each rank sends to each rank in an all-to-all-v: nccl-tests' patterns, by its variables.
 //!
-//! Either all ranks send as much as each other, but more to those that are farther away (by rank), or a file
-//! says how much: a square matrix of bytes, rows for senders and columns for receivers, separated by blanks.
-//! Every amount is rounded down to a multiple of 16 bytes.
+//! Either all ranks send the same total, with more to the ranks that are farther away (by rank), or a file has the
+//! amounts: a square matrix of bytes, rows for senders and columns for receivers, separated by blanks. Every amount is
+//! rounded down to a multiple of 16 bytes.
 
 use std::path::PathBuf;
 
@@ -15,9 +15,9 @@ use crate::verify::Block;
 pub const SPREAD: &str = "NCCL_TESTS_ALLTOALLV_SPREAD";
 /// The file with the matrix.
 pub const MATRIX_FILE: &str = "NCCL_TESTS_ALLTOALLV_MATRIX_FILE";
-/// What all of the matrix is multiplied with.
+/// The factor for all amounts of the matrix.
 pub const MATRIX_SCALE: &str = "NCCL_TESTS_ALLTOALLV_MATRIX_SCALE";
-/// Whether to print what each rank has.
+/// Whether to print a summary of each rank.
 pub const PRINT_SUMMARY: &str = "NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY";
 
 /// A pattern.
@@ -37,16 +37,16 @@ enum Pattern {
 struct Matrix {
     file: PathBuf,
     scale: f64,
-    /// Rows, and columns.
+    /// The number of rows, and of columns.
     size: usize,
     bytes: Vec<u64>,
 }
 
 impl Traffic {
-    /// The pattern that the environment asks for.
+    /// The pattern that the environment requests.
     ///
     /// # Errors
-    /// When a variable makes no sense, or the file does not: one sentence that names it.
+    /// When a variable or the file is invalid: one sentence that names it.
     pub fn from_environment() -> Result<Self, Failure> {
         Self::from_variables(|name| std::env::var(name).ok())
     }
@@ -90,7 +90,7 @@ impl Traffic {
         })
     }
 
-    /// Whether sizes and number of ranks fit to the matrix, if there is one.
+    /// Whether the sizes and the number of ranks fit the matrix, if there is one.
     ///
     /// # Errors
     /// When they do not.
@@ -114,7 +114,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// What tells this pattern from others.
+    /// Bytes that differ between different patterns.
     #[must_use]
     pub fn fingerprint(&self) -> Vec<u8> {
         match &self.pattern {
@@ -123,13 +123,13 @@ impl Traffic {
         }
     }
 
-    /// What a size of `bytes` per rank stands for.
+    /// The shape of a row with `bytes` per rank.
     #[must_use]
     pub fn shape(&self, bytes: u64, case: Case, ranks: usize) -> Shape {
         let even = Shape::split(bytes, case, ranks);
         let count = match self.pattern {
             Pattern::Distance { .. } => even.count,
-            // As in nccl-tests: no pair is like the others.
+            // As in nccl-tests: the pairs have different counts.
             Pattern::Matrix(_) => 0,
         };
         Shape {
@@ -150,7 +150,7 @@ impl Traffic {
         )
     }
 
-    /// What `rank` receives: a block from each rank, and nothing behind them.
+    /// The blocks that `rank` receives: one from each rank, and nothing behind them.
     #[must_use]
     pub fn blocks(&self, shape: Shape, rank: usize) -> Vec<Block> {
         let mut blocks: Vec<Block> = (0..shape.ranks)
@@ -170,7 +170,7 @@ impl Traffic {
         blocks
     }
 
-    /// What nccl-tests prints of each rank, if that was asked for; without `# `.
+    /// The summary of each rank that nccl-tests prints, if it was requested; without `# `.
     #[must_use]
     pub fn summary(&self, shape: Shape, seconds: f64) -> Vec<String> {
         if !self.prints_summary {
@@ -203,7 +203,7 @@ impl Traffic {
         lines
     }
 
-    /// The most that a rank sends or receives, when all send `total`.
+    /// The most bytes that a rank sends or receives, when all send `total`.
     fn busiest(&self, ranks: usize, total: u64) -> u64 {
         let of = |rank: usize| {
             let sent: u64 = (0..ranks)
@@ -215,7 +215,7 @@ impl Traffic {
             sent.max(received)
         };
         match self.pattern {
-            // All have the same.
+            // All ranks have the same.
             Pattern::Distance { .. } => of(0),
             Pattern::Matrix(_) => (0..ranks).map(of).max().unwrap_or(0),
         }
@@ -255,7 +255,7 @@ impl Matrix {
                     return Err(refused(format!("{word} at {at} is negative")));
                 }
                 let scaled = number * scale;
-                // So that no sum of a row can overflow, and more than any device has.
+                // A limit, so that no sum of a row can overflow; it is more than any device has.
                 if scaled >= 2f64.powi(48) {
                     return Err(refused(format!(
                         "{word} at {at}, times {scale}, is too much"

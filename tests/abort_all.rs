@@ -1,4 +1,4 @@
-//! All communicators of a process are ended together, wherever they are in their lives.
+//! `nccl::abort_all` ends all communicators of a process, in whatever state they are.
 
 mod support;
 
@@ -10,23 +10,24 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// An operation that runs into this limit was not ended.
+/// Limit of operations: reaching it means that the operation was not ended.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Within this, all of it has to be over: generous, for a loaded machine.
+/// Limit of a whole abort: generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Waits in an operation to which the last rank does not come.
+/// Waits in an operation that the last rank does not enter.
 fn wait_in_vain(comm: &Communicator) -> nccl::Result<()> {
     let mut y = comm.stream().alloc_zeros::<f32>(1 << 12).expect("memory");
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()
 }
 
-/// Two communicators of three ranks that are threads of this process; both wait when they are ended.
+/// Two communicators of three ranks, which are threads of this process; both have waiting operations when they are
+/// ended.
 fn end_six(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let build = |name: &'static str| world.communicator(name).stream(&stream).timeout(LIMIT);
     let (a, b) = (build("a").build()?, build("b").build()?);
-    // They know each other, so that what follows waits on the device.
+    // Connects the ranks, so that later operations wait on the device.
     wait_in_vain(&a)?;
     wait_in_vain(&b)?;
     world.barrier("connected")?;
@@ -53,7 +54,7 @@ fn end_six(world: &World) -> Outcome {
             report.to_string().contains("rank 0 of \"a\" is aborted"),
             "{report}"
         );
-        // There is nothing left.
+        // No communicator is left.
         assert_eq!(nccl::abort_all("again").communicators(), []);
     } else {
         let error = wait_in_vain(if world.rank() == 0 { &a } else { &b }).unwrap_err();
@@ -99,7 +100,7 @@ fn a_library_that_knows_how_aborts_them_in_one_group_and_an_older_one_does_not()
     }
 }
 
-/// What one waits for may be what another one is in.
+/// An operation that waits may be part of a group with another communicator.
 #[test]
 fn communicators_of_one_group_end_together() {
     if !support::needs_devices(2) {
@@ -163,7 +164,7 @@ fn those_of_other_processes_end_as_well_and_tell_the_reason() {
     });
 }
 
-/// One still looks for the others of its world, one waits for them inside NCCL, one is used.
+/// One communicator still waits for its rendezvous, one waits inside NCCL for the other rank, one is in use.
 #[test]
 fn communicators_that_are_being_made_end_as_well() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -214,7 +215,7 @@ fn communicators_that_are_being_made_end_as_well() {
         names.sort_unstable();
         assert_eq!(names, ["looking", "used", "waiting"], "{report}");
         assert_eq!(report.leaked().count(), 0, "{report}");
-        // What is made afterwards is not concerned.
+        // Later communicators are not affected.
         World::single()
             .communicator("new")
             .stream(&stream()?)
@@ -225,16 +226,16 @@ fn communicators_that_are_being_made_end_as_well() {
     });
 }
 
-/// NCCL does not come back from one of them; the others are freed, and the report tells.
+/// One abort hangs in NCCL; the other communicators are freed, and the report names the leaked one.
 #[test]
 fn what_is_leaked_is_reported_and_keeps_nobody() {
     if !support::needs_emulator("an abort that hangs") {
         return;
     }
-    // Each on a thread of its own, so that one that hangs is the only one.
+    // Each on a thread of its own, so that the hanging abort blocks no other.
     let ranks = Ranks::new(1).variable("NCCL_EMULATOR_VERSION", "2.21.5");
     ranks.threads(|world| -> Outcome {
-        // Of a real library: a world of one has no NCCL.
+        // A real library: a world of one rank has no NCCL.
         let stream = support::device(&world)?.new_stream()?;
         let limit = Duration::from_millis(300);
         let mut comms = Vec::new();

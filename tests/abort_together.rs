@@ -1,4 +1,4 @@
-//! What ends a communicator on one rank ends it on all, soon, and all tell the same cause.
+//! The end of a communicator on one rank ends it on all ranks, soon, and all report the same cause.
 
 mod support;
 
@@ -15,12 +15,12 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// What users are told.
+/// The users' documentation of these messages.
 const PAGE: &str = include_str!("../docs/start-up-faults.md");
 
-/// An operation that runs into this limit was not ended by what another rank told.
+/// Limit of operations: reaching it means that no report of another rank ended the operation.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Within this, all ranks have to have heard: generous, for a loaded machine.
+/// Time within which all ranks must have the fault: generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(15);
 
 fn start(world: &World, name: &str) -> Result<(Arc<CudaStream>, Communicator), nccl::Error> {
@@ -35,7 +35,7 @@ fn start(world: &World, name: &str) -> Result<(Arc<CudaStream>, Communicator), n
     Ok((stream, comm))
 }
 
-/// Kills a rank of several, and looks at what the others say.
+/// Kills one rank, and returns what the others report.
 fn kill(ranks: Vec<Apart>, victim: usize) -> Vec<(String, Duration)> {
     let mut ranks = ranks;
     apart::all_say(&mut ranks, "working");
@@ -62,7 +62,7 @@ fn a_killed_rank_ends_all_others_at_once_and_is_named() {
     let test = name(&|| ());
     if let Some((role, world)) = apart::rank(&test, RANKS) {
         let (stream, comm) = start(&world, "doomed").expect("a communicator");
-        // Also when only the communicator keeps the line open.
+        // Also when only the communicator keeps the connection open.
         let world = (role != "without world").then_some(world);
         work_until_the_end(&comm, &stream);
         drop((comm, world));
@@ -109,7 +109,7 @@ fn a_split_of_ranks_ends_with_one_of_them() {
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let (stream, comm) = start(&world, "all").expect("a communicator");
-        // In the other order, so that its ranks are not the world's.
+        // In reverse order, so that its ranks differ from the world's.
         let part = comm.split("part", Some(0), -(world.rank() as i64));
         work_until_the_end(&part.expect("all split").expect("a colour"), &stream);
         return;
@@ -152,7 +152,7 @@ fn a_process_that_exits_with_an_error_is_heard_of_with_its_status() {
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let (stream, comm) = start(&world, "left").expect("a communicator");
         all_reduce(&comm, &stream).expect("both are there");
-        // What is not waited for by then counts as ended with the rank.
+        // An exit before that counts as the death of the rank.
         world.barrier("both know").expect("both are there");
         if world.rank() == 1 {
             std::process::exit(7);
@@ -188,8 +188,8 @@ fn a_rank_that_leaves_in_order_ends_nothing() {
     });
 }
 
-/// Rank 0 runs into its limit in an all-reduce to which the last rank does not come; the others wait, and
-/// all are to tell the same.
+/// Rank 0's all-reduce times out because the last rank does not enter it; the others wait, and all must report the same
+/// cause.
 fn one_does_not_come(world: World) -> Outcome {
     let (stream, comm) = start(&world, "late")?;
     all_reduce(&comm, &stream)?;
@@ -200,7 +200,7 @@ fn one_does_not_come(world: World) -> Outcome {
             assert!(begun.elapsed() < SOON, "nobody told");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // It did nothing, and finds its communicator ended.
+        // It issued nothing, and finds its communicator ended.
         all_reduce(&comm, &stream).unwrap_err()
     } else {
         let comm = match world.rank() {
@@ -212,13 +212,13 @@ fn one_does_not_come(world: World) -> Outcome {
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     let fault = error.fault().expect("a cause that all know").clone();
     assert_eq!(fault.class(), FaultClass::TimedOut);
-    // Whoever sees it first tells, the thread that waits or the watchdog.
+    // The first to detect it reports it, the waiting thread or the watchdog.
     assert_eq!(
         (fault.culprit(), fault.operation()),
         (Some(3), Some("all_reduce #2 of f32 × 4096, sum"))
     );
     assert!(fault.cause().contains("2s"), "{fault}");
-    // The same kind everywhere, also where no limit passed.
+    // The same kind on every rank, also where no limit passed.
     assert!(error.is_timeout(), "{error}");
     assert!(
         matches!(error.kind(), ErrorKind::TimedOut { limit, .. } if *limit == Duration::from_secs(2)),
@@ -236,7 +236,7 @@ fn one_does_not_come(world: World) -> Outcome {
     assert!(all.iter().all(|other| *other == all[0]), "{all:?}");
     assert_eq!(comm.fault().as_ref(), Some(&fault));
     assert_eq!(world.fault().as_ref(), Some(&fault));
-    // And what it knows of who waited for whom.
+    // And which rank waited for which.
     let explained = fault.explain();
     for part in [
         "  root cause: rank 3 (",
@@ -265,7 +265,7 @@ fn a_rank_that_does_not_come_is_the_cause_on_all_processes() {
     ranks_as_processes(4, one_does_not_come);
 }
 
-/// The same words of two epochs are not the same fault.
+/// The same text in two epochs is not the same fault.
 #[test]
 fn faults_and_errors_say_of_which_epoch_they_are() {
     ranks_as_processes(2, |world| -> Outcome {
@@ -316,7 +316,7 @@ fn ranks_that_fail_at_the_same_time_tell_one_cause() {
             let comm = comm.within(Duration::from_millis(50));
             let error = match world.rank() {
                 3 => loop {
-                    // Nothing of it comes from a call.
+                    // The fault arrives without any call on the communicator.
                     if let Some(fault) = comm.fault() {
                         break fault;
                     }
@@ -361,7 +361,7 @@ fn what_a_program_or_a_signal_ends_is_ended_on_all_with_its_reason() {
                             false => comm.abort("tired of waiting").expect("in time"),
                         }
                     });
-                    // Rank 2 does not come.
+                    // Rank 2 does not enter.
                     all_reduce(&comm, &stream).unwrap_err()
                 })
             } else if world.rank() == 0 {
@@ -433,7 +433,7 @@ fn plans_and_requests_that_are_awaited_or_asked_end_as_well() {
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         let fault = error.fault().expect("a cause");
         assert_eq!((fault.culprit(), fault.cause()), (Some(0), "enough"));
-        // The buffers come back when nobody can write into them any more.
+        // The buffers come back when nothing can write into them any more.
         let buffers = plan.into_buffers()?;
         assert_eq!(stream.clone_dtoh(&buffers)?.len(), 256);
         Ok(())
@@ -456,14 +456,14 @@ fn ranks_of_one_thread_end_together() {
             Communicator::init_all_with("both", &streams, |builder| builder.timeout(LIMIT))?;
         nccl::group(|group| comms.iter().try_for_each(|comm| group.on(comm).map(drop)))?.wait()?;
         let begun = Instant::now();
-        // The other rank does not come, because this thread is here.
+        // The other rank does not enter, because this thread is here.
         let error = all_reduce(&comms[1].within(Duration::from_millis(100)), &streams[1]);
         let error = error.unwrap_err();
         assert!(error.is_timeout(), "{error}");
         let other = all_reduce(&comms[0], &streams[0]).unwrap_err();
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         assert_eq!(other.fault(), error.fault());
-        // It is the one that did not come.
+        // The culprit is the rank that did not enter.
         assert_eq!(
             other.fault().and_then(nccl::Fault::culprit),
             Some(0),
@@ -479,7 +479,7 @@ fn an_error_is_handed_out_when_no_peer_can_write_any_more() {
     if !support::needs_emulator("a peer that writes late on purpose") {
         return;
     }
-    // Both count from the moment at which rank 0 gives up, about.
+    // Both are measured from about the moment at which rank 0 gives up.
     const GIVES_UP: Duration = Duration::from_millis(200);
     const WRITES: Duration = Duration::from_millis(1000);
     const ABORTS: Duration = Duration::from_millis(1800);
@@ -489,7 +489,7 @@ fn an_error_is_handed_out_when_no_peer_can_write_any_more() {
         let peer = 1 - world.rank();
         let x = stream.clone_htod(&[7u32; WORDS])?;
         let mut y = stream.alloc_zeros::<u32>(WORDS)?;
-        // They know each other, so that what follows waits on the device.
+        // Connects the ranks, so that later operations wait on the device.
         comm.group(|group| {
             group.isend(&x, peer)?;
             group.irecv(&mut y, peer)
@@ -499,7 +499,7 @@ fn an_error_is_handed_out_when_no_peer_can_write_any_more() {
         stream.synchronize()?;
         world.barrier("connected")?;
         if world.rank() == 1 {
-            // The message is on its way for a while, and this rank's NCCL takes its time to abort.
+            // The message is delayed, and the abort of this rank's NCCL takes long.
             let _slow = faults::at_operation("Send").delay(WRITES);
             let _slower = faults::at_call("ncclCommAbort").delay(ABORTS);
             let sent = comm.group(|group| group.isend(&x, 0))?;
@@ -519,13 +519,13 @@ fn an_error_is_handed_out_when_no_peer_can_write_any_more() {
                 .group(|group| group.irecv(&mut y, 1))?;
             waiting.wait().unwrap_err();
             let took = begun.elapsed();
-            // What makes this a test: the peer did write after this rank's abort.
+            // The point of this test: the peer did write after this rank's abort.
             assert_eq!(
                 stream.clone_dtoh(&y)?,
                 [7; WORDS],
                 "the peer wrote when it was expected to"
             );
-            // Not before the peer's kernels were over, of which its abort need not have come back.
+            // Not before the peer's kernels have ended; the peer's abort need not have returned.
             assert!(took > GIVES_UP, "{took:?}");
             stream.memset_zeros(&mut y)?;
             stream.synchronize()?;
@@ -552,7 +552,7 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
         let comm = comm.confirm_timeout(BOUND).build().unwrap();
         all_reduce(&comm, &stream).unwrap();
         println!("ready");
-        // Until the test has stopped one.
+        // Until the test has stopped one rank.
         std::io::stdin().read_line(&mut String::new()).unwrap();
         let begun = Instant::now();
         let comm = match world.rank() {
@@ -590,7 +590,7 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
             let error = rank.says("error:");
             println!("{stopped} stopped: {took:?} {error}");
             let who = format!("pid {pid}) did not confirm within 800ms");
-            // Rank 2 waits for what rank 0 would have to pass on.
+            // Rank 2 waits for the report that rank 0 would forward.
             assert!(error.contains(&who), "{error}");
             assert!(took > BOUND && took < SOON, "{took:?}");
             if stopped == 0 {

@@ -1,11 +1,10 @@
-//! Aborts at random moments, many of them: each ends all ranks soon, and nothing is left.
+//! Many aborts at random moments: each ends all ranks soon, and leaks nothing.
 //!
 //! 400 for each arrangement unless `NCCL_TEST_ABORTS` says otherwise; a thousand are
 //! `NCCL_TEST_ABORTS=1000 cargo test -p nccl-tests --test aborts -- --nocapture`.
 //!
-//! Descriptors and threads are counted, and the bytes that are in use on the heap: what grows with every
-//! abort is found, a kibibyte as well. What the process has of the system besides (the memory of the
-//! emulator's devices among it) is looked at as a whole.
+//! The test counts descriptors, threads, and bytes in use on the heap, and finds even a kibibyte that every abort
+//! leaks. Other memory of the process (including that of the emulator's devices) is checked as a whole.
 
 mod support;
 
@@ -24,16 +23,15 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 static ALLOCATOR: Counted = Counted;
 
 const RANKS: usize = 3;
-/// No operation takes as long, unless nobody ends it.
+/// Limit of operations: none takes as long, unless its abort fails.
 const LIMIT: Duration = Duration::from_secs(40);
-/// Aborts after which every pool has been filled, and a line keeps as many faults as it ever does.
+/// Aborts after which every pool is full, and a connection keeps as many faults as it ever does.
 const WARM: u64 = 200;
-/// The most bytes of a device that may be in use longer than that.
+/// The most bytes of a device that may be in use after that.
 const DEVICE: usize = 1 << 20;
 /// The most bytes by which the heap may grow with each abort, for each rank of a process, as the median of many
-/// samples says: what a process holds varies by 20 to 60 KB from one abort to the next, so that it takes hundreds. Not
-/// 0: an init that is ended leaves NCCL's root behind, and what is heard of communicators that are not there yet is
-/// kept, of the last 256.
+/// samples: the heap varies by 20 to 60 KB from one abort to the next, so that it takes hundreds. Not 0: an ended init
+/// leaves NCCL's root behind, and reports about communicators that do not exist yet are kept, the last 256.
 const GROWTH: f64 = 512.0;
 /// Aborts between two samples.
 const STRIDE: u64 = 5;
@@ -45,7 +43,7 @@ fn turns() -> u64 {
         .unwrap_or(if support::on_nvidias() { 20 } else { 400 })
 }
 
-/// On NVIDIA's library an abort takes half a second, so that there are too few to measure what a heap grows by.
+/// On NVIDIA's library an abort takes half a second, too slow for enough samples of the heap.
 fn warm() -> u64 {
     if support::on_nvidias() { 10 } else { WARM }
 }
@@ -55,21 +53,21 @@ fn warm() -> u64 {
 enum Way {
     Signal,
     Abort,
-    /// It stays away from what the others do, until one of them runs into its limit.
+    /// It does not enter the others' operations, until one of them times out.
     StayAway,
 }
 
-/// What the ranks are at when it happens.
+/// What the ranks do when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Operations,
-    /// All finalize.
+    /// All ranks finalize.
     Finalize,
-    /// All drop it, with operations under way.
+    /// All ranks drop it, with operations in progress.
     Drop,
 }
 
-/// One operation of several kinds.
+/// One operation, of one of several kinds.
 fn operation(
     comm: &Communicator,
     stream: &Arc<CudaStream>,
@@ -100,7 +98,7 @@ fn operation(
             })?
             .wait()
         }
-        // Not waited for: the next one finds out.
+        // Not waited for: the next operation finds the error.
         3 => {
             let mut y = comm.buffer::<f32>(elements)?;
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum).map(drop)
@@ -169,7 +167,7 @@ fn life(world: &World, turn: u64) -> Outcome {
         for number in 0.. {
             if work != Work::Operations && number == operations {
                 let ended = match work {
-                    // May be first.
+                    // May be the first call.
                     Work::Finalize => comm.finalize(),
                     _ => {
                         drop(comm);
@@ -180,7 +178,7 @@ fn life(world: &World, turn: u64) -> Outcome {
                 return Ok(ended);
             }
             if let (true, Way::StayAway) = (ends && begun.elapsed() > after, way) {
-                // Those that end it in order may not miss this one.
+                // Ranks that end it in order do not depend on this one.
                 let patience = match work {
                     Work::Operations => LIMIT,
                     Work::Finalize | Work::Drop => Duration::from_millis(300),
@@ -190,13 +188,13 @@ fn life(world: &World, turn: u64) -> Outcome {
                 }
             }
             let impatient = match way {
-                // Any of them may run into it.
+                // Any rank may time out.
                 Way::StayAway => comm.within(Duration::from_millis(50)),
                 Way::Signal | Way::Abort => comm.clone(),
             };
             if let Err(error) = operation(&impatient, &stream, &mut random) {
                 done.store(true, Ordering::Release);
-                // Not every error ends it: a capture to which nobody came has issued nothing.
+                // Not every error ends it: a capture that another rank did not enter has issued nothing.
                 if comm.fault().is_none() {
                     let _ = comm.abort("one of its operations failed");
                 }
@@ -206,7 +204,7 @@ fn life(world: &World, turn: u64) -> Outcome {
         unreachable!("it ends before")
     });
     done.store(true, Ordering::Release);
-    // The outer one: it was ended while it was made.
+    // The outer error: it was ended while it was created.
     let ended = ended.and_then(|ended: nccl::Result<()>| ended);
     let took = begun.elapsed();
     if took > LIMIT / 2 || (ended.is_ok() && work == Work::Operations) {
@@ -224,7 +222,7 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
         life(world, turn)?;
         world.barrier("next")?;
         if turn >= warm() && turn.is_multiple_of(STRIDE) {
-            // The last ends go on in the background for a moment.
+            // The last ends continue in the background for a moment.
             std::thread::sleep(Duration::from_millis(50));
             samples.push((turn as f64, heap() as f64));
             world.barrier("looked")?;
@@ -235,7 +233,7 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
         }
     }
     let (before, device_before) = before.ok_or("never warm")?;
-    // The last ends go on in the background, on a busy machine for a while.
+    // The last ends continue in the background, on a busy machine for a while.
     let ended = Instant::now();
     let (after, device_after) = loop {
         std::thread::sleep(Duration::from_millis(500));
@@ -245,9 +243,9 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
             break (after, device_after);
         }
     };
-    // What only fills up has done so in the first third.
+    // Pools and caches are full after the first third.
     let growth = growth(&samples[samples.len() / 3..]).ok_or("too few aborts")?;
-    // What NCCL is being asked for while it is ended comes back soon, and is freed. A starved machine may take longer.
+    // A call that NCCL is in when it is ended returns soon, and is freed. A loaded machine may take longer.
     let leaked = nccl::leaked_communicators();
     println!(
         "{FIGURE}rank {}: {before:?} became {after:?}; the heap grows by {growth:.0} bytes with each abort; \
@@ -272,10 +270,10 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
     Ok(())
 }
 
-/// Longer than a thread without work stays: the reaper's, and the emulator's workers.
+/// Longer than an idle thread lives: the reaper's, and the emulator's workers.
 const IDLE: Duration = Duration::from_secs(4);
 
-/// Ends when idle threads have ended. The leak sanitizer takes for leaked what belongs to a thread that ends while it looks.
+/// Returns when idle threads have ended. The leak sanitizer reports memory of a thread that ends during its scan.
 fn quiet_at_the_end(world: World, ranks_here: usize) -> Outcome {
     let outcome = lives(&world, ranks_here);
     drop(world);

@@ -1,5 +1,4 @@
-//! Awaited requests: on any executor, on any of its threads, dropped at any time, and without a thread
-//! for each.
+//! Awaited requests: on any executor, on any of its threads, dropped at any time, and without a thread for each.
 
 mod support;
 
@@ -17,7 +16,7 @@ use support::{ranks_as_processes, ranks_as_threads};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// Far above what anything here takes.
+/// Far above the duration of any operation here.
 const SOON: Duration = Duration::from_secs(15);
 
 fn start(world: &World) -> Outcome<(Arc<CudaStream>, Communicator)> {
@@ -77,7 +76,7 @@ fn tokio_awaits_on_one_thread_and_on_several() {
         let (stream, comm) = start(&world)?;
         tokio(0).block_on(exchange(comm.clone(), stream.clone(), 20))?;
         let runtime = tokio(3);
-        // As a task of its own, which any of the threads goes on with.
+        // As a task of its own, which any of the threads may resume.
         let task = runtime.spawn(exchange(comm.clone(), stream, 20));
         runtime.block_on(async { tokio::time::timeout(SOON, task).await })???;
         comm.finalize()?;
@@ -102,7 +101,7 @@ fn smol_awaits_beside_other_tasks() {
             let done = receive(&comm, &mut y)?;
             smol::block_on(executor.run(async {
                 let ahead = async {
-                    // The executor is free while the request is open.
+                    // The executor is free while the request is pending.
                     while ticks.load(Ordering::Relaxed) < 5 {
                         smol::Timer::after(Duration::from_millis(1)).await;
                     }
@@ -131,7 +130,7 @@ fn a_time_out_of_the_executor_cancels_nothing() {
             let mut done = receive(&comm, &mut y)?;
             tokio(0).block_on(async {
                 let short = Duration::from_millis(30);
-                // By reference, so that it can be awaited again; and dropped half way.
+                // By reference, so that it can be awaited again; and dropped before completion.
                 let late = tokio::time::timeout(short, &mut done).await;
                 assert!(late.is_err(), "it was not sent yet");
                 let late = tokio::time::timeout(short, receive(&comm, &mut y)?).await;
@@ -139,7 +138,7 @@ fn a_time_out_of_the_executor_cancels_nothing() {
                 world.barrier("now")?;
                 done.await
             })?;
-            // Both messages have come, and whoever dropped the second lost nothing.
+            // Both messages have arrived, and the drop of the second future lost nothing.
             comm.barrier_on_stream()?;
             assert_eq!(stream.clone_dtoh(&y)?, [4.0; 64]);
         } else {
@@ -153,7 +152,7 @@ fn a_time_out_of_the_executor_cancels_nothing() {
     });
 }
 
-/// All ranks' streams have got here.
+/// A barrier of all ranks' streams.
 trait Meet {
     fn barrier_on_stream(&self) -> Outcome;
 }
@@ -231,7 +230,7 @@ fn three_hundred_awaited_requests_cost_one_thread() {
             for (index, y) in ys.iter_mut().enumerate() {
                 let done = receive(&comm, y)?;
                 if index == 0 {
-                    // What the emulator and the first request need is there.
+                    // The resources of the emulator and of the first request exist.
                     let waker = Arc::new(Counter::default()).into();
                     let mut done = pin!(done);
                     assert!(
@@ -279,7 +278,7 @@ fn who_awaits_on_a_device_that_fails_for_good_is_told_what_all_ranks_are() {
         let error = match world.rank() {
             0 => {
                 let sum = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
-                // No event can be had for it any more. Other threads would find that first.
+                // No event can be created for it any more. Other threads would detect that first.
                 let calls = ["cuEventCreate", "cuEventRecord", "cuEventQuery"];
                 let _fault = calls.map(|call| faults::at_call(call).on_this_thread().fail(719));
                 smol::block_on(sum)

@@ -1,5 +1,5 @@
-//! What goes wrong before NCCL is asked for a communicator, while its ranks tell each other who is there: all have one
-//! fault, as they have later.
+//! Failures before NCCL is asked for a communicator, during the exchanges of its ranks: all ranks have one fault, as
+//! later.
 
 mod support;
 
@@ -12,14 +12,14 @@ use support::{ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
+/// Long enough for a loaded machine, far below any of the limits.
 const SOON: Duration = Duration::from_secs(15);
 
 fn stream(world: &World) -> Result<Arc<CudaStream>, Box<dyn std::error::Error>> {
     Ok(support::device(world)?.new_stream()?)
 }
 
-/// It may come into any of the exchanges before NCCL's init, and others may be through with that one.
+/// The signal may arrive during any of the exchanges before NCCL's init, and other ranks may have completed that one.
 #[test]
 fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
     ranks_as_processes(3, |world| -> Outcome {
@@ -33,7 +33,7 @@ fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
             let other = World::join(Rendezvous::unix(path, rank, 3)?)?;
             let signal = AbortSignal::new();
             if rank == 1 + turn % 2 {
-                // So that it is the last to come, and what ends with it does for all.
+                // So that this rank is the last to arrive, and the exchange ends for all with it.
                 std::thread::sleep(Duration::from_millis(2));
                 signal.abort();
             }
@@ -52,7 +52,8 @@ fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
     });
 }
 
-/// All ranks have a fault of this class and rank of `other`, in the same words, beside their errors and in them.
+/// Asserts that all ranks have a fault of this class, with rank `culprit` of `other`, in the same words, beside their
+/// errors and in them.
 fn same_fault(
     world: &World,
     other: &World,
@@ -82,7 +83,7 @@ fn same_fault(
 
 #[test]
 fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
-    // So that what the ranks compare here has another way.
+    // An independent channel for the comparison of the ranks' results.
     let beside: Arc<[_]> = World::threads(3).into_iter().map(Mutex::new).collect();
     for (class, culprit) in [
         (FaultClass::Gone, 2),

@@ -1,4 +1,4 @@
-//! Memory of this crate's own: allocated by NCCL, registered, dropped early, taken back.
+//! Memory of this crate: allocated by NCCL, registered, dropped early, taken back.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 const LATE: Duration = Duration::from_millis(30);
-/// So much later that a thread which does not wait for it is done long before.
+/// A delay after which a thread that does not wait is done long before.
 const LONGER: Duration = Duration::from_millis(500);
 
 fn start(world: &World) -> Result<(Arc<CudaContext>, Communicator), Box<dyn std::error::Error>> {
@@ -29,11 +29,11 @@ fn nothing_was_caught() {
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
-/// Waits for the request; the call of NCCL must not be made before it is done.
+/// Waits for the request; the call of NCCL must not be made before it is complete.
 fn done_before(done: &Request, call: &faults::FaultGuard) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        // In this order: a call that was made before the operation was done is seen.
+        // In this order: a call before the completion is seen.
         let calls = call.hits();
         if done.is_complete()? {
             return Ok(());
@@ -76,7 +76,7 @@ fn exchange(world: &World) -> Outcome {
         assert_eq!(got[from * n], first);
         assert_eq!(got[(from + 1) * n - 1], first + n as u32 - 1);
     }
-    // Parts of a buffer, both ways in one group.
+    // Parts of a buffer, in both directions in one group.
     let peer = (world.rank() + 1) % ranks;
     let back = (world.rank() + ranks - 1) % ranks;
     let (low, _) = y_parts(&mut x, n);
@@ -112,7 +112,7 @@ fn processes_exchange_buffers_of_nccl() {
     ranks_as_processes(3, |world| exchange(&world));
 }
 
-/// The drop comes back at once; the memory is freed when the operation is over, not before, not never.
+/// The drop returns at once; the memory is freed when the operation is complete, not before, not never.
 #[test]
 fn a_dropped_buffer_is_freed_behind_the_operation_that_uses_it() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -211,7 +211,7 @@ fn a_registration_that_is_still_in_use_does_not_come_back() {
         let mut y = impatient.register(comm.buffer::<u8>(64)?)?;
         world.barrier("registered")?;
         if world.rank() == 0 {
-            // Rank 1 never comes.
+            // Rank 1 never enters.
             drop(comm.all_reduce_in_place(&mut y, ReduceOp::Max)?);
             let error = y.into_inner().unwrap_err();
             assert!(error.is_timeout(), "{error}");
@@ -312,11 +312,11 @@ fn buffers_of_strange_streams_and_sizes_are_refused() {
         assert!(matches!(error.kind(), ErrorKind::Length { .. }), "{error}");
         let error = comm.buffer::<u8>(1 << 45).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Nccl(_)), "{error}");
-        // Another context object for the same device is ordered apart.
+        // Another context object for the same device has its own order.
         let twin = CudaContext::new(context.ordinal())?.new_stream()?;
         let error = comm.register(twin.alloc_zeros::<u8>(8)?).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Stream { .. }), "{error}");
-        // Nothing is something.
+        // An empty registration works.
         let mut none = comm.register(comm.buffer::<f32>(0)?)?;
         assert_eq!(none.view().len(), 0);
         comm.all_reduce_in_place(&mut none, ReduceOp::Sum)?.wait()?;
@@ -325,7 +325,7 @@ fn buffers_of_strange_streams_and_sizes_are_refused() {
     });
 }
 
-/// cudarc's readers and writers on other streams are waited for as with its own slices.
+/// Other streams that read or write the buffer are waited for, as with cudarc's own slices.
 #[test]
 fn a_reader_on_another_stream_keeps_a_dropped_buffer() {
     if !support::needs_emulator("a device that nobody else uses") {

@@ -1,4 +1,4 @@
-//! Ranks that are about to capture what does not belong together hear of it, all the same, before NCCL is asked.
+//! Ranks that are about to capture different operations get an error before NCCL is called, all the same one.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn start(world: &World) -> Result<Communicator, Box<dyn std::error::Error>> {
     Ok(comm.timeout(Duration::from_secs(60)).build()?)
 }
 
-/// The communicator is as good as before.
+/// Asserts that the communicator still works.
 fn is_usable(comm: &Communicator) -> Outcome {
     let y = comm.stream().clone_htod(&[1.0f32])?;
     let mut plan = comm.capture(y, |capture, y| {
@@ -40,9 +40,9 @@ fn with_the_check_on_calls_that_differ_are_the_error_of_all_and_nothing_is_launc
         let begun = Instant::now();
         let mut y = comm.stream().clone_htod(&[1.0f32; 8])?;
         let reduction = if is_odd { ReduceOp::Max } else { ReduceOp::Sum };
-        // NCCL would make a wrong result of it, and say nothing.
+        // NCCL would return a wrong result without an error.
         let differs = comm.all_reduce_in_place(&mut y, reduction).unwrap_err();
-        // And of this a hang: rank 1 sends 3 to everybody, and the others expect 2.
+        // And this would hang: rank 1 sends 3 to every rank, and the others expect 2.
         let x = comm.stream().alloc_zeros::<f32>(9)?;
         let mut z = comm.stream().alloc_zeros::<f32>(6)?;
         let send = if is_odd { [3, 2, 3] } else { [2, 2, 2] };
@@ -65,7 +65,7 @@ fn with_the_check_on_calls_that_differ_are_the_error_of_all_and_nothing_is_launc
         );
         let all = world.all_gather("said", differs.kind().to_string().as_bytes())?;
         assert!(all.iter().all(|other| *other == all[0]), "{all:?}");
-        // Nothing has happened to what the ranks have, and the next call that is alike goes through.
+        // The ranks' data is unchanged, and the next matching call succeeds.
         assert!(comm.fault().is_none());
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         assert_eq!(comm.stream().clone_dtoh(&y)?, [3.0; 8]);
@@ -90,7 +90,7 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
         world.barrier("both")?;
         if world.rank() == 1 {
             std::thread::sleep(limit / 2);
-            // The other one waits inside of NCCL, to be connected.
+            // The other rank waits inside NCCL, to be connected.
             faults::at_call("ncclSend").delay(limit * 2).keep();
         }
         let issued = comm.group(|group| {
@@ -100,7 +100,8 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
         });
         let error = issued.map(drop).unwrap_err();
         if world.rank() == 0 {
-            // By the guard of the call, at the limit; the watchdog ends it later, when it has asked the other rank.
+            // The guard of the call reports it, at the limit; the watchdog ends it later, after it has queried the
+            // other rank.
             let kind = error.seen_here().unwrap_or(error.kind());
             let ErrorKind::TimedOut { what, .. } = kind else {
                 return Err(error.into());
@@ -151,7 +152,7 @@ fn another_length_on_one_rank_is_the_error_of_all_and_ends_nothing() {
         assert!(text.starts_with("rank 1 (") && text.contains(who), "{text}");
         let what = "captured all_reduce of 1024 f32 (sum) as operation 2 of 2; the others all_reduce of 2048 f32 (sum)";
         assert!(text.ends_with(what), "{text}");
-        // The same on all of them.
+        // The same on all ranks.
         let all = world.all_gather("texts", text.as_bytes())?;
         assert!(all.iter().all(|other| other == &all[0]), "{all:?}");
         is_usable(&comm)?;
@@ -166,7 +167,7 @@ fn messages_that_do_not_meet_are_named_with_both_sides() {
         let comm = start(&world)?;
         let own = comm.rank();
         let memory = |len| comm.stream().alloc_zeros::<f32>(len);
-        // Rank 2 expects less of rank 1 than that gives.
+        // Rank 2 expects less of rank 1 than rank 1 sends.
         let len = if own == 2 { 16 } else { 64 };
         let error = comm
             .capture((memory(64)?, memory(len)?), |capture, (x, y)| {
@@ -191,7 +192,7 @@ fn messages_that_do_not_meet_are_named_with_both_sides() {
     });
 }
 
-/// The ranks of a split are not those of the world, and the world may be gone.
+/// The ranks of a split differ from those of the world, and the world may be dropped.
 #[test]
 fn ranks_of_a_split_compare_among_themselves_also_without_their_world() {
     ranks_as_processes(3, |world| -> Outcome {
@@ -216,7 +217,7 @@ fn ranks_of_a_split_compare_among_themselves_also_without_their_world() {
             })
             .unwrap_err();
         let text = difference(&error, 2);
-        // Rank 0 of the world is rank 1 of the part, whose order is the other one.
+        // Rank 0 of the world is rank 1 of the part, whose order is reversed.
         assert!(
             text.starts_with("rank 1 (") && text.contains("u8 (sum)"),
             "{text}"
@@ -270,7 +271,7 @@ fn a_rank_that_does_not_come_is_named_at_the_limit() {
         let comm = start(&world)?;
         if world.rank() == 1 {
             world.barrier("given up")?;
-            // It comes too late, and hears the same.
+            // It enters too late, and gets the same error.
         }
         let begun = Instant::now();
         let impatient = comm.within(limit);
@@ -322,7 +323,7 @@ fn an_abort_ends_the_wait_for_the_others() {
     });
 }
 
-/// What it costs: `cargo test --release -p nccl-tests --test captures_differ -- --nocapture --ignored`.
+/// Measures the cost: `cargo test --release -p nccl-tests --test captures_differ -- --nocapture --ignored`.
 #[test]
 #[ignore = "a measurement"]
 fn the_comparison_takes_as_long_as_an_exchange() {

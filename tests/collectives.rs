@@ -157,7 +157,7 @@ fn every_collective_is_right_between_processes() {
 
 #[test]
 fn a_library_without_gather_scatter_and_all_to_all_gets_messages() {
-    // Of its age none lets ranks share a device.
+    // No library of that age lets ranks share a device.
     if !support::needs_devices(3) {
         return;
     }
@@ -174,7 +174,7 @@ fn a_library_without_gather_scatter_and_all_to_all_gets_messages() {
 
 #[test]
 fn a_world_of_one_rank_needs_no_library() {
-    // In a process of its own, in which nothing else loads one.
+    // In a process of its own, in which no other code loads a library.
     ranks_as_threads(1, |_| -> Outcome {
         let world = World::single();
         let (stream, comm) = start(&world)?;
@@ -303,14 +303,14 @@ fn a_collective_made_of_messages_must_not_come_between_a_message_to_oneself_and_
         if me == 0 {
             refused(gathered.unwrap_err());
         } else {
-            // Rank 1 gives rank 0 its block once rank 0 gathers.
+            // Rank 1 sends rank 0 its block once rank 0 gathers.
             gathered?;
             assert_eq!(stream.clone_dtoh(&y)?, [7; 64]);
         }
         if me == 0 {
             comm.gather(all.slice(..512), Some(&mut exchanged), 0)?;
         }
-        // In order it is fine.
+        // In order it works.
         comm.group(|group| {
             group.isend(&x, me)?;
             group.irecv(&mut y, me)?;
@@ -447,7 +447,7 @@ fn a_root_or_a_length_that_does_not_fit_is_refused_before_nccl_is_asked() {
                 "{error}"
             );
         }
-        // Nothing of this has reached NCCL.
+        // None of these calls has reached NCCL.
         let mut z = stream.alloc_zeros::<f32>(4)?;
         let done = comm.all_reduce(&x, &mut z, ReduceOp::Sum)?;
         assert_eq!(done.sequence(), 1);

@@ -1,6 +1,6 @@
-//! What types forbid: each file of `tests/ui` does one thing that must not compile.
+//! Errors at compile time: each file of `tests/ui` does one thing that must not compile.
 
-/// The compiler whose words stand in `tests/ui`; others word their errors otherwise.
+/// The compiler whose messages are in `tests/ui`; other versions word them differently.
 const WORDS_OF: &str = "rustc 1.95.";
 
 #[test]

@@ -1,5 +1,5 @@
-//! A peer that dies where NCCL reports nothing: before the first operation with it, in the midst of connecting, and before a
-//! destroy, on every transport. The other rank gets an error and goes on; nothing ends its process.
+//! A peer that dies where NCCL reports nothing: before the first operation with it, during the connection, and before a
+//! destroy, on every transport. The other rank gets an error and continues; its process is not ended.
 
 mod support;
 
@@ -13,13 +13,13 @@ use support::sums::sum;
 const RANKS: usize = 2;
 /// How long an operation, a finalize and an abort may take: less than NCCL sleeps.
 const LIMIT: Duration = Duration::from_secs(1);
-/// Whatever takes as long was not ended.
+/// An operation that takes this long was not ended.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// NCCL's longest sleep between two attempts to connect, from the first one on.
 const SLEEP: (&str, &str) = ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "3400");
 
-/// At what the survivor is when it meets the dead rank.
+/// What the survivor does when it meets the dead rank.
 const STAGES: [&str; 5] = [
     "first operation",
     "connecting",
@@ -28,12 +28,12 @@ const STAGES: [&str; 5] = [
     "drop",
 ];
 
-/// Stages at which the other one dies while the survivor is at its operation.
+/// Whether the other rank dies while the survivor is in its operation.
 fn dies_meanwhile(stage: &str) -> bool {
     matches!(stage, "connecting" | "aborted")
 }
 
-/// The ranks do not tell each other what ends them: only NCCL could.
+/// The ranks share no faults: only NCCL could report the death.
 fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
     let stream = support::device(world)?.new_stream()?;
     let comm = support::strangers(world, "dead peer")?
@@ -50,7 +50,7 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
         std::thread::sleep(PATIENCE);
     }
     if !dies_meanwhile(stage) {
-        // Until the other one is dead.
+        // Until the other rank is dead.
         std::io::stdin().read_line(&mut String::new())?;
     }
     let begun = Instant::now();
@@ -76,7 +76,7 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
-    // The process is as good as before.
+    // The process still works.
     let alone = World::single()
         .communicator("alone")
         .stream(&stream)
@@ -86,7 +86,7 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// In processes of `test`, whose ranks reach each other in the way that `variables` leave.
+/// Runs the ranks in processes of `test`; `variables` leave one transport between them.
 fn survives(test: &str, variables: &[(&str, &str)]) {
     if let Some((role, world)) = apart::rank(test, RANKS) {
         rank(&world, &role).expect("it goes on");
@@ -101,7 +101,7 @@ fn survives(test: &str, variables: &[(&str, &str)]) {
         let mut ranks = apart::start(test, stage, RANKS, &all);
         apart::all_say(&mut ranks, "ready");
         if dies_meanwhile(stage) {
-            // It dials the other one by now, or waits for it.
+            // By then it connects to the other rank, or waits for it.
             std::thread::sleep(Duration::from_millis(200));
         }
         ranks.remove(1).kill();

@@ -1,4 +1,4 @@
-//! Nothing waits without an end: init, operations, waits, finalize, drop, abort.
+//! Every wait has a limit: init, operations, waits, finalize, drop, abort.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
+/// Long enough for a loaded machine, far below any of the limits.
 const SOON: Duration = Duration::from_secs(15);
 
 fn stream(world: &World) -> Result<Arc<CudaStream>, Box<dyn std::error::Error>> {
@@ -106,7 +106,7 @@ fn an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks() {
         let begun = Instant::now();
         let text = match world.communicator("late").stream(&stream).build() {
             Err(error) => error.to_string(),
-            // It was whole here, and hears of the others a moment later.
+            // Its own init succeeded, and it gets the others' failure a moment later.
             Ok(comm) => loop {
                 assert!(
                     world.rank() != 1 && begun.elapsed() < SOON,
@@ -128,7 +128,7 @@ fn an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks() {
     });
 }
 
-/// Rank 0 receives what rank 1 never sends.
+/// Rank 0 posts a receive that rank 1 never matches.
 fn unmatched(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<nccl::Request> {
     let mut y = stream.alloc_zeros::<f32>(1024).expect("memory");
     let done = comm.group(|group| group.irecv(&mut y, 1))?;
@@ -137,7 +137,7 @@ fn unmatched(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<nccl
     Ok(done)
 }
 
-/// Lets both ranks use the connection once, so that what follows waits on the device, not in NCCL.
+/// Lets both ranks use the connection once, so that later operations wait on the device, not in NCCL.
 fn connect(comm: &Communicator, stream: &Arc<CudaStream>) -> Outcome {
     let peer = 1 - comm.rank();
     let x = stream.alloc_zeros::<f32>(16)?;
@@ -224,7 +224,7 @@ fn waiting_for_a_turn_has_a_limit_of_its_own_and_harms_nobody() {
         let context = stream.context();
         let late = Duration::from_secs(2);
         if world.rank() == 1 {
-            // The first contact waits for both, inside NCCL; so does that of the collective.
+            // The first connection waits for both ranks, inside NCCL; so does that of the collective.
             std::thread::sleep(late);
             let mut y = stream.alloc_zeros::<f32>(16)?;
             comm.group(|group| group.irecv(&mut y, 0))?.wait()?;
@@ -257,7 +257,7 @@ fn waiting_for_a_turn_has_a_limit_of_its_own_and_harms_nobody() {
             let text = error.to_string();
             assert!(text.contains("with group #1"), "{text}");
             assert!(text.contains("100ms"), "{text}");
-            // As long as it takes alone is long enough, however long others have taken before.
+            // Its own limit counts, however long other operations have taken before.
             let patient = comm.on(&other).within(late + Duration::from_secs(1));
             patient.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
             sending.join().expect("no panic")?;
@@ -353,7 +353,7 @@ fn an_operation_that_a_finalize_in_vain_ends_is_no_success() {
         if world.rank() == 0 {
             let done = unmatched(&comm, &stream)?;
             std::thread::scope(|scope| {
-                // Looks all the time, to be there when the abort ends the operation.
+                // Polls all the time, so that it polls when the abort ends the operation.
                 let watching = scope.spawn(|| {
                     loop {
                         match done.is_complete() {

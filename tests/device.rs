@@ -1,4 +1,4 @@
-//! Devices by number, and that the emulator says when it takes their place.
+//! Devices by number, and the emulator's notice that it replaces them.
 
 #[path = "support/programs.rs"]
 mod programs;
@@ -35,7 +35,7 @@ fn a_machine_without_a_driver_is_an_error_that_names_the_library() {
         process(TEST, &[]);
         return;
     }
-    // Nothing has installed the emulator in this process.
+    // No code has installed the emulator in this process.
     let error = match nccl::device(0) {
         Err(error) => error,
         Ok(_) => return nccl_tools::gpu_check::not_tested("there is a driver"),
@@ -88,7 +88,7 @@ fn the_examples_with_several_ranks_say_at_once_why_a_rank_did_not_start() {
         assert!(!output.status.success(), "{output:?}");
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8_lossy(&said);
-        // The parent stops the others at the first that ends, which is any of these.
+        // The parent stops the others at the first that ends, which may be any of these.
         let told = (2..8).any(|rank| {
             let reason = format!("device {rank} does not exist: this process sees 2");
             said.contains(&reason)

@@ -1,4 +1,4 @@
-//! What happens in a world is told to whoever reads it, on every rank, as it comes, over all epochs.
+//! Every rank can read the events of its world, as they happen, over all epochs.
 
 mod support;
 
@@ -8,10 +8,10 @@ use nccl::{ReduceOp, World, WorldEvent};
 use nccl_tools::testing::name;
 use support::apart;
 
-/// An operation that runs into this limit was not ended by what another rank told.
+/// Limit of operations: reaching it means that no report of another rank ended the operation.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is to be seen of an event.
+/// The text of an event.
 fn told(event: &WorldEvent) -> String {
     match event {
         WorldEvent::Joined { rank, .. } => format!("joined {rank}"),
@@ -29,7 +29,7 @@ fn told(event: &WorldEvent) -> String {
     }
 }
 
-/// Works with the others until one dies, and then once more with those that are left.
+/// Works with the others until one dies, and then once more with the remaining ranks.
 fn survivor(mut world: World) -> Result<(), Box<dyn std::error::Error>> {
     let events = world.events();
     let reading = std::thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! Processes that end with communicators, plans and buffers in whatever state: they end soon, with their
-//! own exit code, and nothing touches memory or communicators that are gone.
+//! Processes that end with communicators, plans and buffers in any state: they end soon, with their own exit code, and
+//! nothing accesses freed memory or communicators.
 
 mod support;
 
@@ -18,7 +18,7 @@ use support::Ranks;
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
-/// Everything that this crate makes, in use.
+/// An object of every type of this crate, in use.
 struct All {
     plan: CapturedPlan<(Registered<Buffer<f32>>, CudaSlice<f32>)>,
     registered: Registered<Buffer<u8>>,
@@ -50,7 +50,7 @@ impl All {
         })?;
         let mut buffer = comm.buffer::<u8>(1 << 20)?;
         let registered = comm.register(comm.buffer::<u8>(1 << 20)?)?;
-        // All of it is still to run, or running.
+        // All of it is pending or running.
         let late = faults::late(Duration::from_millis(10));
         let request = plan.launch()?;
         comm.all_reduce(&registered, &mut buffer, ReduceOp::Max)?;
@@ -78,7 +78,8 @@ impl All {
     }
 }
 
-/// The ranks ended with `code`, soon, and the emulator caught nothing, the end of the process included.
+/// Asserts that the ranks ended with `code`, soon, and that the emulator recorded no violation, the end of the process
+/// included.
 fn ended_well(ended: &Ended, begun: Instant, code: i32) {
     match &ended.outcome {
         End::Succeeded if code == 0 => {}
@@ -145,7 +146,7 @@ fn a_thread_that_calls_exit_ends_a_process_whose_others_launch_and_drop() {
             exit(0)
         });
         while !exiting.is_finished() {
-            // Also after the other rank is gone: then the launches only pile up, or fail.
+            // Also after the other rank has ended: then the launches only queue up, or fail.
             let Ok(_) = all.plan.launch() else { break };
             drop(all.comm.buffer::<u8>(1024)?);
         }
@@ -168,7 +169,7 @@ fn a_process_that_panics_with_everything_in_use_ends_as_panics_do() {
     ended_well(&ended, begun, 101);
 }
 
-/// Its peer went without a finalize, so there is no orderly end: the exit aborts.
+/// Its peer ended without a finalize, so there is no orderly end: the exit aborts.
 #[test]
 fn a_process_whose_peer_is_gone_exits_soon() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -188,7 +189,8 @@ fn a_process_whose_peer_is_gone_exits_soon() {
     ended_well(&ended, begun, 0);
 }
 
-/// The error comes before the abort is over; `main` returns it, with everything alive, while NCCL still has the communicator.
+/// The error is returned before the abort is complete; `main` returns it, with everything alive, while NCCL still has
+/// the communicator.
 #[test]
 fn a_process_that_exits_on_an_error_while_the_abort_is_under_way_exits() {
     if !support::needs_emulator("an abort that takes long on purpose") {
@@ -209,7 +211,7 @@ fn a_process_that_exits_on_an_error_while_the_abort_is_under_way_exits() {
         let aborts = faults::at_call("ncclCommAbort").delay(Duration::from_millis(700));
         world.barrier("ready")?;
         if world.rank() == 1 {
-            // Comes back with the end of its own abort.
+            // Returns when its own abort is complete.
             let _ = comm.abort("it is time");
         } else {
             let request = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
@@ -223,7 +225,7 @@ fn a_process_that_exits_on_an_error_while_the_abort_is_under_way_exits() {
     ended_well(&ended, begun, 3);
 }
 
-/// The other rank never launches: the replay, and what is behind it, waits until the exit aborts.
+/// The other rank never launches: the replay, and the work behind it, waits until the exit aborts.
 #[test]
 fn a_process_with_work_that_never_ends_exits_soon() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -255,12 +257,12 @@ fn a_process_with_work_that_never_ends_exits_soon() {
     );
 }
 
-/// What a program would have that this process starts: descriptors and what they are.
+/// The descriptors that a program started by this process would inherit, with their targets.
 fn inheritable() -> Result<Vec<(u32, String)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let entry = entry?;
-        // The descriptor that reads the directory may be gone.
+        // The descriptor that reads the directory may be closed.
         let Ok(target) = std::fs::read_link(entry.path()) else {
             continue;
         };
@@ -278,7 +280,7 @@ fn inheritable() -> Result<Vec<(u32, String)>> {
     Ok(found)
 }
 
-/// A connection that a child holds would stay open when the rank dies, and memory that it holds would stay.
+/// A child that holds a connection would keep it open when the rank dies, and would keep the memory.
 #[test]
 fn a_program_that_a_rank_starts_has_none_of_its_descriptors() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -286,7 +288,7 @@ fn a_program_that_a_rank_starts_has_none_of_its_descriptors() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let published = directory.path().join("address");
-    // In the ranks: what the test was started with.
+    // In the ranks: the descriptors that the test was started with.
     let before = inheritable().expect("its own descriptors");
     Ranks::new(2)
         .variable("NCCL_TEST_PUBLISHED", &published)
@@ -307,7 +309,7 @@ fn a_program_that_a_rank_starts_has_none_of_its_descriptors() {
                 open.is_empty(),
                 "these stay open in programs that are started: {open:?}"
             );
-            // And what such a program sees, which has three of its own and one to read the directory.
+            // And the descriptors of such a program: its own three, and one to read the directory.
             let mut program = std::process::Command::new("ls");
             let listed = program
                 .args(["-l", "/proc/self/fd"])

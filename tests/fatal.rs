@@ -1,4 +1,4 @@
-//! The end of a process whose memory NCCL does not give back: the program hears of it, and says how.
+//! The end of a process whose memory NCCL does not release: the program is told, and chooses the exit.
 
 mod support;
 
@@ -13,11 +13,11 @@ use nccl_tools::testing::{Role, again};
 
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// What the program does about it.
+/// The program's set-up.
 type Program = fn(&PathBuf);
 
-/// Runs a process in which an abort hangs while memory is lent to NCCL, after `program` was; how it ended, and what it left in
-/// a file. `None` in that process, which does not come back, and without the emulator.
+/// Runs a process in which an abort hangs while memory is lent to NCCL, after `program` was called; returns how it ended,
+/// and the contents of its file. `None` in that process, which does not return, and without the emulator.
 fn ends(test: &str, program: Program) -> Option<(Report, String)> {
     const FILE: &str = "NCCL_TEST_FATAL_FILE";
     if let Role::Child(_) = Role::of(test) {
@@ -30,7 +30,7 @@ fn ends(test: &str, program: Program) -> Option<(Report, String)> {
             let stream = support::device(world).and_then(|context| context.new_stream());
             let stream = stream.expect("a stream");
             let comm = world.communicator("held").stream(&stream);
-            // Where calls block, the thread is inside NCCL, of which the hook hears as well.
+            // Where calls block, the thread is inside NCCL, which the hook reports as well.
             let comm = comm.launch_mode(LaunchMode::NonBlocking);
             let comm = comm.timeout(LIMIT).abort_timeout(LIMIT).build();
             (comm.expect("a communicator"), stream)
@@ -72,7 +72,7 @@ fn a_hook_hears_why_the_process_ends_and_chooses_its_exit_code() {
         let file = file.clone();
         nccl::on_fatal(|_| unreachable!("another hook takes its place"));
         nccl::on_fatal(move |report| {
-            // More than the limit that is set: a launch is under way, which may sleep as long.
+            // More than the configured limit: a launch is in progress, which may sleep as long.
             let limit = Duration::from_secs(4);
             assert_eq!(report.cause, FatalCause::NotFreed { limit });
             let said = format!(

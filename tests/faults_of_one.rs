@@ -1,5 +1,5 @@
-//! Faults that are limited to a communicator leave those of other tests in the process alone; and a call that stalls ends with
-//! the abort where calls wait.
+//! Faults that are limited to one communicator do not affect those of other tests in the process; and a call that
+//! stalls ends with the abort where calls block.
 
 mod support;
 
@@ -39,7 +39,7 @@ fn a_fault_of_one_communicator_leaves_its_neighbours_in_the_process_alone() {
         return;
     }
     ranks_as_threads(2, |world| -> Result<()> {
-        // Both ranks put it in place, for the same ones.
+        // Both ranks install it, for the same communicators.
         let fault = faults::at_operation("AllReduce")
             .communicator("struck/*")
             .rank(1)
@@ -71,7 +71,7 @@ fn a_fault_of_one_communicator_leaves_its_neighbours_in_the_process_alone() {
     });
 }
 
-/// The parent of the communicator is aborted, and shares its abort flag: the stalled thread comes out of the call.
+/// The parent of the communicator is aborted, and shares its abort flag: the stalled thread returns from the call.
 #[test]
 fn a_call_that_stalls_ends_with_the_abort_in_a_blocking_child() {
     if !needs_emulator("faults on purpose") {
@@ -96,7 +96,7 @@ fn a_call_that_stalls_ends_with_the_abort_in_a_blocking_child() {
             "{:?}",
             begun.elapsed()
         );
-        // Nothing is left of it: the next one works.
+        // Nothing is left of it: the next communicator works.
         drop(comm);
         let next = world.communicator("works").stream(&stream).build()?;
         next.all_reduce_in_place(&mut values, ReduceOp::Sum)?
@@ -106,7 +106,7 @@ fn a_call_that_stalls_ends_with_the_abort_in_a_blocking_child() {
     });
 }
 
-/// Any communicator of the group may be the one that is aborted, and not only the first. In the default launch mode.
+/// Any communicator of the group may be aborted, not only the first. In the default launch mode.
 #[test]
 fn a_group_that_stalls_ends_with_the_abort_of_any_of_its_communicators() {
     if !needs_emulator("faults on purpose") {

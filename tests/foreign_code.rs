@@ -1,4 +1,4 @@
-//! What other parts of a program do to the streams and contexts that operations use: captures, and errors that cudarc
+//! Effects of other parts of a program on the streams and contexts of operations: captures, and errors that cudarc
 //! stores.
 
 mod support;
@@ -31,13 +31,13 @@ fn refusal(error: &Error) -> Option<StreamRefusal> {
     }
 }
 
-/// Ends a capture that must not have become a graph.
+/// Ends a capture, which must not have become a graph.
 fn ends_without_graph(stream: &Arc<CudaStream>) {
     let graph = stream.end_capture(NO_FLAGS);
     assert!(!matches!(graph, Ok(Some(_))), "there is a graph");
 }
 
-/// Waits until the capture of `stream` cannot become a graph any more.
+/// Waits until the capture of `stream` is invalidated.
 fn becomes_void(stream: &CudaStream) {
     let begun = Instant::now();
     let void = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED;
@@ -59,14 +59,14 @@ fn to_oneself(comm: &Communicator) -> nccl::Result<()> {
     .wait()
 }
 
-/// Has each rank connected with itself and with the others, and all of them done with that.
+/// Connects each rank with itself and with the others, and waits for that.
 fn connect(world: &World, comm: &Communicator) -> Outcome {
     to_oneself(comm)?;
     all_reduce(comm, comm.stream())?;
     Ok(world.barrier(&format!("{} is connected", comm.name()))?)
 }
 
-/// An error is handed out before the abort has come back from NCCL.
+/// An error is returned before the abort has returned from NCCL.
 fn becomes_aborted(comm: &Communicator) {
     let begun = Instant::now();
     while comm.state() != CommunicatorState::Aborted {
@@ -93,7 +93,7 @@ fn a_capture_that_a_groups_closure_begins_on_the_stream_of_a_buffer_is_refused()
             })
             .unwrap_err();
         assert_eq!(refusal(&error), Some(StreamRefusal::Capturing), "{error}");
-        // Nothing of it is in that graph, nor is the communicator's stream.
+        // Neither the work nor the communicator's stream is in that graph.
         if let Some(graph) = home.end_capture(NO_FLAGS)? {
             drop((x, y));
             graph.launch()?;
@@ -104,15 +104,15 @@ fn a_capture_that_a_groups_closure_begins_on_the_stream_of_a_buffer_is_refused()
     });
 }
 
-/// Rank 0 issues `work`, which another thread delays in `call` until it has begun a capture on `stream`. That ends soon, or when
-/// the work has come back.
+/// Rank 0 issues `work`; a fault delays it in `call` until another thread has begun a capture on `stream`. The capture
+/// ends soon, or when the work has returned.
 fn captured_meanwhile(
     stream: &Arc<CudaStream>,
     call: &str,
     ends_soon: bool,
     work: impl FnOnce() -> Error + Send,
 ) -> Error {
-    // What is on its way to the device gets there.
+    // Gives work that is on its way to the device time to arrive.
     let arrives = || std::thread::sleep(Duration::from_millis(100));
     captured_when(stream, call, ends_soon, arrives, work)
 }
@@ -152,7 +152,7 @@ fn names_the_capture(error: &Error) -> bool {
         .contains(&StreamRefusal::CapturedMeanwhile.to_string())
 }
 
-/// The other rank is told of it.
+/// Asserts that the other rank gets the fault.
 fn is_told_of_rank_0(comm: &Communicator, stream: &Arc<CudaStream>) {
     let error = all_reduce(comm, stream).unwrap_err();
     assert_eq!(
@@ -236,7 +236,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
     });
 }
 
-/// An abort needs the lock, and what ends the wait may be the program's own next call.
+/// An abort needs the lock, and the wait may be ended by the program's own next call.
 #[test]
 fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     if !support::needs_emulator("a call that hangs on purpose") {
@@ -270,7 +270,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
             assert!(held.wait_for_hits(1, LIMIT));
             stream.begin_capture(RELAXED)?;
             drop(held);
-            // Busy while the call is under way.
+            // Busy while the call is in progress.
             let begun = Instant::now();
             let refused = loop {
                 let brief = comm.within(Duration::from_millis(50));
@@ -300,7 +300,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     });
 }
 
-/// Waits until NCCL has put what it was asked for on the device: it connects the ranks before.
+/// Waits until NCCL has put its work on the device: it connects the ranks before.
 fn has_launched(raw: nccl_sys::ncclComm_t) {
     // SAFETY: loads what is loaded already.
     let loaded = unsafe { nccl_sys::Loader::new().load() }.expect("a library");
@@ -317,7 +317,7 @@ fn has_launched(raw: nccl_sys::ncclComm_t) {
     assert_eq!(state, nccl_sys::ncclResult_t::ncclSuccess);
 }
 
-/// NCCL has put the operation on the device, and the capture begins while this crate asks whether it has.
+/// NCCL has put the operation on the device, and the capture begins while this crate queries that.
 #[test]
 fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -331,7 +331,7 @@ fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
         stream.context().synchronize()?;
         world.barrier("both")?;
         if world.rank() == 1 {
-            // Connects the ranks, for which the other one's launch waits.
+            // Connects the ranks; the other one's launch waits for that.
             let _ = comm
                 .all_reduce_in_place(&mut y, ReduceOp::Sum)
                 .map(|done| done.wait());
@@ -398,7 +398,8 @@ fn of_a_group_of_several_communicators_all_are_aborted_once_the_capture_has_ende
     });
 }
 
-/// Rank 0 issues `work` while another thread's capture of `stream` begins in `call`, and ends before this crate makes it void.
+/// Rank 0 issues `work` while another thread's capture of `stream` begins in `call`, and ends before this crate
+/// invalidates it.
 fn becomes_a_graph<T: Send>(
     stream: &Arc<CudaStream>,
     call: &str,
@@ -409,7 +410,7 @@ fn becomes_a_graph<T: Send>(
     std::thread::scope(|scope| {
         let issues = scope.spawn(work);
         assert!(held.wait_for_hits(1, LIMIT));
-        // The watchdog's mark behind earlier work, which would void the capture, is not in it.
+        // The watchdog's mark behind earlier work would invalidate the capture; it is over by then.
         std::thread::sleep(Duration::from_millis(100));
         stream.begin_capture(RELAXED).expect("it begins");
         drop(held);
@@ -420,7 +421,7 @@ fn becomes_a_graph<T: Send>(
     })
 }
 
-/// The graph has the addresses of what is only borrowed, and can be launched whenever the program likes.
+/// The graph has the addresses of borrowed memory, and can be launched at any time.
 #[test]
 fn a_capture_that_ends_before_it_is_void_ends_the_process() {
     const TEST: &str = "a_capture_that_ends_before_it_is_void_ends_the_process";
@@ -599,7 +600,7 @@ fn a_capture_that_begins_on_the_stream_of_a_buffer_lets_that_not_be_freed_too_ea
     });
 }
 
-/// What the failed call says does not hide that there was a capture.
+/// The error of the failed call does not hide that there was a capture.
 #[test]
 fn an_operation_that_fails_under_another_threads_capture_names_both() {
     if !support::needs_emulator("calls that fail on purpose") {
@@ -707,7 +708,7 @@ fn default_streams_of_several_devices_are_joined_with_their_own_operations() {
     });
 }
 
-/// As a failed drop does on another thread.
+/// Stores an error, as a failed drop does on another thread.
 fn keep_an_error(context: &CudaContext) {
     let error = DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     context.record_err::<()>(Err(error));
@@ -762,7 +763,7 @@ fn an_error_that_cudarc_keeps_for_others_fails_no_operation_and_stays_where_it_i
     });
 }
 
-/// What is made for a communicator: streams, memory, and what the ranks tell each other through the device.
+/// Objects that a communicator creates: streams, memory, and data that the ranks exchange through the device.
 #[test]
 fn an_error_that_cudarc_keeps_for_others_hinders_nothing_that_is_made() {
     ranks_as_threads(4, |world| -> Outcome {
@@ -839,7 +840,7 @@ fn an_error_that_cudarc_keeps_lets_no_buffer_be_freed_under_another_stream() {
     });
 }
 
-/// An operation that is refused leaves the events of its buffers as they were.
+/// A refused operation leaves the events of its buffers unchanged.
 #[test]
 fn a_refused_operation_makes_no_buffer_forget_who_writes_it() {
     if !support::needs_emulator("work that is held back") {
@@ -893,7 +894,7 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
         };
         let [(s, x), (t, y)] = [make("x")?, make("y")?];
         if world.rank() == 1 {
-            // It does not come to the first message, for which the launch of the other rank waits.
+            // It does not enter the first message, for which the launch of the other rank waits.
             world.barrier("aborted")?;
             return Ok(());
         }
@@ -988,8 +989,8 @@ fn the_pointer_is_there_at_once_while_a_call_is_under_way() {
     });
 }
 
-/// Each of two ranks begins a capture in CUDA's global mode, which is of no stream of a communicator, does `meanwhile` with one and
-/// ends the capture, which has to be valid still.
+/// Each of two ranks begins a capture in CUDA's global mode on a stream that no communicator uses, runs `meanwhile`
+/// with a communicator, and ends the capture, which must still be valid.
 fn outlives(
     meanwhile: impl Fn(&World, &Communicator, &mut CudaSlice<f32>) -> Outcome + Send + Sync + 'static,
 ) {
@@ -1035,8 +1036,8 @@ fn reduce_twice(comm: &Communicator, y: &mut CudaSlice<f32>) -> Outcome {
     Ok(())
 }
 
-/// In global mode a capture forbids all threads of the process to ask whether work is done, unless they have said that they
-/// mind their own.
+/// In global mode a capture forbids all threads of the process to query whether work is complete, unless they have
+/// exempted themselves.
 #[test]
 fn a_global_capture_outlives_operations() {
     outlives(|_, comm, y| reduce_twice(comm, y));

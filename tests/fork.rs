@@ -1,5 +1,5 @@
-//! A process that forks while its communicators work: the child is refused, whatever it uses, ends soon, whatever it drops, and the
-//! parent goes on as if nothing had been.
+//! A process that forks while its communicators work: every call in the child is refused, the child ends soon, whatever
+//! it drops, and the parent is not affected.
 
 mod support;
 
@@ -23,11 +23,11 @@ type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 /// How a child ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// Nothing of the program runs any more.
+    /// Without running any code of the program.
     AtOnce,
-    /// With what is registered for the exit of a process.
+    /// With the handlers that are registered for the exit of a process.
     InOrder,
-    /// By another program.
+    /// By executing another program.
     AsAnother,
 }
 
@@ -36,7 +36,7 @@ const LONG: Duration = Duration::from_secs(100);
 
 const ENDS: [End; 3] = [End::AtOnce, End::InOrder, End::AsAnother];
 
-/// Everything that this crate makes, in use.
+/// An object of every type of this crate, in use.
 struct All {
     plan: CapturedPlan<Registered<Buffer<f32>>>,
     registered: Registered<Buffer<u8>>,
@@ -90,7 +90,7 @@ impl All {
         })
     }
 
-    /// What each of its parts says to a child.
+    /// The error of each part in a child.
     fn use_all(&mut self, world: &World) -> Vec<(&'static str, Option<Error>)> {
         let (comm, values, buffer) = (&self.comm, &mut self.values, &mut self.buffer);
         let (count, spare) = (8 * world.size(), self.spare.take());
@@ -172,7 +172,7 @@ fn in_a_child(work: impl FnOnce()) -> Result<i32> {
         }
         child => {
             let mut status = 0;
-            // SAFETY: a child of this process that nobody else waits for.
+            // SAFETY: a child of this process that no other code waits for.
             match unsafe { libc::waitpid(child, &mut status, 0) } {
                 -1 => Err(std::io::Error::last_os_error().into()),
                 _ => Ok(status),
@@ -181,13 +181,13 @@ fn in_a_child(work: impl FnOnce()) -> Result<i32> {
     }
 }
 
-/// What a rank has: what this crate makes of a world, the world, and what is beside it.
+/// The state of a rank: the objects of this crate, the world, and more.
 struct Rank {
     all: All,
     world: World,
     observer: Option<Observer>,
     fleet: Option<Fleet>,
-    /// The file of the socket at which rank 0 is found.
+    /// The file of the socket at which rank 0 listens.
     door: Option<PathBuf>,
 }
 
@@ -207,7 +207,7 @@ impl Rank {
         ]
     }
 
-    /// All of this happens in a child: everything is used, and dropped in an order that depends on `turns`.
+    /// The code of a child: it uses everything, and drops it in an order that depends on `turns`.
     fn be_a_child(mut self, parent: u32, end: End, turns: usize) {
         for (what, error) in self.all.use_all(&self.world) {
             let error = error.unwrap_or_else(|| panic!("{what} succeeded"));
@@ -240,7 +240,7 @@ impl Rank {
         }
     }
 
-    /// Everything works.
+    /// Asserts that everything works.
     fn goes_on(&mut self, number: usize) -> Result<()> {
         let ranks = self.world.size() as f32;
         let All {
@@ -272,7 +272,7 @@ fn forks_and_goes_on(rank: Rank) -> Result<()> {
             End::InOrder if support::on_nvidias() => End::AtOnce,
             end => end,
         };
-        // The child takes its copy.
+        // The child takes its own copy.
         let status = in_a_child(|| {
             if let Some(rank) = rank.take() {
                 rank.be_a_child(parent, end, turns);
@@ -316,7 +316,7 @@ fn a_forked_child_of_a_process_that_is_a_rank_is_refused_and_leaves_the_parent_a
         });
 }
 
-/// Locks of this crate are held by the other threads at the moment of the fork.
+/// Other threads hold locks of this crate at the moment of the fork.
 #[test]
 fn a_forked_child_of_a_process_whose_threads_are_ranks_is_refused_and_leaves_the_others_alone() {
     if !support::needs_emulator("as many devices as ranks") {
@@ -338,7 +338,7 @@ fn a_forked_child_of_a_process_whose_threads_are_ranks_is_refused_and_leaves_the
 fn a_process_forks_before_its_first_use_of_this_crate_and_the_child_uses_it() {
     const TEST: &str = "a_process_forks_before_its_first_use_of_this_crate_and_the_child_uses_it";
     if Role::of(TEST) == Role::Test {
-        // A process that has used nothing yet.
+        // A process that has used nothing of this crate yet.
         let status = again(TEST, "parent").status().expect("a process");
         assert!(status.success(), "{status}");
         return;

@@ -1,4 +1,4 @@
-//! After a rank is gone, or hangs, the others go on: in the same processes, with right results, soon.
+//! After a rank has died, or hangs, the others continue: in the same processes, with right results, soon.
 
 #[path = "support/programs.rs"]
 mod programs;
@@ -15,12 +15,12 @@ use support::apart::{self, Apart};
 
 /// How long ranks wait for each other.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Within this, those who are left work again.
+/// Time within which the surviving ranks work again.
 const SOON: Duration = Duration::from_secs(15);
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// All-reduces and looks at the result, until one fails or all want to stop; `turns` 0 is for ever.
+/// All-reduces and checks the result, until one fails or all want to stop; `turns` 0 is for ever.
 fn work(comm: &Communicator, stream: &std::sync::Arc<CudaStream>, turns: usize) -> Outcome<()> {
     let ranks = comm.world_size();
     let expected = (ranks * (ranks + 1) / 2) as f32;
@@ -59,9 +59,9 @@ fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
     let output = Command::new(program("going_on"))
         .arg(ROUNDS.to_string())
         .env_remove("NCCL_RUN_RANK")
-        // NCCL's RAS thread keeps its connections to processes that are gone for a while.
+        // NCCL's RAS thread keeps its connections to dead processes for a while.
         .env("NCCL_RAS_ENABLE", "0")
-        // Aborts that take half a second would hold more the faster the rounds are.
+        // Aborts that take half a second would hold more resources the faster the rounds are.
         .env("NCCL_EMULATOR_PROXY_POLL_MS", "0")
         .output()
         .expect("the example runs");
@@ -69,7 +69,7 @@ fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{errors}");
     println!("{}", said.lines().last().unwrap_or_default());
-    // Those of rank 0 and of the next two die, each of them as the one that coordinates; rank 3 lives through all.
+    // The processes of rank 0 and of the next two die, each of them as the coordinator; rank 3 survives all.
     let of_rank_3 = said
         .lines()
         .filter(|line| line.starts_with("rank 3: at work: 4 ranks"));
@@ -95,18 +95,18 @@ fn the_example_goes_on_twenty_times_and_nothing_is_left_of_the_past() {
     let most = |held: &[Held]| each(held, |all| all.into_iter().max());
     let least = |held: &[Held]| each(held, |all| all.into_iter().min());
     if support::on_nvidias() {
-        // Whose aborts take half a second: what they hold comes and goes, and nothing else. By the fourth round this rank
-        // coordinates, and has made what a process keeps.
+        // With aborts that take half a second: the resources that they hold come and go, and nothing else. By the
+        // fourth round this rank coordinates, and has created the permanent resources of a process.
         let (early, late) = (least(&held[4..12]), least(&held[13..]));
         assert!(late.0 <= early.0 && late.1 <= early.1, "{held:?}");
     } else {
-        // The first rounds make what a process keeps.
+        // The first rounds create the permanent resources of a process.
         let (early, late) = (most(&held[8..13]), most(&held[16..]));
         assert!(late.0 <= early.0 + 4 && late.1 <= early.1 + 3, "{held:?}");
     }
 }
 
-/// A rank that works with whoever is left, until it is alone or killed.
+/// A rank that works with the remaining ranks, until it is alone or killed.
 fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
     let stream = support::device(&world)?.new_stream()?;
     let mut old: Option<Communicator> = None;
@@ -138,7 +138,7 @@ fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
     }
 }
 
-/// Of four ranks one dies, and of the three that go on another one: `victim` each time.
+/// Of four ranks one dies, and of the three that continue another one: `victim` each time.
 fn two_die(test: &str, victim: usize) {
     const RANKS: usize = 4;
     if let Some((_, world)) = apart::rank(test, RANKS) {
@@ -187,7 +187,7 @@ fn a_rank_that_hangs_is_left_behind_and_learns_it() {
         let stream = support::device(&world).and_then(|device| device.new_stream());
         let stream = stream.expect("a stream");
         let comm = world.communicator("work").stream(&stream);
-        // Nobody dies: it is the limit that ends the work.
+        // No rank dies: the timeout ends the work.
         let comm = comm
             .timeout(Duration::from_secs(1))
             .build()
@@ -211,7 +211,7 @@ fn a_rank_that_hangs_is_left_behind_and_learns_it() {
             .build()
             .expect("both are there");
         work(&comm, &stream, 20).expect("both work");
-        // The one that was left behind looks at rank 0's connection.
+        // The rank that was left behind watches rank 0's connection.
         let mut line = String::new();
         let _ = std::io::stdin().read_line(&mut line);
         return;
@@ -255,7 +255,7 @@ fn an_old_communicator_says_that_the_world_went_on() {
     says(&mut ranks, "working");
     ranks.pop().expect("three ranks").kill();
     for said in says(&mut ranks, "old: ") {
-        // The cause is what it was, and what to do is new.
+        // The cause is unchanged, and the advice is new.
         assert!(said.contains("it died"), "{said}");
         assert!(
             said.contains("gone on to epoch 1: make it anew there"),
@@ -268,12 +268,12 @@ fn an_old_communicator_says_that_the_world_went_on() {
     }
 }
 
-/// The lines of a program, as they come.
+/// The lines of a program, as they arrive.
 struct Lines {
     child: std::process::Child,
     lines: std::sync::mpsc::Receiver<String>,
     all: Vec<String>,
-    /// How many of them were looked at for each rank.
+    /// For each rank, how many lines were read.
     heard: [usize; 4],
 }
 
@@ -309,7 +309,7 @@ impl Lines {
         }
     }
 
-    /// What each of these ranks says behind `words`, from where it was heard last.
+    /// The next line of each of these ranks that contains `words`.
     fn all_say(&mut self, ranks: &[usize], words: &str) -> Vec<String> {
         let deadline = Instant::now() + 2 * LIMIT;
         let mut said = Vec::new();
@@ -337,13 +337,13 @@ impl Lines {
 
 impl Drop for Lines {
     fn drop(&mut self) {
-        // Which takes its ranks with it.
+        // The launcher's ranks end with it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// `nccl-run` starts a rank that was killed again, alone; the others go on soon and take it in. More rounds:
+/// `nccl-run` restarts a killed rank alone; the others continue soon and take it in. More rounds:
 /// `NCCL_TEST_ROUNDS=20 cargo test -p nccl-tests --test going_on nccl_run -- --nocapture`.
 #[test]
 fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
@@ -364,10 +364,10 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
     let mut epoch = 0;
     run.all_say(&all, "at work: 4 ranks");
     for round in 0..rounds {
-        // Rank 0 coordinates, then another; after that, those come round who coordinate by then.
+        // Rank 0 coordinates, then another; later victims are the coordinators of that time.
         let victim = [0, 2, 1, 3][round % 4];
         let others: Vec<usize> = all.into_iter().filter(|rank| *rank != victim).collect();
-        // By then nccl-run has come along.
+        // By then nccl-run has joined as an observer.
         std::thread::sleep(Duration::from_millis(300));
         let begun = Instant::now();
         let pid = pids[victim]
@@ -379,7 +379,7 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
         for said in run.all_say(&others, "rank ") {
             assert!(said.contains("killed by SIGKILL"), "round {round}: {said}");
         }
-        // Without it, or with it already, should it be there before they have agreed.
+        // Without the killed rank, or with it, if it was there before they agreed.
         run.all_say(&others, "right: ");
         let took = begun.elapsed();
         assert!(took < SOON, "round {round}: {took:?}");
@@ -415,7 +415,7 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
     assert!(!text.contains("instead of"), "{text}");
 }
 
-/// A rank that is started again alone would look for others in vain.
+/// A rank that is restarted alone would look for others in vain.
 #[test]
 fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
     if !support::needs_processes(4) {
@@ -429,7 +429,7 @@ fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
         .env_remove("NCCL_RUN_RANK");
     let mut run = Lines::of(command);
     let all = [0, 1, 2, 3];
-    // At once; and one after another, while those that were started again still look for the others.
+    // At once; and one after another, while restarted ranks still look for the others.
     for gap in [0, 0, 150] {
         run.all_say(&all, "at work: 4 ranks");
         let lines = run.all.iter().rev();
@@ -439,12 +439,12 @@ fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
         };
         let pids = all.map(|rank| last(format!("[{rank}] process ")).expect("a process"));
         for pid in pids {
-            // Unless the death of another one has already ended it.
+            // Unless the death of another rank has already ended it.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             std::thread::sleep(Duration::from_millis(gap));
         }
         let begun = Instant::now();
-        // The last that was killed: what it says then, all four have done again.
+        // The last that was killed: all four have restarted once it works.
         run.all_say(&[3], "process ");
         run.all_say(&[3], "right: 4 ranks");
         println!("gaps of {gap} ms: right again after {:?}", begun.elapsed());

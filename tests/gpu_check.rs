@@ -1,4 +1,4 @@
-//! The promises of a step of the GPU check: it ends at its deadline, and nothing of it is left.
+//! The guarantees of a step of the GPU check: it ends at its deadline, and leaves no process behind.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a shell script as a step, and looks at what is left of it.
+/// Runs a shell script as a step, and checks that no process is left.
 fn run(script: &str, deadline: Duration) -> Record {
     let logs = tempfile::tempdir().expect("a directory");
     let token = Token::new().expect("the kernel lets orphans be adopted");
@@ -65,7 +65,7 @@ fn a_step_that_does_not_listen_is_killed() {
 #[test]
 fn a_step_that_leaves_a_process_behind_has_failed_and_names_it() {
     let _alone = alone();
-    // The shell is over; what it started has left its group.
+    // The shell has ended; its child has left its group.
     let record = run("setsid sleep 611 & sleep 0.2", LONG);
     match &record.outcome {
         Outcome::Failed(text) => {
@@ -97,13 +97,13 @@ fn a_step_says_how_it_ended_and_what_it_said_last() {
         skipped.outcome,
         Outcome::Skipped("there is no second device".to_owned())
     );
-    // What fails is not left out, whatever it says.
+    // A failed step does not count as left out, whatever it reports.
     let both = run(&format!("{none}; exit 1"), LONG);
     assert_eq!(both.outcome, Outcome::Failed("exit code 1".to_owned()));
-    // Nor is what was tried in part.
+    // Nor does a step that tried a part.
     let part = format!("{none}; {}", leave(r#"{"tested":"2 ranks as threads"}"#));
     assert_eq!(run(&part, LONG).outcome, Outcome::Passed);
-    // Words alone decide nothing.
+    // Printed text alone has no effect.
     let said = run("echo 'NOT TESTED: this'", LONG);
     assert_eq!(said.outcome, Outcome::Passed);
 }

@@ -1,4 +1,4 @@
-//! Graphs that hold a communicator: what an abort says that waits for them, and what it leaves behind.
+//! Graphs that hold a communicator: the report of an abort that waits for them, and what it leaves behind.
 
 mod support;
 
@@ -13,17 +13,17 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 const SOON: Duration = Duration::from_secs(10);
 const ABORT: Duration = Duration::from_millis(500);
 
-/// Somebody captured operations of it with NCCL's pointer, into a graph that nobody here knows of.
+/// Other code captured operations of the communicator by NCCL's pointer, into a graph that this crate does not know.
 #[test]
 fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicator_is_leaked() {
-    // Of ranks in one process only the last one would wait.
+    // In one process only the abort of the last rank would wait.
     ranks_as_processes(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = support::strangers(&world, "held")?.stream(&stream);
         let comm = comm.abort_timeout(ABORT).build()?;
         let raw = comm.as_raw().ok_or("it is ready")?;
         let mut y = stream.alloc_zeros::<f32>(8)?;
-        // Connected, so that the call below comes back at once.
+        // Connected, so that the call below returns at once.
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         let address =
             nccl::cudarc::driver::DevicePtr::device_ptr(&y, &stream).0 as *mut std::ffi::c_void;
@@ -72,7 +72,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         assert_eq!(comm.state(), CommunicatorState::Leaked);
         assert!(format!("{comm:?}").contains("Leaked"), "{comm:?}");
         assert_eq!(nccl::leaked_communicators(), leaked + 1);
-        // Every later call says so.
+        // Every later call reports that.
         let mut z = stream.alloc_zeros::<f32>(8)?;
         let error = comm.all_reduce_in_place(&mut z, ReduceOp::Sum).unwrap_err();
         assert!(error.to_string().contains("on purpose"), "{error}");
@@ -101,7 +101,7 @@ fn an_error_of_a_replay_says_of_which_plan() {
         second.launch()?.wait()?;
         world.barrier("both can")?;
         if world.rank() == 0 {
-            // The other rank does not come.
+            // The other rank does not enter.
             let error = second.launch()?.wait().unwrap_err();
             let operation = error.operation().ok_or("it has one")?;
             assert_eq!(
@@ -120,14 +120,14 @@ fn an_error_of_a_replay_says_of_which_plan() {
     });
 }
 
-/// A stream comes to its end because of an abort; what was to be on it is no success on any way.
+/// An abort completes a stream; its pending operations never count as successful.
 #[test]
 fn what_ends_by_an_abort_is_no_success_on_any_way() {
     ranks_as_threads(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let build = |name: &'static str| world.communicator(name).stream(&stream);
         let (comm, other) = (build("test").build()?, build("other").build()?);
-        // Connected, so that what follows waits on the device.
+        // Connected, so that later operations wait on the device.
         let mut y = stream.clone_htod(&[1.0f32; 8])?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         let mut plan = sum_plan(&comm)?;
@@ -170,7 +170,7 @@ fn what_ends_by_an_abort_is_no_success_on_any_way() {
         is_abort(comm.split("part", Some(0), 0).unwrap_err());
         is_abort(plan.launch().unwrap_err());
         is_abort(comm.finalize().unwrap_err());
-        // The stream itself has come to its end, and the memory is the caller's again.
+        // The stream itself has completed, and the memory is the caller's again.
         stream.synchronize()?;
         assert_eq!(stream.clone_dtoh(&plan.views())?.len(), 8);
         world.barrier("over")?;

@@ -1,6 +1,6 @@
-//! Hosts for tests: what one has is not seen on another, and what is done to a cable is felt by what passes.
+//! Isolated hosts for tests: resources of one host are invisible on another, and faults of a cable affect its traffic.
 //!
-//! Needs root; without, each test says that it was not run.
+//! Needs root; without, each test reports that it was not run.
 
 #[path = "support/delayed_cable.rs"]
 mod delayed_cable;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use isolated_hosts::{Cables, IsolatedHosts, Plan};
 use nccl_tools::testing::lives;
 
-/// Long enough for whatever is to arrive.
+/// Long enough for any traffic.
 const SOON: Duration = Duration::from_secs(20);
 
 fn two() -> Option<IsolatedHosts> {
@@ -32,7 +32,7 @@ fn sh(script: &str) -> Command {
     command
 }
 
-/// A connection from the first host to the second: its ends.
+/// The ends of a connection from the first host to the second.
 fn connection(hosts: &IsolatedHosts) -> (TcpStream, TcpStream) {
     let listener = hosts.inside(1, || TcpListener::bind("0.0.0.0:0").expect("a listener"));
     let port = listener.local_addr().expect("an address").port();
@@ -47,7 +47,7 @@ fn connection(hosts: &IsolatedHosts) -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// A byte there and back: how long that takes.
+/// The time of a byte there and back.
 fn round_trip(near: &mut TcpStream, far: &mut TcpStream) -> Duration {
     let begun = Instant::now();
     let mut byte = [7];
@@ -118,7 +118,7 @@ fn processes_are_seen_on_their_own_host_alone_and_end_with_it() {
         .unwrap()
         .read_exact(&mut said)
         .unwrap();
-    // The process that looks does not find itself: the word is whole in no command line of it or of what it starts.
+    // The searching process does not find itself: the word is not whole in the command lines of it and its children.
     let (start, rest) = word.split_at(4);
     let look = format!(
         "w={start}; all=$(cat /proc/[0-9]*/cmdline | tr '\\0' ' '); \
@@ -216,7 +216,7 @@ fn a_delay_is_that_of_each_direction() {
     hosts.delay(1, Duration::ZERO);
     let after = best(&mut near, &mut far);
     assert!(after < Duration::from_millis(20), "{after:?}");
-    // A delay is no throttle.
+    // A delay does not throttle.
     let rate = rate(&mut near, &mut far, 8 << 20);
     assert!(rate > 2e6, "{rate} bytes per second");
 }

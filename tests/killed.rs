@@ -1,7 +1,7 @@
-//! A rank that is killed in the middle of work: ranks that nobody tells get an error at their limit, can
-//! abort, and end.
+//! A rank that is killed in the middle of work: ranks that no report reaches get an error at their limit, can abort,
+//! and end.
 //!
-//! Without a world there is nobody to tell them; `tests/abort_together.rs` has the ranks of one.
+//! Without a world there are no reports; `tests/abort_together.rs` has the ranks of one.
 
 mod support;
 
@@ -29,14 +29,14 @@ fn rank(world: World) -> Result<(), Box<dyn std::error::Error>> {
         if turn == 10 {
             println!("working");
         }
-        // The first connects the ranks.
+        // The first operation connects the ranks.
         let limited = comm.within(if turn == 0 { SOON } else { LIMIT });
         let done = limited.all_reduce_in_place(&mut y, ReduceOp::Sum);
         if let Err(error) = done.and_then(|done| done.wait()) {
             assert!(error.is_timeout(), "{error}");
             assert!(error.fault().is_none(), "{error}");
             println!("error: {}", error.to_string().replace('\n', " "));
-            // Whether it had to be aborted or was already: it comes back.
+            // Whether it had to be aborted or was already: the call returns.
             comm.abort("a rank is gone")?;
             drop(y);
             return Ok(());

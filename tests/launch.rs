@@ -1,4 +1,4 @@
-//! Ranks started by a program of one's own (`nccl::launch`), rather than by nccl-run.
+//! Ranks started by a program itself (`nccl::launch`), rather than by nccl-run.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use nccl::launch::{Event, Exit, Fleet, FleetBuilder, Output, Signal, Stream};
 use nccl::{Rendezvous, World};
 use nccl_tools::testing::{Role, again, end_with, eventually, lives, name};
 
-/// How long anything here may take.
+/// Limit of everything here.
 const LONG: Duration = Duration::from_secs(30);
 
 fn quiet(ranks: usize) -> FleetBuilder {
@@ -27,7 +27,7 @@ fn shell(script: &str) -> impl FnMut(usize) -> Command + Send + 'static {
     }
 }
 
-/// Runs the rest of the test in a process of its own: what it counts there is its own.
+/// Runs the rest of the test in a process of its own, so that it counts only its own resources.
 fn alone(test: &str, body: impl FnOnce()) {
     if Role::of(test) != Role::Test {
         end_with(body);
@@ -42,7 +42,7 @@ fn held() -> (usize, usize) {
     (entries("/proc/self/fd"), entries("/proc/self/task"))
 }
 
-/// What is held once that stays the same: what has ended may still be on its way out.
+/// The resources of the process once they are stable: ended threads may still be exiting.
 fn settled() -> (usize, usize) {
     let (mut known, mut since) = (held(), Instant::now());
     while since.elapsed() < Duration::from_secs(1) {
@@ -55,8 +55,7 @@ fn settled() -> (usize, usize) {
     known
 }
 
-/// Starts what a process keeps for good once it has taken part in a world: the thread that reads its
-/// connections.
+/// Starts the permanent resources of a process that has joined a world: the thread that reads its connections.
 fn warm_up() {
     let directory = tempfile::tempdir().unwrap();
     let rendezvous = Rendezvous::unix(directory.path().join("meet"), 0, 1);
@@ -101,9 +100,9 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
     assert_eq!((died.rank(), died.exit().signal()), (1, Some(Signal::KILL)));
     let epoch = fleet.restart(1).unwrap();
     assert_eq!(epoch, 1);
-    // By then it has found a rank 0 that knows nothing of another epoch yet.
+    // By then it has found a rank 0 that does not know another epoch yet.
     std::thread::sleep(Duration::from_millis(300));
-    // Whole, or not there.
+    // Atomically: the file is complete, or missing.
     std::fs::write(at("epoch.partial"), epoch.to_string()).unwrap();
     std::fs::rename(at("epoch.partial"), at("epoch")).unwrap();
     let report = fleet.wait_timeout(LONG).expect("they end");
@@ -129,7 +128,7 @@ fn survivor_or_victim(directory: &Path) -> Result<(), String> {
     let note = directory.join(format!("{}-{told}", world.rank()));
     std::fs::write(note, "").map_err(|error| error.to_string())?;
     let world = if told == "0" {
-        // What a service learns from whoever restarts ranks.
+        // A service learns the epoch from the launcher that restarts ranks.
         let file = directory.join("epoch");
         eventually("there is another epoch", || file.exists());
         let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
@@ -197,7 +196,7 @@ fn twenty_restarts_leave_descriptors_and_threads_as_they_were() {
         assert_eq!(epoch, 22);
         eventually("descriptors are as they were", || held() == with);
         drop(fleet);
-        // The last thread may still be on its way out.
+        // The last thread may still be exiting.
         eventually("nothing is kept", || held() == none);
         assert!(children().is_empty(), "{:?}", children());
     });
@@ -240,7 +239,7 @@ fn killing_a_program_ends_the_ranks_that_it_started() {
     let test = name(&|| ());
     if let Role::Child(directory) = Role::of(&test) {
         end_with(|| {
-            // The rank's own child closes all it could be found by, and ignores what it can.
+            // The rank's own child closes all descriptors by which it could be found, and ignores signals.
             let script = format!(
                 "sh -c 'trap \"\" HUP INT TERM; echo $$ > {0}/c.$$; mv {0}/c.$$ {0}/child-'$NCCL_RUN_RANK'; \
                  exec sleep 60' >/dev/null 2>&1 </dev/null & \
@@ -413,7 +412,7 @@ fn a_function_that_is_slow_is_given_everything_that_a_rank_said_before_it_ended(
     let lines = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&lines);
     let output = Output::Lines(Arc::new(move |line| {
-        // Longer than the rest of a rank that has ended is given to close its output.
+        // Longer than the rest of an ended rank is given to close its output.
         std::thread::sleep(Duration::from_millis(700));
         kept.lock().unwrap().push(line.bytes.to_vec());
     }));

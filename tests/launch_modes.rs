@@ -1,5 +1,5 @@
-//! What is special about the launch modes: what ends a thread that is inside NCCL, what the ranks have to
-//! agree on, and what is refused. The tests of the operations themselves run in both (`tests/non_blocking.rs`).
+//! Special properties of the launch modes: what ends a thread inside NCCL, settings that must agree on all ranks, and
+//! refusals. The tests of the operations themselves run in both (`tests/non_blocking.rs`).
 
 mod support;
 
@@ -20,7 +20,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// Whatever runs into this was not ended by what the test is about.
+/// Reaching this means that the operation was not ended by the subject of the test.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ fn start<'a>(
     Ok((stream, comm))
 }
 
-/// The first operation, to which the others do not come: the thread is inside NCCL until something ends that.
+/// The first operation, which the other ranks do not enter: the thread is inside NCCL until it is ended.
 fn first(comm: &Communicator, stream: &Arc<CudaStream>) -> (nccl::Error, Duration) {
     let mut y = stream.alloc_zeros::<f32>(1 << 10).expect("memory");
     let begun = Instant::now();
@@ -50,7 +50,7 @@ fn first(comm: &Communicator, stream: &Arc<CudaStream>) -> (nccl::Error, Duratio
     (error, begun.elapsed())
 }
 
-/// Until the end of the communicator is heard of here; what all ranks tell of it.
+/// Waits for the fault of the communicator; returns the text that all ranks report.
 fn fault(comm: &Communicator) -> String {
     let begun = Instant::now();
     loop {
@@ -186,7 +186,7 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                     .build();
                 let comm = match comm {
                     Ok(comm) => comm,
-                    // The other one had it a little earlier.
+                    // The other rank had the fault a little earlier.
                     Err(error) => {
                         assert!(error.to_string().contains("at random"), "{error}");
                         world.barrier("next")?;
@@ -201,7 +201,7 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                             let _ = comm.abort("at random");
                         });
                     }
-                    // One of the two may stay away, so that the other waits inside NCCL.
+                    // One of the two may not enter, so that the other waits inside NCCL.
                     if usize::from(comes) == world.rank() {
                         return;
                     }
@@ -315,7 +315,7 @@ fn communicators_of_both_modes_in_one_group_are_refused_before_nccl_is_asked() {
                 "{text}"
             );
         }
-        // Both are as good as before.
+        // Both still work.
         for comm in [blocks, other] {
             let mut y = stream.alloc_zeros::<f32>(4)?;
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -351,7 +351,7 @@ fn ranks_that_choose_differently_all_hear_who_did() {
             text.contains(odd) && text.contains("BlockingChild"),
             "{text}"
         );
-        // The same of a split.
+        // The same for a split.
         let comm = world.communicator("all").stream(&stream).build()?;
         let split = comm.split_with("mixed part", Some(0), 0, |builder| {
             builder.launch_mode(mode)
@@ -367,7 +367,7 @@ fn ranks_that_choose_differently_all_hear_who_did() {
 fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit() {
     ranks_as_threads(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        // They do not tell each other which mode they choose.
+        // The ranks do not tell each other which mode they choose.
         let builder = support::strangers(&world, "odd")?.stream(&stream);
         if world.rank() == 0 {
             let limit = Duration::from_millis(500);
@@ -389,7 +389,7 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
     });
 }
 
-/// What brings a thread back that was too long inside NCCL ends kernels as well: of other operations of the communicator.
+/// An abort that brings a thread back from NCCL ends kernels of other operations of the communicator as well.
 #[test]
 fn what_ends_because_another_call_was_too_long_is_no_success() {
     if !support::needs_emulator("messages whose first contact can be seen to wait") {
@@ -402,7 +402,7 @@ fn what_ends_because_another_call_was_too_long_is_no_success() {
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
             world.barrier("connected")?;
             if world.rank() == 0 {
-                // The other rank comes to neither.
+                // The other rank enters neither.
                 let waiting = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
                 let other = comm.within(Duration::from_millis(300));
                 std::thread::scope(|scope| {
@@ -483,7 +483,7 @@ fn the_variable_sets_the_mode_where_the_program_sets_none() {
         });
 }
 
-/// The lines of a log in which this process tells why its communicators are in another mode.
+/// Log lines in which this process reports why its communicators are in another mode.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -501,7 +501,7 @@ impl<S: tracing::Subscriber> Layer<S> for Lines {
     }
 }
 
-/// Rank 1 alone has what stands against it; none was asked for a mode.
+/// Only rank 1 has an obstacle; no rank asked for a mode.
 fn agree_not_to_block(world: &World, older: bool) -> Outcome {
     let is_older = older && world.rank() == 1;
     let lines = Lines::default();
@@ -510,7 +510,7 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let library = match is_older {
         true => {
-            // SAFETY: the emulator's library, of which the table says less than it can.
+            // SAFETY: the emulator's library; the claimed version supports less than it does.
             let loaded = Box::leak(Box::new(unsafe { nccl_sys::Loader::new().load() }?));
             // SAFETY: as above.
             unsafe { nccl::Library::from_api(loaded.api, Version::new(2, 25, 1)) }?
@@ -530,7 +530,7 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
     let again = world.communicator("again").stream(&stream);
     let again = again.library(&library).without_preflight().build()?;
     again.finalize()?;
-    // Each process says once which rank it was, and why.
+    // Each process logs once which rank it was, and why.
     let lines = lines.0.lock().expect("no panic").clone();
     let why = match older {
         true => "NCCL 2.25.1 is older than 2.26.2",
@@ -540,7 +540,7 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
         matches!(&lines[..], [line] if line.contains("rank=1 ") && line.contains(why)),
         "{lines:?}"
     );
-    // Where another rank insists, all hear that this one cannot.
+    // Where another rank insists, all ranks get the error that this one cannot.
     let comm = world.communicator("insisting").stream(&stream);
     let comm = comm.library(&library).without_preflight();
     let comm = match world.rank() {
@@ -707,7 +707,7 @@ fn a_finalize_is_ended_by_an_abort_from_another_thread() {
 #[test]
 fn a_capture_that_the_others_do_not_come_to_ends_at_its_limit() {
     ranks_as_threads(2, |world| -> Outcome {
-        // They cannot ask each other first whether all come.
+        // The ranks cannot ask each other first whether all enter.
         let stream = support::device(&world)?.new_stream()?;
         let builder = support::strangers(&world, "alone")?.stream(&stream);
         let comm = builder.launch_mode(LaunchMode::BlockingChild).build()?;

@@ -1,5 +1,5 @@
-//! When the error of an aborted communicator is handed out: when nothing of NCCL's can touch lent memory any more, which
-//! is before the abort has come back where only kernels used it.
+//! When the error of an aborted communicator is returned: once NCCL cannot touch lent memory any more, which is before
+//! the abort has returned where only kernels used it.
 
 mod support;
 
@@ -16,10 +16,10 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 const LIMIT: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(200);
 
-/// An emulated abort takes so long, which is longer than the ranks have to confirm that their kernels are over.
+/// The duration of an emulated abort in ms, longer than the ranks have to confirm that their kernels have ended.
 const POLL: &str = "4000";
 
-/// Rank 1 does not come to the second sum; what each rank finds the communicator in with its error.
+/// Rank 1 does not enter the second sum; returns the communicator's state at the error on each rank.
 fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State> {
     let (stream, comm) = start(world, LIMIT)?;
     let registered = (registers == Some(world.rank()))
@@ -80,7 +80,7 @@ fn where_memory_is_registered_on_one_rank_the_end_of_all_aborts_counts() {
     }
 }
 
-/// What the stopped rank was about to write it writes when it goes on, long after the error was handed out.
+/// The stopped rank's pending write happens when it is continued, long after the error was returned.
 #[test]
 fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
     const RANKS: usize = 2;
@@ -103,11 +103,11 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
             .and_then(|both| both.wait())
             .expect("they exchange");
         if world.rank() == 1 {
-            // Its message is on the way when the process is stopped, and arrives when it is not any more.
+            // Its message is in transit when the process is stopped, and arrives when it is continued.
             faults::at_operation("Send")
                 .delay(Duration::from_millis(1000))
                 .keep();
-            // When it goes on, it writes before it comes to its abort.
+            // When it continues, it writes before it aborts.
             faults::at_call("ncclCommAbort")
                 .delay(Duration::from_secs(2))
                 .keep();
@@ -128,7 +128,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
             .expect_err("it is stopped");
         assert!(begun.elapsed() >= BOUND, "{:?}", begun.elapsed());
         println!("error: {}", error.to_string().replace('\n', " "));
-        // The memory is the program's again, and used for something else.
+        // The memory belongs to the program again, and is reused.
         stream.memset_zeros(&mut y).expect("zeros");
         let read = || stream.clone_dtoh(&y).expect("words");
         assert_eq!(
@@ -161,7 +161,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
     );
     ranks[0].says("zeros");
     ranks[1].resume();
-    // It lands where it was to, in memory that is still there.
+    // The write lands at its target, in memory that still exists.
     for rank in &mut ranks {
         let violations = rank.says("violations: ");
         assert!(violations.contains("violations: []"), "{violations}");
@@ -171,7 +171,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
     }
 }
 
-/// Rank 1 is stopped before it could say anything.
+/// Rank 1 is stopped before it could report anything.
 #[test]
 fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank_says_nothing() {
     const RANKS: usize = 2;
@@ -212,7 +212,7 @@ fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank
     ranks.remove(0).kill();
 }
 
-/// It is a rank of the world, and none of the communicator.
+/// The stopped rank belongs to the world, and not to the communicator.
 #[test]
 fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
     const RANKS: usize = 3;
@@ -259,7 +259,7 @@ fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
     ranks.remove(0).kill();
 }
 
-/// What it drops ends without a fault, long before the others run out of time.
+/// Its dropped communicator ends without a fault, long before the others time out.
 #[test]
 fn a_rank_that_drops_what_does_not_end_keeps_no_other_from_saying_that_it_has_let_go() {
     if !support::needs_processes(3) {
@@ -279,7 +279,7 @@ fn a_rank_that_drops_what_does_not_end_keeps_no_other_from_saying_that_it_has_le
             let mut y = stream.clone_htod(&[1f32; 100])?;
             drop(comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?);
             drop((comm, registered));
-            // Its abort, and the end of a confirmation that nobody else comes to.
+            // Its abort, and the end of a confirmation that no other rank takes part in.
             std::thread::sleep(15 * SOON);
             world.barrier("dropped")?;
         } else {

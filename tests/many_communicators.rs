@@ -1,4 +1,4 @@
-//! Several communicators: in one group, in one process, and made of one another.
+//! Several communicators: in one group, in one process, and derived from one another.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// All ranks on one thread: what would wait for itself without a group.
+/// All ranks on one thread: operations that would deadlock without a group.
 #[test]
 fn one_thread_drives_several_gpus_with_one_group() {
     if !support::needs_devices(3) {
@@ -134,7 +134,7 @@ fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(200));
-                // The one whose launch is not polled yet.
+                // The communicator whose launch is not polled yet.
                 comms[1].abort("no patience")
             });
             let error = nccl::group(|group| {
@@ -153,7 +153,7 @@ fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
     });
 }
 
-/// Waits until rank 0 is inside its group, of which "a" is.
+/// Waits until rank 0 is inside its group, which includes "a".
 fn until_inside(name: &str) {
     let is_inside = || {
         let all = nccl::recorder::snapshot().communicators;
@@ -172,7 +172,7 @@ fn until_inside(name: &str) {
     }
 }
 
-/// Rank 0 is inside a group of a communicator of ranks 0 and 2 and of another one, and rank 2 ends the first.
+/// Rank 0 is inside a group of a communicator of ranks 0 and 2 and of another one, and rank 2 aborts the first.
 fn one_ends_with_another(world: World) -> Outcome {
     let stream = support::device(&world)?.new_stream()?;
     let whole = world.communicator("whole").stream(&stream).build()?;
@@ -257,7 +257,7 @@ fn split(world: &World) -> Outcome {
     let mut y = stream.clone_htod(&[rank as i32])?;
     part.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y)?, [if rank == 1 { 1 } else { 2 }]);
-    // Nothing is shared: the end of the one is not the end of the other.
+    // Nothing is shared: the end of one is not the end of the other.
     world.barrier("used")?;
     part.abort("no longer needed")?;
     comm.finalize()?;
@@ -330,7 +330,7 @@ fn a_warm_up_connects_all_ranks_or_names_its_limit() {
     });
 }
 
-/// The peer comes late to the messages, and never to the collective.
+/// The peer enters the messages late, and never the collective.
 #[test]
 fn a_warm_up_ends_at_one_limit_for_all_of_it() {
     static PEER_CALLS: Mutex<Option<Instant>> = Mutex::new(None);
@@ -434,7 +434,7 @@ fn a_communicator_of_another_binding_is_taken_over() {
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         assert_eq!(stream.clone_dtoh(&y)?, [3.0]);
         for (mode, why) in [
-            // NCCL does not take it in one group with such a one.
+            // NCCL does not accept it in one group with a non-blocking one.
             (
                 LaunchMode::NonBlocking,
                 "\"foreign\" blocks and \"ours\" does not",
@@ -563,7 +563,7 @@ fn a_signal_of_the_program_ends_an_init_of_all_as_a_rank_that_fails_does() {
     });
 }
 
-/// What another binding would do: a communicator with NCCL's defaults, which block.
+/// As another binding would: a communicator with NCCL's defaults, which block.
 fn foreign(id: &[u8], rank: i32) -> Result<nccl_sys::ncclComm_t, Box<dyn std::error::Error>> {
     // SAFETY: whatever is found is NCCL or the emulator, and stays loaded.
     let loaded = unsafe { nccl_sys::Loader::new().load() }?;

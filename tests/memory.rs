@@ -1,7 +1,7 @@
-//! Memory under operations: what types cannot forbid, shown on the emulator with work that runs late.
+//! Memory under operations: misuse that types cannot forbid, shown on the emulator with work that runs late.
 //!
-//! Each test does in safe code what frees, reads or overwrites memory too early elsewhere; the emulator
-//! records every access to memory that is not there, and there must be none.
+//! Each test does in safe code what frees, reads or overwrites memory too early elsewhere; the emulator records every
+//! access to freed memory, and there must be none.
 
 mod support;
 
@@ -16,7 +16,7 @@ use support::ranks_as_threads;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// How late operations run: later than anything a test does after issuing them.
+/// The delay of operations: longer than a test takes after issuing them.
 const LATE: Duration = Duration::from_millis(30);
 
 fn start(world: &World) -> Result<(Arc<CudaContext>, Communicator), Box<dyn std::error::Error>> {
@@ -101,7 +101,7 @@ fn buffers_outlive_the_operation_with_event_tracking_off() {
     });
 }
 
-/// cudarc has one event for the readers of a buffer: the second reader makes it forget the first.
+/// cudarc has one event for the readers of a buffer: the second reader replaces the first.
 #[test]
 fn a_second_reader_on_another_stream_does_not_free_the_buffer_under_the_first() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -238,7 +238,7 @@ fn a_communicator_is_made_on_the_device_of_its_stream() {
     });
 }
 
-/// The group ends inside the call: nothing a program forgets leaves its thread inside one.
+/// The group ends inside the call: a program cannot leave its thread inside a group.
 #[test]
 fn operations_after_a_group_are_not_part_of_it() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -315,8 +315,8 @@ fn codes_of_a_newer_library_are_kept_as_numbers() {
     });
 }
 
-/// NCCL aborts all but the last rank of a process by counting it: the abort waits for nothing, and what
-/// was put on the stream between the limit and the abort still runs.
+/// NCCL aborts all but the last rank of a process by counting them: the abort waits for nothing, and work that was put
+/// on the stream between the limit and the abort still runs.
 #[test]
 fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
     if !support::needs_emulator("a call that fails on purpose") {
@@ -326,7 +326,7 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
         let context = support::device(&world)?;
         let stream = context.new_stream()?;
         let limits = [Duration::from_millis(200), Duration::from_secs(30)];
-        // Rank 1 does not hear that rank 0 gives up.
+        // Rank 1 gets no report that rank 0 gives up.
         let comm = support::strangers(&world, "test")?
             .stream(&stream)
             .timeout(limits[world.rank()])
@@ -352,7 +352,7 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
                 assert!(error.is_timeout(), "{error}");
                 gate.join().expect("a gate")
             });
-            // What is put on the owner's stream now waits for what is on the operation's.
+            // Work on the owner's stream now waits for the operation's stream.
             let done = context.new_event(None)?;
             done.record(&owner)?;
             assert!(!done.try_is_complete()?, "the buffer could be freed now");

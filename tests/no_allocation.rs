@@ -1,8 +1,7 @@
 //! Communication in the steady state allocates nothing on the heap.
 //!
-//! An allocator counts what the thread of a test asks of it, and keeps a backtrace of the first time.
-//! The library below only queues ([`queueing`]), and allocates nothing itself; streams and memory are
-//! the emulator's.
+//! An allocator counts the allocations of a test's thread, and keeps a backtrace of the first. The library below only
+//! queues ([`queueing`]), and allocates nothing itself; streams and memory are the emulator's.
 
 #[path = "support/gate.rs"]
 #[allow(dead_code, unreachable_pub)]
@@ -21,8 +20,8 @@ struct Counting;
 
 thread_local! {
     static COUNTING: Cell<bool> = const { Cell::new(false) };
-    /// Whether what the emulator asks for, and what stands for NCCL in a world of one rank, counts as well. To tell
-    /// it takes milliseconds each time.
+    /// Whether allocations of the emulator, and of the stand-in for NCCL in a world of one rank, count as well.
+    /// Distinguishing them takes milliseconds each time.
     static EMULATOR_COUNTS: Cell<bool> = const { Cell::new(true) };
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     static FIRST: RefCell<Option<Backtrace>> = const { RefCell::new(None) };
@@ -46,11 +45,11 @@ fn count() {
     }
 }
 
-// SAFETY: the system's allocator does everything.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: passes on the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
@@ -75,7 +74,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The allocations of this thread during `work`, and where the first was.
+/// The allocations of this thread during `work`, and the backtrace of the first.
 fn allocations(work: impl FnOnce()) -> (u64, Option<Backtrace>) {
     ALLOCATIONS.set(0);
     COUNTING.set(true);
@@ -84,8 +83,8 @@ fn allocations(work: impl FnOnce()) -> (u64, Option<Backtrace>) {
     (ALLOCATIONS.get(), FIRST.take())
 }
 
-/// The emulator, for one test at a time: cudarc waits for all of a device when it makes a stream, which ends what another thread
-/// captures there.
+/// Installs the emulator, for one test at a time: cudarc waits for the whole device when it creates a stream, which
+/// ends captures of other threads there.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     nccl_emulator::install().unwrap();
@@ -150,7 +149,7 @@ fn all_reduce_allocates_nothing() {
     steady(|workload| workload.safe_all_reduce().unwrap());
 }
 
-/// Whatever the algorithm, the number of steps, and whether memory of the plan's own lies between.
+/// Whatever the algorithm, the number of steps, and whether the plan has memory of its own in between.
 #[test]
 fn plans_of_all_to_all_allocate_nothing() {
     let _alone = alone();
@@ -183,8 +182,8 @@ fn plans_of_all_to_all_allocate_nothing() {
             let mut hundred =
                 || (0..100).for_each(|_| drop(plan.enqueue_in_place(&mut y).unwrap()));
             hundred();
-            // The emulator's stream keeps each copy in memory of its own, and now and then makes its queue longer. One for each of
-            // the exchanges would be a hundred more.
+            // The emulator's stream keeps each copy in memory of its own, and sometimes grows its queue. One allocation
+            // for each of the exchanges would be a hundred more.
             let copies = 100 * plan_copies as u64;
             let (count, _) = allocations(hundred);
             assert!(
@@ -219,8 +218,8 @@ fn plans_of_all_to_all_allocate_nothing() {
     }
 }
 
-/// The graph is empty, because the library below only queues: what is counted is this crate's part, and
-/// what the emulator needs to launch nothing.
+/// The graph is empty, because the library below only queues: this counts this crate's part, and what the emulator
+/// needs to launch nothing.
 #[test]
 fn launches_of_a_plan_allocate_nothing() {
     let _alone = alone();
@@ -243,11 +242,11 @@ fn launches_of_a_plan_allocate_nothing() {
     }
 }
 
-/// Of a library that only queues, the ranks would hear nothing when they compare their numbers. So this runs in
-/// a world of one, on the emulator: what is below this crate allocates for itself, which is told apart by who asks.
+/// With a library that only queues, the ranks would receive nothing when they compare their numbers. So this runs in a
+/// world of one, on the emulator: allocations of the layers below this crate are distinguished by their callers.
 #[test]
 fn steps_of_a_mixture_of_experts_allocate_nothing() {
-    // Whose an allocation is, names in its backtrace tell.
+    // Names in its backtrace tell which code an allocation belongs to.
     if !Backtrace::force_capture()
         .to_string()
         .contains("steps_of_a_mixture")
@@ -294,7 +293,7 @@ fn steps_of_a_mixture_of_experts_allocate_nothing() {
                 ep.combine(&routing, &y, &weights, &mut out).unwrap();
             }
         };
-        // Nothing of it ends meanwhile: a stream that was idle for a while is watched anew, which allocates.
+        // Nothing completes meanwhile: a stream that was idle for a while is watched anew, which allocates.
         let gate = Gate::closed_on(&stream).unwrap();
         steps();
         EMULATOR_COUNTS.set(false);

@@ -1,4 +1,4 @@
-//! The tests of other files once more, in launch mode `NonBlocking`: what a program sees is the same.
+//! The tests of other files once more, in launch mode `NonBlocking`: the behaviour for a program is the same.
 //!
 //! Any other test file runs in it with `NCCL_TEST_LAUNCH_MODE=non-blocking`; `tests/launch_modes.rs` has what is
 //! special about it.

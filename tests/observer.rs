@@ -1,4 +1,4 @@
-//! One who is not a rank sees what becomes of ranks that are processes, and says how they ended.
+//! An observer, which is not a rank, watches ranks that are processes, and reports how they ended.
 
 mod meeting;
 
@@ -10,7 +10,7 @@ use meeting::{last_words, results, start_with};
 use nccl::{Observer, RankEnd, Rendezvous, World, WorldEvent};
 use nccl_tools::testing::{Role, again, end_with, eventually, name};
 
-/// Not a test of its own: what the ranks of the others run.
+/// Not a test of its own: the code of the other tests' ranks.
 #[test]
 fn a_rank() {
     meeting::run_a_rank();
@@ -18,14 +18,14 @@ fn a_rank() {
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// From whom the ranks know that their ends will be told.
+/// How the ranks know that a launcher will report their ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Teller {
     Observer,
     Environment,
 }
 
-/// Ranks that this process has started and looks after, all of which wait for each other.
+/// Ranks that this process has started and observes, all of which wait for each other.
 struct Family {
     ranks: Vec<Child>,
     observer: Observer,
@@ -83,7 +83,7 @@ impl Family {
             assert!(Instant::now() < deadline, "{:?}", observer.snapshot());
             std::thread::sleep(Duration::from_millis(5));
         }
-        // What is said last: that it waits.
+        // Their last output: that they wait.
         std::thread::sleep(Duration::from_millis(100));
         Self {
             ranks,
@@ -92,13 +92,13 @@ impl Family {
         }
     }
 
-    /// What the ranks say that are left. Their children have their output open.
+    /// The last output of the remaining ranks. Their children hold the output open.
     fn said(&mut self) -> Vec<String> {
         let rest = std::mem::take(&mut self.ranks);
         rest.into_iter().map(last_words).collect()
     }
 
-    /// Kills a rank, says how it ended, and returns what the others say and after how long they end.
+    /// Kills a rank, reports how it ended, and returns the output of the others and how long they took to end.
     fn kill(&mut self, rank: usize) -> (Vec<String>, Duration) {
         let pid = self.ranks[rank].id();
         let target = self.observer.snapshot().ranks[rank].pid.unwrap();
@@ -133,7 +133,7 @@ fn how_a_rank_was_killed_is_what_all_others_say_also_when_it_was_rank_0() {
         }
         println!("rank {dead}, tcp {tcp}: the others had ended after {after:?}");
         assert!(after < Duration::from_secs(10), "{after:?}");
-        // Who tells the others sees it itself a moment later.
+        // The reporting observer receives its own report a moment later.
         let end = || family.observer.snapshot().ranks[dead].end.clone();
         let deadline = Instant::now() + LONG;
         while end().is_none() && Instant::now() < deadline {
@@ -148,7 +148,7 @@ fn how_a_rank_was_killed_is_what_all_others_say_also_when_it_was_rank_0() {
 
 #[test]
 fn the_word_about_a_process_that_ran_the_rank_counts_when_the_ranks_connection_ends() {
-    // The rank is a child of `timeout`, which passes on how it ended.
+    // The rank is a child of `timeout`, which exits with the rank's status.
     let mut family = Family::new(3, false, &["timeout", "30"]);
     let (said, _) = family.kill(1);
     for said in said {
@@ -157,7 +157,7 @@ fn the_word_about_a_process_that_ran_the_rank_counts_when_the_ranks_connection_e
     }
 }
 
-/// So no rank can be killed too early for its launcher: all know with the membership that its word will come.
+/// So a rank cannot die too early for its launcher: with the membership, all ranks know that a report will come.
 #[test]
 fn the_word_of_a_launcher_counts_that_the_ranks_know_from_their_environment_alone() {
     for dead in [2, 0] {
@@ -195,7 +195,7 @@ fn an_observer_survives_the_world_and_says_how_it_ended() {
     assert_eq!(events.next_within(LONG), None);
 }
 
-/// Also the word about how a later coordinator ended gets to the others by way of the one who follows.
+/// The report about the end of a later coordinator reaches the others as well, through its successor.
 #[test]
 fn an_observer_follows_the_ranks_that_take_over_and_its_word_counts_with_them() {
     for tcp in [false, true] {
@@ -213,7 +213,7 @@ fn an_observer_follows_the_ranks_that_take_over_and_its_word_counts_with_them() 
             }
         };
         for dead in 0..2 {
-            // All know by now who will say how the coordinator ends.
+            // By now all ranks know which process will report the coordinator's end.
             std::thread::sleep(Duration::from_millis(300));
             let mut process = family.ranks.remove(0);
             let pid = process.id();
@@ -250,7 +250,7 @@ fn an_observer_follows_the_ranks_that_take_over_and_its_word_counts_with_them() 
             why.starts_with("rank 0 is gone: ") && why.contains("; then rank 1 "),
             "{why}"
         );
-        // The last two end at the same moment, and nobody is left to tell of both.
+        // The last two end at the same moment, and no rank is left to report both.
         let ranks = family.observer.snapshot().ranks;
         for rank in &ranks[..3] {
             assert!(rank.end.is_some(), "{ranks:?}");
@@ -258,11 +258,12 @@ fn an_observer_follows_the_ranks_that_take_over_and_its_word_counts_with_them() 
     }
 }
 
-/// Rank 3 is stopped, so that it is not heard of by the one that takes over from rank 0, and dies after that; before or after that
-/// one has decided without it.
+/// Rank 3 is stopped, so that the successor of rank 0 receives nothing from it, and dies after that; before or after
+/// the successor has decided without it.
 #[test]
 fn the_end_of_a_rank_that_a_successor_has_never_heard_of_is_told_to_it() {
-    // An end counts only while the lease of the rank that sees it runs: four seconds. Later, it is cut off.
+    // An end counts only while the lease of the rank that sees it is valid: four seconds. After that, the rank is cut
+    // off.
     for (tcp, after) in [(false, 2500), (true, 2500), (false, 1500), (false, 100)] {
         let mut family = Family::doing("go on without the dead", 4, tcp, &[]);
         let mut events = family.observer.events();
@@ -307,7 +308,7 @@ fn the_end_of_a_rank_that_a_successor_has_never_heard_of_is_told_to_it() {
 fn a_killed_rank_is_heard_of_although_a_child_of_it_keeps_its_connection_open() {
     for (tcp, dead) in [(false, 1), (false, 0), (true, 1), (true, 0)] {
         let mut family = Family::doing("leave a child and wait", 3, tcp, &[]);
-        // Nobody tells: what is heard is heard from the kernel.
+        // No launcher reports: the kernel closes the connection.
         let mut dead_rank = family.ranks.remove(dead);
         let pid = dead_rank.id();
         let begun = Instant::now();
@@ -336,7 +337,7 @@ fn an_observer_is_given_what_the_ranks_did_last_and_why_it_has_none_of_others() 
     };
     let [zero, stopped] = [0, 1].map(process);
     let kill = |process, signal| rustix::process::kill_process(process, signal).unwrap();
-    // Rank 0 as well: nothing passes through it.
+    // Rank 0 as well: the answers do not pass through it.
     kill(zero, rustix::process::Signal::STOP);
     kill(stopped, rustix::process::Signal::STOP);
     let mut dead = family.ranks.remove(3);
@@ -379,7 +380,8 @@ fn an_observer_is_given_what_the_ranks_did_last_and_why_it_has_none_of_others() 
     }
 }
 
-/// Their launcher has no name for its jobs: they meet by whose children they are, and somebody else's child does not.
+/// Their launcher has no name for its jobs: they are identified by their parent process, and children of another
+/// process do not count.
 #[test]
 fn ranks_of_mpich_are_found_by_the_process_of_one() {
     let test = name(&|| ());
@@ -411,7 +413,7 @@ fn ranks_of_mpich_are_found_by_the_process_of_one() {
         })
         .collect();
     let mut meet = None;
-    // The system has no environment for a process that just begins.
+    // The system shows no environment for a process that just begins.
     eventually("an environment", || {
         meet = Rendezvous::of_process(ranks[1].id()).ok();
         meet.is_some()

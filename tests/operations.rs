@@ -1,5 +1,4 @@
-//! Operations through the whole house: safe layer, bindings, C ABI and back, between threads and
-//! between processes.
+//! Operations through all layers: safe layer, bindings, C ABI and back, between threads and between processes.
 
 mod support;
 
@@ -170,7 +169,7 @@ fn reduce<T: NcclType + PartialEq + std::fmt::Debug + num::Small>(world: &World)
     Ok(())
 }
 
-/// Small whole numbers in every element type: exact, so that the order of additions does not show.
+/// Small whole numbers in every element type: exact, so that the order of additions does not matter.
 mod num {
     use half::{bf16, f16};
 
@@ -268,7 +267,7 @@ fn buffers_that_do_not_fit_are_refused_before_nccl_is_asked() {
             matches!(error.kind(), ErrorKind::UnpairedOwnMessages { .. }),
             "{error}"
         );
-        // And the communicator is as good as before.
+        // And the communicator still works.
         let mut y = stream.alloc_zeros::<f32>(8)?;
         comm.all_reduce(&x, &mut y, ReduceOp::Sum)?.wait()?;
         Ok(())

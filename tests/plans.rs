@@ -1,4 +1,4 @@
-//! Captured plans: what a launch replays, what it waits for, and how plans and communicators end.
+//! Captured plans: what a launch replays and waits for, and how plans and communicators end.
 
 mod support;
 
@@ -45,7 +45,7 @@ fn sum_plan(
     })?)
 }
 
-/// A ring of messages, then a sum of what has arrived, replayed with other data each time.
+/// A ring of messages, then a sum of the received data, replayed with other data each time.
 fn replay_a_ring_and_a_sum(world: &World) -> Outcome {
     let (context, comm) = start(world)?;
     let (own, ranks) = (world.rank(), world.size());
@@ -151,7 +151,7 @@ fn the_default_stream_can_launch_a_plan() {
     });
 }
 
-/// The plan is gone at once; what the replay uses is not.
+/// The plan is dropped at once; the memory of the replay is not freed.
 #[test]
 fn a_plan_dropped_under_its_replay_keeps_its_memory() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -175,7 +175,7 @@ fn a_plan_dropped_under_its_replay_keeps_its_memory() {
     });
 }
 
-/// The buffers come back while the replay runs; their streams wait for it.
+/// The buffers are returned while the replay runs; their streams wait for it.
 #[test]
 fn buffers_that_come_back_under_a_replay_are_ordered_behind_it() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -216,7 +216,7 @@ fn a_replay_waits_for_the_streams_of_its_buffers_and_they_for_it() {
             for _ in 0..3 {
                 owner.memcpy_htod(&vec![1.0; 50_000], &mut plan.views_mut())?;
                 plan.launch()?;
-                // Put on the owner's stream, which waits for the replay.
+                // On the owner's stream, which waits for the replay.
                 assert_eq!(owner.clone_dtoh(&plan.views())?, vec![2.0; 50_000]);
             }
             drop(late);
@@ -246,7 +246,7 @@ fn a_buffer_of_somebody_else_is_refused() {
             error.operation().map(|o| o.kind()),
             Some(OperationKind::Capture)
         );
-        // The communicator is as good as before.
+        // The communicator still works.
         let mut y = stream.clone_htod(&[3.0f32])?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         Ok(())
@@ -270,7 +270,7 @@ fn a_plan_keeps_its_operators_until_it_is_captured() {
     });
 }
 
-/// What one of them was checked for, the other was not.
+/// The checks of one group do not apply to the other.
 #[test]
 fn a_group_of_a_plan_cannot_trade_places_with_one_that_is_issued_at_once() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -323,7 +323,7 @@ fn what_the_closure_returns_comes_out_and_nothing_is_captured() {
     });
 }
 
-/// NCCL would wait for the graphs; so they are destroyed, and the plans can only give buffers back.
+/// NCCL would wait for the graphs; so they are destroyed, and the plans can only return buffers.
 #[test]
 fn a_finalize_destroys_the_graphs_of_live_plans() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -337,7 +337,7 @@ fn a_finalize_destroys_the_graphs_of_live_plans() {
         stream.memcpy_htod(&vec![1.0; 1000], &mut plan.views_mut())?;
         let late = faults::late(LATE);
         plan.launch()?;
-        // The replay is on its way: the finalize waits for it.
+        // The replay is in progress: the finalize waits for it.
         let begun = Instant::now();
         comm.finalize()?;
         assert!(
@@ -389,7 +389,7 @@ fn an_abort_ends_a_replay_that_waits_and_the_plan_with_it() {
             "{error}"
         );
         let y = plan.into_buffers()?;
-        // Not what was asked for, but memory that nobody uses any more.
+        // Not the result, but memory that no operation uses any more.
         assert_eq!(elsewhere.clone_dtoh(&y)?.len(), 1000);
         world.barrier("end")?;
         nothing_was_caught();
@@ -414,8 +414,7 @@ fn launches_that_nobody_answers_run_into_their_limit() {
                 }
                 assert!(launches < 1000, "no end");
             };
-            // The launch that waits for room may say so, or the watchdog before it, of the launch that is in
-            // front.
+            // The launch that waits for room may report it, or before it the watchdog, about the first launch.
             let fault = error.fault().expect("a cause that all know");
             assert_eq!(
                 (fault.culprit(), fault.class()),
@@ -423,7 +422,7 @@ fn launches_that_nobody_answers_run_into_their_limit() {
                 "{error}"
             );
             let operation = fault.operation().unwrap_or_default();
-            // The launch that waits for room does not know which of those before it is late.
+            // The launch that waits for room does not know which of the earlier ones is late.
             assert!(operation.starts_with("replay of plan 1"), "{operation}");
             assert!(fault.cause().ends_with("within 2s"), "{fault}");
             assert_eq!(
@@ -478,7 +477,7 @@ fn a_capture_that_the_others_do_not_join_ends_at_its_limit() {
                 "{:?}",
                 begun.elapsed()
             );
-            // No stream is left capturing: the context takes what a capture would forbid.
+            // No stream is left capturing: the context accepts calls that a capture would forbid.
             context.synchronize()?;
         }
         world.barrier("given up")?;
@@ -562,7 +561,7 @@ fn a_plan_is_not_launched_on_a_capturing_stream() {
     });
 }
 
-/// Every order in which a program may drop what belongs together.
+/// Every order in which a program may drop related objects.
 #[test]
 fn plans_buffers_streams_and_communicators_may_go_in_any_order() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -608,8 +607,8 @@ fn plans_buffers_streams_and_communicators_may_go_in_any_order() {
     });
 }
 
-/// What NCCL has of a plan goes before the communicator, and that before the parent that shares its abort flag. As many times as
-/// `NCCL_TEST_ROUNDS` says; a few where a sanitizer or valgrind looks at each.
+/// NCCL's resources of a plan are destroyed before the communicator, and that before the parent that shares its abort
+/// flag. Runs as many times as `NCCL_TEST_ROUNDS` sets; a few under a sanitizer or valgrind.
 #[test]
 fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
     let asked = std::env::var("NCCL_TEST_ROUNDS").map(|rounds| rounds.parse());
@@ -637,9 +636,9 @@ fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
                 parts.into_iter().for_each(drop);
                 Ok(())
             };
-            // What is made once per process is there after the first rounds.
+            // The permanent resources of a process exist after the first rounds.
             (0..4).try_for_each(round)?;
-            // One rank counts: a directory that another reads meanwhile is a descriptor of the process as well.
+            // One rank counts: a directory that another rank reads meanwhile is a descriptor of the process as well.
             let count = || (world.rank() == 0).then(left);
             world.barrier("begun")?;
             let before = count();
@@ -660,7 +659,7 @@ fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
         });
 }
 
-/// How many descriptors and threads the process has, once these numbers stay the same for a while: what was dropped ends in the
+/// The descriptors and threads of the process, once these numbers are stable for a while: dropped objects end in the
 /// background.
 fn left() -> (usize, usize) {
     let count = |of: &str| {
@@ -678,13 +677,13 @@ fn left() -> (usize, usize) {
     known
 }
 
-/// Nobody can wait for the replay or abort it any more: the communicator ends as a dropped one does.
+/// No thread can wait for the replay or abort it any more: the communicator ends as a dropped one does.
 #[test]
 fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
     if !support::needs_emulator("faults on purpose") {
         return;
     }
-    // It looks at the free memory of its device.
+    // The test reads the free memory of its device.
     if !support::needs_devices(2) {
         return;
     }
@@ -724,7 +723,7 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             assert!(begun.elapsed() >= limit, "{:?}", begun.elapsed());
-            // Of the communicator, and of the one that is its switch.
+            // The aborts of the communicator, and of its parent, which is its abort switch.
             let switched = support::launch_mode() == LaunchMode::BlockingChild;
             assert_eq!(aborts.hits(), 1 + u64::from(switched));
             stream.synchronize()?;

@@ -50,7 +50,7 @@ fn worlds(late: bool) -> impl Iterator<Item = (u64, Ranks)> {
 
 #[test]
 fn random_programs_are_right_between_threads() {
-    // They use the default stream: on one device, threads would wait for each other in it.
+    // The program uses the default stream: on one device, threads would wait for each other in it.
     if !support::needs_devices(4) {
         return;
     }

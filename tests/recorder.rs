@@ -1,4 +1,4 @@
-//! The flight recorder: what was issued is found, in its order, whoever asks and whenever.
+//! The flight recorder: issued calls are found, in order, from any thread and at any time.
 
 mod support;
 

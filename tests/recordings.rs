@@ -1,5 +1,4 @@
-//! The recordings of all ranks are there to be looked at, whatever their threads hang in, and also after a
-//! fault.
+//! The recordings of all ranks are available, whatever call their threads hang in, and also after a fault.
 
 #[path = "support/programs.rs"]
 mod programs;
@@ -22,7 +21,7 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// The recordings, once they are as wanted.
+/// Polls the recordings until they are as `wanted`.
 fn until(world: &World, wanted: impl Fn(&Timeline) -> bool) -> Outcome<Timeline> {
     let deadline = Instant::now() + LONG;
     loop {
@@ -50,7 +49,7 @@ fn calls_of(timeline: &Timeline, rank: usize) -> usize {
     communicators.map_or(0, |all| all.iter().map(|one| one.calls.len()).sum())
 }
 
-/// Rank 1 does not come to the second all-reduce.
+/// Rank 1 does not enter the second all-reduce.
 fn one_stays_away(world: World) -> Outcome {
     let (comm, mut y) = start(&world)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -60,7 +59,7 @@ fn one_stays_away(world: World) -> Outcome {
         return Ok(());
     }
     world.phase("somewhere <else>");
-    // Rank 0 may be asked while NCCL has not come back from the call.
+    // Rank 0 may be queried while NCCL has not returned from the call.
     let timeline = until(&world, |timeline| {
         let calls = timeline.ranks.iter().find(|one| one.rank == 0);
         let calls = calls.and_then(|one| Some(&one.snapshot.communicators.first()?.calls));
@@ -121,8 +120,8 @@ fn a_rank_that_never_enters_is_shown_as_behind() {
     }
 }
 
-/// Every rank waits for a message that nobody sends, and has no thread left but those of this crate. The last one
-/// looks from another thread.
+/// Every rank waits for a message that no rank sends, and has no free thread but those of this crate. The last rank
+/// collects from another thread.
 fn all_hang_while(world: World, look: impl FnOnce(&World) -> Outcome) -> Outcome {
     let (comm, mut y) = start(&world)?;
     let size = world.size();
@@ -151,7 +150,7 @@ fn all_hang_while(world: World, look: impl FnOnce(&World) -> Outcome) -> Outcome
 
 fn until_all_hang(world: &World) -> Outcome<Timeline> {
     let ranks = 0..world.size();
-    // A call is there a moment before what it consists of.
+    // A call is recorded a moment before its operations.
     let has_receive = |timeline: &Timeline, number: usize| {
         let mut of_rank = timeline.ranks.iter().filter(|one| one.rank == number);
         of_rank.any(|one| {
@@ -188,7 +187,7 @@ fn ranks_that_all_hang_can_be_asked() {
     ranks_as_threads(3, all_hang);
 }
 
-/// By hand, as somebody does who logs in to where a job hangs.
+/// From a shell, as a user who logs in to a host where a job hangs.
 fn a_doctor_asks(world: &World) -> Outcome {
     until_all_hang(world)?;
     let directory = tempfile::tempdir()?;
@@ -201,7 +200,7 @@ fn a_doctor_asks(world: &World) -> Outcome {
         .arg(path("page.html"))
         .arg("--json")
         .arg(path("all.json"));
-    // Nobody's rank.
+    // No variables of a rank.
     for name in [
         "NCCL_RUN_RANK",
         "NCCL_RUN_WORLD_SIZE",
@@ -221,7 +220,7 @@ fn a_doctor_asks(world: &World) -> Outcome {
     for rank in 0..3 {
         assert_eq!(calls_of(&timeline, rank), 2);
     }
-    // Without knowing more than a process; of somebody who has nothing of the job in the environment.
+    // By a process number alone, without any variable of the job in the environment.
     let by_process = |pid: &str| {
         let mut doctor = Command::new(programs::program("nccl-doctor"));
         for (name, _) in std::env::vars_os() {
@@ -245,7 +244,7 @@ fn a_doctor_asks(world: &World) -> Outcome {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     assert!(said.contains("by process 1: "), "{said}");
-    // Nobody answers there.
+    // There is no listener at this address.
     let nowhere = format!("unix:{}", path("nobody.sock").display());
     let mut doctor = Command::new(programs::program("nccl-doctor"));
     let arguments = ["timeline", "--rendezvous", &nowhere, "--timeout", "1"];
@@ -265,7 +264,7 @@ fn a_doctor_asks_a_job_that_hangs() {
     }
 }
 
-/// A rank, rank 0 as well, is stopped, asked in vain, and goes on.
+/// Ranks, rank 0 as well, are stopped, queried in vain, and continue.
 fn some_are_stopped(world: World) -> Outcome {
     if world.rank() == 1 {
         let all = world.recordings(LONG);
@@ -306,7 +305,7 @@ fn a_rank_that_is_stopped_is_named_as_missing_and_the_others_are_there() {
     }
 }
 
-/// Rank 0 asks while rank 1 is stopped, and has recorded another call of its own before the other one is given up.
+/// Rank 0 collects while rank 1 is stopped, and records another call of its own before the collection gives up.
 fn one_calls_while_it_waits_for_answers(world: World) -> Outcome {
     let (comm, mut y) = start(&world)?;
     let mut to_itself = || -> Outcome {
@@ -348,7 +347,7 @@ fn a_ranks_own_records_are_those_of_the_moment_at_which_it_asks() {
     }
 }
 
-/// Rank 0 gives up an all-reduce that rank 1 does not come to; rank 1 hears of it.
+/// Rank 0 gives up an all-reduce that rank 1 does not enter; rank 1 gets the fault.
 fn a_fault(world: World) -> Outcome {
     let (comm, mut y) = start(&world)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -370,7 +369,7 @@ fn after_a_fault_every_rank_has_left_a_file_and_they_make_one_timeline() {
     if !support::needs_processes(2) {
         return;
     }
-    // The ranks run this again, and have a directory of their own that stays empty.
+    // The ranks run this code again, and have a directory of their own that stays empty.
     let directory = tempfile::tempdir().expect("a directory");
     let faults = directory.path().join("faults");
     Ranks::new(2)
@@ -393,7 +392,7 @@ fn after_a_fault_every_rank_has_left_a_file_and_they_make_one_timeline() {
     assert_eq!(last.state, CallState::Aborted);
 }
 
-/// How often it was said that a recording could not be written, and that one was.
+/// How often the log reported a recording that could not be written, and one that was.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -423,7 +422,7 @@ fn said() -> (usize, usize) {
     (read(&FAILED), read(&WRITTEN))
 }
 
-/// Rank 0 aborts a communicator, and both have its reason.
+/// Rank 0 aborts a communicator, and both ranks have its reason.
 fn one_is_aborted(world: &World) -> Outcome {
     let (comm, mut y) = start(world)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -453,7 +452,7 @@ fn the_disk_is_full(world: World) -> Outcome {
     one_is_aborted(&world)?;
     await_count(&FAILED, "refused");
     one_is_aborted(&world)?;
-    // Long after the second was tried.
+    // Long after the second attempt.
     std::thread::sleep(Duration::from_millis(400));
     assert_eq!(said(), (1, 0), "said once, of two");
     world.barrier("nothing is left")?;
@@ -506,7 +505,7 @@ fn a_full_disk_is_one_warning_and_costs_nothing_but_the_recordings() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let small = match is_child() {
-        // Theirs is that of the test.
+        // The ranks use the test's file system.
         true => None,
         false => match Small::mount(directory.path()) {
             None => return,

@@ -1,4 +1,4 @@
-//! Ranks that meet across hosts: each host is a network namespace.
+//! A rendezvous across hosts: each host is a network namespace.
 //!
 //! Needs root; without, the tests say that they were skipped.
 
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use meeting::{ENDS, Hosts, ip, results, start, start_with};
 
-/// What users are told.
+/// The users' documentation of these messages.
 const PAGE: &str = include_str!("../docs/start-up-faults.md");
 
-/// Not a test of its own: what the ranks of the others run.
+/// Not a test of its own: the code of the other tests' ranks.
 #[test]
 fn a_rank() {
     meeting::run_a_rank();
@@ -52,7 +52,7 @@ fn what_keeps_hosts_apart_is_said_with_the_interfaces_there_are() {
     };
     let limit = ("NCCL_TEST_LIMIT", "1500");
 
-    // No way to that subnet.
+    // There is no route to that subnet.
     let more = [("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400"), limit];
     let ranks = (0..2).map(|rank| hosts.start(rank, rank, 2, "meet", &more));
     let said = results(ranks.collect());
@@ -76,7 +76,7 @@ fn what_keeps_hosts_apart_is_said_with_the_interfaces_there_are() {
         assert!(said.contains(word), "{word:?} in {said:?}");
     }
 
-    // The interface that was asked for is down.
+    // The requested interface is down.
     ip(&format!("-n {} link set {} down", hosts.names[0], ENDS[0]));
     let more = [more[0], ("NCCL_RUN_INTERFACE", "eth7"), limit];
     let said = results(vec![hosts.start(0, 0, 2, "meet", &more)]).remove(0);
@@ -97,7 +97,7 @@ fn a_host_that_is_cut_off_is_named_within_seconds() {
         .enumerate()
         .map(|(rank, script)| hosts.start(rank / 2, rank, 3, script, &more))
         .collect();
-    // All have met; a moment later, all wait.
+    // All have joined; a moment later, all wait.
     let mut out = BufReader::new(ranks[2].stdout.take().unwrap());
     let mut line = String::new();
     while !line.contains("met as") {
@@ -121,16 +121,16 @@ fn a_host_that_is_cut_off_is_named_within_seconds() {
             "{said}"
         );
     }
-    // Which passes it on.
+    // Which passes the signal on.
     let pid = rustix::process::Pid::from_child(&far);
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     let _ = far.wait();
 }
 
-/// Who looks how late others are has the processors to itself, as far as this file goes.
+/// Tests of this file that measure how late ranks are run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// It lives: nobody may call it dead, and everybody is told what is wrong with it.
+/// The rank is alive: no rank may report it dead, and every rank gets its state.
 #[test]
 fn a_rank_that_is_stopped_is_said_to_be_alive_and_silent_with_its_state() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,7 +154,7 @@ fn a_rank_that_is_stopped_is_said_to_be_alive_and_silent_with_its_state() {
             line.clear();
             assert!(out.read_line(&mut line).unwrap() > 0, "it ended");
         }
-        // So that the others have all its words.
+        // So that the others have received all its messages.
         std::thread::sleep(Duration::from_millis(500));
         let pid = rustix::process::Pid::from_child(&stopped);
         let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
@@ -177,7 +177,7 @@ fn a_rank_that_is_stopped_is_said_to_be_alive_and_silent_with_its_state() {
     });
 }
 
-/// On a busy machine a rank may say nothing for as long as it takes to be passed over.
+/// On a busy machine a rank may be silent for so long that the succession passes it over.
 #[test]
 fn a_rank_that_was_passed_over_goes_on_behind_the_one_that_took_over() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,18 +195,18 @@ fn a_rank_that_was_passed_over_goes_on_behind_the_one_that_took_over() {
             assert!(out.read_line(&mut line).unwrap() > 0, "it ended");
         }
     }
-    // So that all have each other's words.
+    // So that all have received each other's messages.
     std::thread::sleep(Duration::from_millis(500));
     let pids: Vec<_> = ranks.iter().map(rustix::process::Pid::from_child).collect();
     let signal = |rank: usize, signal| rustix::process::kill_process(pids[rank], signal).unwrap();
     signal(1, rustix::process::Signal::STOP);
     signal(0, rustix::process::Signal::KILL);
     ranks.remove(0).wait().unwrap();
-    // Longer than an answer is waited for.
+    // Longer than a rank waits for an answer.
     std::thread::sleep(Duration::from_secs(5));
     signal(1, rustix::process::Signal::CONT);
     let said = results(ranks);
-    // They keep their order, whoever coordinates.
+    // They keep their order, whichever rank coordinates.
     let order = [
         "rank 0 of [Some(1), Some(2)]",
         "rank 1 of [Some(1), Some(2)]",
@@ -229,7 +229,7 @@ fn many_busy_ranks_on_few_cores_are_all_heard_in_time() {
         println!("rank {rank} heard {heard}, and none of them for {worst} ms at most");
         let expected = if rank == 0 { RANKS - 1 } else { 1 };
         assert_eq!(heard.parse(), Ok(expected), "{said}");
-        // So long without a word makes a suspect.
+        // A silence of this length makes a suspect.
         let worst: u64 = worst.parse().unwrap_or_else(|_| panic!("{said}"));
         assert!(worst < 3000, "rank {rank}: {said}");
     }
@@ -269,7 +269,7 @@ fn a_coordinator_without_descriptors_waits_for_some_without_spinning() {
     ];
     let zero = start(&[], 0, 2, "meet cheaply", &more);
     let deadline = Instant::now() + Duration::from_secs(10);
-    // The file is there before rank 0 listens.
+    // The file exists before rank 0 listens.
     let first = loop {
         match std::os::unix::net::UnixStream::connect(&path) {
             Ok(stream) => break stream,
@@ -277,7 +277,7 @@ fn a_coordinator_without_descriptors_waits_for_some_without_spinning() {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    // More than it has descriptors for; the rest waits in the kernel.
+    // More connections than it has descriptors for; the rest waits in the kernel.
     let mut silent = vec![first];
     silent.resize_with(40, || {
         std::os::unix::net::UnixStream::connect(&path).unwrap()
@@ -291,7 +291,7 @@ fn a_coordinator_without_descriptors_waits_for_some_without_spinning() {
     assert_eq!(said[1], "fine");
 }
 
-/// The second host gets to 10.99.0.1 by way of the first, which does with it as its route says.
+/// The second host reaches 10.99.0.1 through the first, which handles the packets by its route.
 #[test]
 fn a_firewall_that_drops_is_told_from_one_that_refuses_and_from_the_hosts_own() {
     let Some(hosts) = Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
@@ -325,7 +325,7 @@ fn a_firewall_that_drops_is_told_from_one_that_refuses_and_from_the_hosts_own() 
         ),
     ] {
         if far == "unreachable" {
-            // It has refused so often before that it would be silent for a while.
+            // So many refusals before would rate-limit the next ones.
             ip(&format!(
                 "netns exec {router} sysctl -qw net.ipv4.icmp_ratelimit=0"
             ));
@@ -355,7 +355,7 @@ fn a_name_that_is_the_loopback_on_rank_0s_host_is_said() {
     let Some(hosts) = Hosts::new([&["10.77.0.1/24"], &["10.77.0.2/24"]]) else {
         return;
     };
-    // What Debian writes for a host's own name; the other host knows it right.
+    // The line that Debian writes for a host's own name; the other host resolves it correctly.
     hosts.know(
         0,
         "127.0.0.1 localhost\n127.0.1.1 node-a # by the installer\n",
@@ -365,7 +365,7 @@ fn a_name_that_is_the_loopback_on_rank_0s_host_is_said() {
         ("NCCL_RUN_RENDEZVOUS", "tcp:node-a:29400"),
         ("NCCL_TEST_LIMIT", "1500"),
     ];
-    // Nobody has said that there are other hosts: it is said when one does not come.
+    // No setting says that there are other hosts: the report comes when a rank is missing.
     let ranks = (0..2).map(|rank| hosts.start(rank, rank, 2, "meet", &more));
     let said = results(ranks.collect());
     println!("said: {said:#?}");
@@ -380,7 +380,7 @@ fn a_name_that_is_the_loopback_on_rank_0s_host_is_said() {
         said[1].contains("10.77.0.1:29400") && said[1].contains("refused"),
         "{said:?}"
     );
-    // It is known: then at once.
+    // With the setting, the report comes at once.
     let more = [more[0], ("NCCL_RUN_LOCAL_WORLD_SIZE", "1")];
     let begun = Instant::now();
     let said = results(vec![hosts.start(0, 0, 2, "meet", &more)]).remove(0);
@@ -406,7 +406,7 @@ fn ranks_of_one_host_meet_without_any_network() {
         let ranks = (0..3).map(|rank| hosts.start(0, rank, 3, "meet", &more));
         assert_eq!(results(ranks.collect()), ["fine"; 3], "{place}");
     }
-    // Over TCP there is nothing to meet at, and that is said.
+    // Over TCP the address of the rendezvous is missing, and the error says so.
     let more = [
         ("NCCL_RUN_RENDEZVOUS", "tcp:127.0.0.1:29400"),
         ("NCCL_TEST_LIMIT", "1500"),
@@ -430,7 +430,7 @@ fn a_rank_0_that_dies_while_others_still_come_is_named_at_once() {
     let more = [("NCCL_RUN_RENDEZVOUS", &place[..])];
     let mut zero = meeting::start_with(&[], 0, 3, "meet", &more);
     let one = start(&[], 1, 3, "meet", &more);
-    // Rank 1 has come when it has a door of its own; rank 2 never does.
+    // Rank 1 has joined when its own socket exists; rank 2 never does.
     let door = directory.path().join("meet.1");
     let deadline = Instant::now() + Duration::from_secs(10);
     while !door.exists() {
@@ -444,6 +444,6 @@ fn a_rank_0_that_dies_while_others_still_come_is_named_at_once() {
     let said = results(vec![one]).remove(0);
     println!("said after {:?}: {said}", begun.elapsed());
     table::is_as_quoted(PAGE, "rank 0 is killed while others still come", &said);
-    // Below the silence after which a rank counts as gone.
+    // Below the silence after which a rank counts as dead.
     assert!(begun.elapsed() < Duration::from_millis(2500));
 }

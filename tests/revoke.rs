@@ -1,4 +1,4 @@
-//! Stopping what is under way on all ranks, and going on with NCCL's own shrink.
+//! Revokes pending operations on all ranks, and continues with NCCL's own shrink.
 
 mod support;
 
@@ -39,7 +39,7 @@ fn revoke_what_stalls(world: World) -> Outcome {
         );
     }
     assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
-    // Nothing else is left of it.
+    // Nothing else works any more.
     for error in [
         sum(&comm, &stream).unwrap_err().to_string(),
         comm.finalize().unwrap_err().to_string(),
@@ -57,7 +57,7 @@ fn revoke_what_stalls(world: World) -> Outcome {
         shrunk.communicator.finalize()?;
     }
     world.barrier("shrunk")?;
-    // With everybody, NCCL has no way of its own.
+    // For all ranks, NCCL has no way of its own.
     let shrunk = comm.shrink("all again", &[])?;
     assert_eq!(sum(&shrunk.communicator, &stream)?, 111.0);
     if support::launch_mode() == LaunchMode::NonBlocking {
@@ -89,7 +89,7 @@ fn an_older_library_says_what_it_needs_and_nothing_has_happened() {
         .processes(|world| -> Outcome {
             let (_, comm) = start(&world, LIMIT)?;
             if support::launch_mode() == LaunchMode::BlockingChild {
-                // There it takes no function of NCCL's that is new.
+                // There the revoke uses no new function of NCCL.
                 world.barrier("both are there")?;
                 if let Err(error) = comm.revoke("old") {
                     assert!(error.to_string().contains("revoked it: old"), "{error}");
@@ -120,7 +120,7 @@ fn nothing_is_left_of_many_revoked_communicators() {
         for round in 0..30 {
             let (stream, comm) = start(&world, LIMIT)?;
             assert_eq!(sum(&comm, &stream)?, 11.0);
-            // Not while the other still waits for its sum. Then both at once: one of them is heard first.
+            // Not while the other still waits for its sum. Then both at once: one revoke arrives first.
             world.barrier("summed")?;
             if let Err(error) = comm.revoke("round") {
                 assert!(error.to_string().contains("revoked it: round"), "{error}");
@@ -142,14 +142,14 @@ fn nothing_is_left_of_many_revoked_communicators() {
     });
 }
 
-/// NCCL keeps the registrations of one that was revoked. When it does not give that back, the memory stays.
+/// NCCL keeps the registrations of a revoked communicator. When NCCL does not destroy it, the memory stays.
 #[test]
 fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
     if !support::needs_emulator("calls that fail and hang on purpose") {
         return;
     }
     for hangs in [false, true] {
-        // Where calls block it is aborted.
+        // Where calls block the communicator is aborted.
         ranks_as_processes(2, move |world: World| -> Outcome {
             let world = world.with_launch_mode(LaunchMode::NonBlocking);
             let stream = support::device(&world)?.new_stream()?;
@@ -179,7 +179,7 @@ fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
             assert_eq!(comm.state(), nccl::CommunicatorState::Leaked);
             assert_eq!(nccl::leaked_communicators(), leaked + 1);
             drop(refuses);
-            // The call comes back late, and nothing is known of what NCCL still has.
+            // The call returns late, and NCCL's remaining use of the memory is unknown.
             drop(abort);
             drop(y);
             assert!(!freed.wait_for_hits(1, Duration::from_millis(500)));
@@ -194,7 +194,7 @@ fn what_is_registered_with_a_revoked_communicator_is_deregistered_before_it_is_f
     if !support::needs_emulator("calls that are counted") {
         return;
     }
-    // Where calls block it is aborted.
+    // Where calls block the communicator is aborted.
     ranks_as_processes(2, |world: World| -> Outcome {
         let world = world.with_launch_mode(LaunchMode::NonBlocking);
         let (stream, comm) = start(&world, LIMIT)?;

@@ -1,4 +1,4 @@
-//! Which public types may cross threads, written down: a change of this table is a change of the API.
+//! The public types that may cross threads: a change of this table is a change of the API.
 
 macro_rules! table {
     ($($type:ty: $($what:ident)*;)*) => {

@@ -1,4 +1,4 @@
-//! Random operations for a long time: nothing grows.
+//! Random operations for a long time: no resource grows.
 //!
 //! Ten seconds unless `NCCL_TEST_SOAK_SECONDS` says otherwise; ten minutes are
 //! `NCCL_TEST_SOAK_SECONDS=600 cargo test --release -p nccl-tests --test soak -- --nocapture`. Communicators are made,
@@ -21,10 +21,10 @@ fn seconds() -> u64 {
         .unwrap_or(10)
 }
 
-/// Communicators after which every pool has been filled, however slow the machine is.
+/// Communicators after which every pool is full, however slow the machine is.
 const WARM: u64 = 40;
 
-/// One communicator and its parts, from the beginning to one of its ends.
+/// One communicator and its parts, from creation to one of its ends.
 fn life(world: &World, turn: u64) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("soak").stream(&stream).build()?;
@@ -37,7 +37,7 @@ fn life(world: &World, turn: u64) -> Outcome {
     }
     match turn % 4 {
         0 => {
-            // An abort on one rank leaves the others waiting for what it has not done yet.
+            // An abort on one rank leaves the others waiting for its pending operations.
             stream.context().synchronize()?;
             world.barrier("done")?;
             comm.abort("it is time")?;
@@ -54,7 +54,7 @@ fn soak(world: &World) -> Outcome {
     let mut next_report = length / 8;
     let mut turn = 0;
     loop {
-        // Rank 0 decides for all, so that none waits for one that has ended.
+        // Rank 0 decides for all, so that no rank waits for one that has ended.
         let more = [u8::from(begun.elapsed() < length || turn < 2 * WARM)];
         if world.all_gather("more", &more)?[0] == [0] {
             break;

@@ -1,4 +1,4 @@
-//! Ranks as processes: none of them outlives whoever started it.
+//! Ranks as processes: no rank outlives the process that started it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use nccl_tools::testing::{Role, again, end_with, eventually, lives, name};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What the ranks of the tests below note about themselves.
+/// Writes a note of a rank of the tests below.
 fn note(directory: &Path, text: &str) {
     let rank = std::env::var("NCCL_RUN_RANK").unwrap();
     let partial = directory.join(format!("{rank}.partial"));
@@ -33,7 +33,7 @@ fn notes(directory: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The test as a starter of three ranks, which it is about to leave behind.
+/// The test as the launcher of three ranks, which it is about to leave behind.
 fn starter_and_ranks(test: &str, role: &str, stopped: bool) {
     let directory = PathBuf::from(role.split_once(' ').map_or("", |(_, path)| path));
     if role.starts_with("starter") {
@@ -73,7 +73,7 @@ fn killing_the_starter_ends_the_ranks(test: &str, stopped: bool) {
         .map(|(pid, rendezvous)| (pid.parse().unwrap(), rendezvous))
         .collect();
     assert!(ranks.iter().all(|&(pid, _)| lives(pid)), "{ranks:?}");
-    // SIGKILL: the starter has no chance to do anything about its ranks.
+    // SIGKILL: the launcher has no chance to end its ranks.
     starter.kill().unwrap();
     starter.wait().unwrap();
     let begun = Instant::now();

@@ -1,7 +1,8 @@
-//! Networks that are cut in two: which ranks go on, which do not, and what each of them says, before the network is whole again and
-//! after. Hosts have networks, processes and names of their own: no process of one is seen on the other.
+//! Networks that are cut in two: which ranks continue, which do not, and what each of them reports, before the network
+//! is repaired and after. Hosts have networks, processes and names of their own: processes of one host are invisible on
+//! the other.
 //!
-//! Needs root; without, each test says that it was not run.
+//! Needs root; without, each test reports that it was not run.
 
 #[path = "support/delayed_cable.rs"]
 mod delayed_cable;
@@ -26,8 +27,8 @@ const PORT: u16 = 29_400;
 /// Longer than any limit that a rank has.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A process of the job, which does what it is told on its standard input, a line each: `next MS` goes on, `decide R,R` is the
-/// operator's word, `talk` is an exchange of all ranks. It says how that ended.
+/// A process of the job, which obeys commands on its standard input, a line each: `next MS` goes on to the next epoch,
+/// `decide R,R` is the operator's decision, `talk` is an exchange of all ranks. It prints the outcome.
 fn process(role: &str) {
     let mut words = role.split(' ');
     let mut word = || words.next().expect("a role has six words");
@@ -82,7 +83,7 @@ fn process(role: &str) {
     }
 }
 
-/// A process, and what it says.
+/// A process, and its output.
 struct Actor {
     child: Child,
     orders: ChildStdin,
@@ -91,11 +92,11 @@ struct Actor {
 
 impl Actor {
     fn tell(&mut self, order: &str) {
-        // One that is gone hears nothing, which its next word shows.
+        // An ended process does not read; its missing answer shows that.
         let _ = writeln!(self.orders, "{order}");
     }
 
-    /// Its next word.
+    /// Its next line of output.
     fn says(&self) -> String {
         let said = self.said.recv_timeout(LONG);
         said.unwrap_or_else(|_| String::from("nothing"))
@@ -111,7 +112,7 @@ impl Drop for Actor {
 
 /// Ranks on hosts, `counts` on each, and a witness on the last host if there is one.
 struct Split {
-    // Before their hosts.
+    // First, so that they are dropped before their hosts.
     ranks: Vec<Actor>,
     _witness: Option<Actor>,
     hosts: IsolatedHosts,
@@ -120,7 +121,7 @@ struct Split {
 }
 
 impl Split {
-    /// `None` where there can be no hosts.
+    /// `None` where isolated hosts are not available.
     fn new(test: &str, counts: [usize; 2], has_witness: bool, published: &str) -> Option<Self> {
         let hosts = IsolatedHosts::new(&Plan {
             hosts: 2 + usize::from(has_witness),
@@ -168,7 +169,7 @@ impl Split {
         })
     }
 
-    /// Which ranks are on a host.
+    /// The ranks on a host.
     fn of(&self, host: usize) -> std::ops::Range<usize> {
         match host {
             0 => 0..self.first,
@@ -176,7 +177,7 @@ impl Split {
         }
     }
 
-    /// All ranks are told the same; what each says.
+    /// Sends all ranks the same command; returns the answer of each.
     fn all(&mut self, order: &str) -> Vec<String> {
         let begun = Instant::now();
         self.ranks.iter_mut().for_each(|rank| rank.tell(order));
@@ -189,7 +190,7 @@ impl Split {
         said
     }
 
-    /// Ranks of `host` have gone on, in a world of their own; the others have not, and say why.
+    /// Asserts that the ranks of `host` continue in a world of their own, and that the others do not, and report why.
     fn one_side_is_on(&self, said: &[String], host: usize) {
         let on = self.of(host);
         let expected = format!("on 1 {}", on.len());
@@ -201,7 +202,7 @@ impl Split {
         }
     }
 
-    /// It says that it has no majority or was left behind, and calls nobody dead.
+    /// Asserts that it reports a missing majority or that it was left behind, and reports no rank dead.
     fn is_refused(&self, said: &str) {
         let reasons = ["reach", "cut off", "without", "left behind", "did not come"];
         let is_reason = reasons.iter().any(|reason| said.contains(reason));
@@ -303,7 +304,7 @@ fn a_network_that_is_whole_again_soon_ends_nothing() {
     });
 }
 
-/// What comes to a host from another one is answered by a reset.
+/// Resets connections from other hosts.
 const REJECTS: &str = "iifname != lo meta l4proto tcp reject with tcp reset";
 
 #[test]
@@ -355,7 +356,7 @@ fn a_firewall_that_rejects_splits_a_world_and_is_told_as_that() {
             return eprintln!("not run: {unable}");
         }
         let larger = usize::from(counts[1] > counts[0]);
-        // What is sent from that host arrives, and may be all that another rank needs.
+        // Data from that host arrives, and may be all that another rank needs.
         for said in split.all("talk") {
             if said != "on 0 3" {
                 split.is_refused(&said);
@@ -387,7 +388,8 @@ fn a_majority_goes_on_also_when_a_rank_falls_out_of_reach_meanwhile() {
         }
         let larger = usize::from(counts[1] > counts[0]);
         let mut said = split.all("next 15000");
-        // The next epoch may have been agreed upon with the rank that fell out of reach: then it is gone in that one.
+        // The next epoch may have been agreed upon with the rank that became unreachable: then it is lost in that
+        // epoch.
         let others = split.of(larger);
         if said[others].iter().all(|said| said == "on 1 3") {
             split.is_refused(&said[split.of(1 - larger)][0]);
@@ -409,7 +411,7 @@ fn a_rank_that_nobody_saw_end_is_out_of_reach_and_not_dead() {
     if let Role::Child(role) = Role::of(TEST) {
         return process(&role);
     }
-    // The second one coordinates.
+    // The second rank coordinates.
     each(&[([2, 1], 2), ([1, 2], 0)], |(counts, alone)| {
         let Some(mut split) = Split::new(TEST, counts, false, "-") else {
             return;
@@ -418,7 +420,7 @@ fn a_rank_that_nobody_saw_end_is_out_of_reach_and_not_dead() {
         let others = || (0..3).filter(|rank| *rank != alone);
         let said = split.all("talk");
         let host = format!("(host{}, ", 1 + usize::from(alone > 0));
-        // Who coordinates is connected to, and only waits itself.
+        // The coordinator is connected to, and only waits itself.
         let signs = ["refuses connections", "closed from the other end"];
         for rank in others() {
             let told = &said[rank];
@@ -490,16 +492,16 @@ fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
             return;
         };
         split.hosts.cut(1);
-        // The operator makes sure that the other side does not go on.
+        // The operator makes sure that the other side does not continue.
         for rank in split.of(1 - side) {
             split.ranks[rank].child.kill().expect("it runs");
         }
-        // Which takes longer than a side waits by itself.
+        // That takes longer than a side waits on its own.
         std::thread::sleep(Duration::from_secs(14));
         let ranks = split.of(side);
         let names: Vec<_> = ranks.clone().map(|rank| rank.to_string()).collect();
         let names = names.join(",");
-        // By a rank's program, or from a command line beside the rank that listens where all have met.
+        // By a rank's program, or by a command line beside the rank that listens at the rendezvous address.
         if side == 0 && each == 2 {
             let secret = tempfile::NamedTempFile::new().expect("a file");
             std::fs::write(&secret, [7; 32]).expect("a file");

@@ -1,5 +1,5 @@
-//! What every rank is told when the ranks of a job cannot meet, and how soon: docs/start-up-faults.md has
-//! what these tests print (`--nocapture`).
+//! The error on every rank when the ranks of a job cannot meet, and how soon it comes: docs/start-up-faults.md has the
+//! output of these tests (`--nocapture`).
 
 mod meeting;
 
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use meeting::{results, start_with};
 use nccl::{Observer, Rendezvous};
 
-/// Not a test of its own: what the ranks of the others run.
+/// Not a test of its own: the code of the other tests' ranks.
 #[test]
 fn a_rank() {
     meeting::run_a_rank();
 }
 
-/// A place to meet of a test's own.
+/// A rendezvous address of a test's own.
 struct Meeting {
     directory: tempfile::TempDir,
 }
@@ -41,7 +41,7 @@ impl Meeting {
         start_with(&[], rank, size, script, &more)
     }
 
-    /// Waits until a rank other than 0 has a door of its own: it has come.
+    /// Waits until a rank other than 0 has joined: then its own socket exists.
     fn wait_for(&self, rank: usize) {
         let door = self.directory.path().join(format!("meet.{rank}"));
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -52,7 +52,7 @@ impl Meeting {
     }
 }
 
-/// What the ranks say, all of which has to have these words, within this time of the fault.
+/// Asserts that the outputs of all ranks contain these words, within this time of the fault.
 fn said(fault: &str, begun: Instant, limit: Duration, ranks: Vec<Child>, words: &[&str]) {
     let said = results(ranks);
     let after = begun.elapsed();
@@ -66,9 +66,9 @@ fn said(fault: &str, begun: Instant, limit: Duration, ranks: Vec<Child>, words: 
     assert!(after < limit, "{after:?}");
 }
 
-/// A limit that is not meant to pass, in milliseconds.
+/// A limit in milliseconds that is not meant to pass.
 const LONG: &str = "20000";
-/// Sooner than that, on a loaded machine too: how soon it is otherwise is printed.
+/// Sooner than that, on a loaded machine too: the actual time is printed.
 const SOON: Duration = Duration::from_secs(15);
 
 #[test]
@@ -100,7 +100,7 @@ fn a_rank_that_is_never_started() {
     );
 }
 
-/// Rank 2 of three ends before it joins; `later`: rank 1 comes after rank 0 has heard that.
+/// Rank 2 of three ends before it joins; `later`: rank 1 starts after rank 0 knows that.
 fn rank_2_ends(later: bool) {
     let meeting = Meeting::new();
     let place = meeting.place();
@@ -160,7 +160,7 @@ fn two_processes_that_are_one_rank() {
         "two processes cannot be one rank",
     ];
     said("the second rank 1", begun, SOON, vec![second], &words);
-    // The others still wait for rank 2, and go on when it comes.
+    // The others still wait for rank 2, and continue when it joins.
     let last = meeting.start(2, 3, "meet", LONG);
     let mut all = Vec::from(ranks);
     all.push(last);

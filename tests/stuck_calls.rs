@@ -1,4 +1,5 @@
-//! Calls of NCCL's and CUDA's that do not come back: who is in one is named, and what others wait for ends.
+//! Calls of NCCL and CUDA that do not return: the rank inside one is named, and operations of the ranks that wait for
+//! it end.
 
 mod support;
 #[path = "support/unattended.rs"]
@@ -13,7 +14,7 @@ use nccl_emulator::faults;
 use support::{needs_emulator, ranks_as_processes};
 use unattended::{LIMIT, Outcome, SOON, fault, start, unattended};
 
-/// Ranks of which a thread hangs at the end; each has a limit of its own.
+/// Ranks with a thread that hangs at the end; each has a limit of its own.
 fn ranks_that_hang(
     ranks: usize,
     limit: impl Fn(usize) -> Duration,
@@ -32,7 +33,7 @@ fn ranks_that_hang(
     });
 }
 
-/// A thread of this rank goes into a call that does not come back.
+/// A thread of this rank enters a call that does not return.
 fn go_in_for_ever(comm: &Communicator) {
     faults::at_call("ncclAllReduce").hang().keep();
     let comm = comm.clone();
@@ -41,7 +42,7 @@ fn go_in_for_ever(comm: &Communicator) {
     });
 }
 
-/// All ranks are told that `rank` is the one, in these words.
+/// Asserts that all ranks get a fault that names `rank` in these words.
 fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
     let fault = fault(comm)?;
     assert_eq!(
@@ -55,13 +56,13 @@ fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
 
 #[test]
 fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
-    // It would find out itself, and say so in other words.
+    // A limit of its own would pass as well, with other words.
     let patient = |rank| if rank == 1 { SOON } else { LIMIT };
     ranks_that_hang(3, patient, |world, _, comm| {
         if world.rank() == 1 {
             go_in_for_ever(comm);
         }
-        // Nobody waits before it is in there.
+        // No rank waits before the call hangs.
         world.barrier("begin")?;
         if world.rank() != 1 {
             unattended(comm)?;
@@ -101,7 +102,7 @@ fn in_the_first_message(rank_1: impl Fn(&Communicator) -> Outcome) {
         let comm = comm.timeouts(limits).build()?;
         world.barrier("begin")?;
         if world.rank() == 0 {
-            // So that the call does not come back at its limit.
+            // So that the call does not return at its limit.
             faults::at_call("ncclCommAbort").hang().keep();
             exchange_unattended(&comm);
         } else {
@@ -114,7 +115,7 @@ fn in_the_first_message(rank_1: impl Fn(&Communicator) -> Outcome) {
     });
 }
 
-/// Exchanges a message with the other rank, whatever comes of it.
+/// Exchanges a message with the other rank, whatever the result.
 fn exchange(comm: &Communicator) -> Outcome {
     let x = comm.stream().alloc_zeros::<u8>(8)?;
     let mut y = comm.stream().alloc_zeros::<u8>(8)?;
@@ -125,7 +126,7 @@ fn exchange(comm: &Communicator) -> Outcome {
     Ok(())
 }
 
-/// A thread of this rank does that.
+/// Does that on a thread of this rank.
 fn exchange_unattended(comm: &Communicator) {
     let comm = comm.clone();
     std::thread::spawn(move || {
@@ -160,14 +161,14 @@ fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
             world.barrier("begin")?;
             if world.rank() == 0 {
                 unattended(comm)?;
-                // The first to ask is the watchdog.
+                // The first query is the watchdog's.
                 faults::at_call("ncclCommGetAsyncError")
                     .nth(1)
                     .hang()
                     .keep();
             }
             is_told(comm, 0, "ncclCommGetAsyncError has not come back")?;
-            // Others are still watched over.
+            // Other communicators are still watched.
             if world.rank() == 0 {
                 unattended(&other)?;
             }
@@ -189,7 +190,7 @@ fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_en
         |world, _, comm| {
             world.barrier("begin")?;
             if world.rank() == 0 {
-                // Nobody but the watchdog asks.
+                // Only the watchdog queries.
                 faults::at_call("cuEventQuery").hang().keep();
                 unattended(comm)?;
             }

@@ -1,8 +1,8 @@
-//! Rank 0's process dies, alone or with others, or its host is cut off: the ranks that are left hear one cause,
-//! and go on hearing of each other; those that are no majority say that they are cut off.
+//! Rank 0's process dies, alone or with others, or its host is cut off: the surviving ranks get one cause, and stay
+//! connected with each other; ranks without a majority report that they are cut off.
 //!
-//! Hosts are network namespaces, which need root; without, their tests say that they were skipped. The ranks'
-//! data goes through memory that they share, cut or not: what ends their work is what they hear.
+//! Hosts are network namespaces, which need root; without, their tests report that they were skipped. The ranks' data
+//! goes through shared memory, cut or not: their work ends by reports of the control plane.
 
 mod meeting;
 mod support;
@@ -18,9 +18,9 @@ use nccl_tools::testing::name;
 use support::apart::{self, Apart};
 use support::sums::work_until_the_end;
 
-/// An operation that runs into this limit was not ended by what another rank told.
+/// Limit of operations: reaching it means that no report of another rank ended the operation.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Within this, all ranks have to have heard: generous, for a loaded machine.
+/// Time within which all ranks must have the fault: generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(5);
 
 fn start(world: &World, name: &str) -> (Arc<CudaStream>, Communicator) {
@@ -31,7 +31,7 @@ fn start(world: &World, name: &str) -> (Arc<CudaStream>, Communicator) {
     (stream, comm)
 }
 
-/// Kills some of the ranks, and returns what the others say, and how late.
+/// Kills some of the ranks, and returns the reports of the others, and how late these were.
 fn kill(mut ranks: Vec<Apart>, victims: &[usize]) -> Vec<(String, Duration)> {
     apart::all_say(&mut ranks, "working");
     kill_working(ranks, victims)
@@ -106,14 +106,14 @@ fn when_rank_0_and_its_successor_are_killed_together_the_next_one_decides() {
     }
 }
 
-/// How many ranks meet on two hosts, and which of them on the second.
+/// The number of ranks on two hosts, and which of them are on the second.
 struct Spread {
     ranks: usize,
     far: &'static [usize],
 }
 
-/// In a rank: works in a communicator until the end. Its connections are those of its host, and all else is as
-/// if the ranks shared one: the emulator's ranks meet on one host only.
+/// In a rank: works in a communicator until the end. The control connections are those of its host, and everything else
+/// is as if the ranks shared one: the emulator's ranks meet on one host only.
 fn work_on_its_host(test: &str, ranks: usize) -> bool {
     let own = std::fs::File::open("/proc/self/ns/net").expect("a namespace");
     let meeting = |role: Option<&str>| match role {
@@ -131,7 +131,7 @@ fn work_on_its_host(test: &str, ranks: usize) -> bool {
     true
 }
 
-/// The thread, and those that it starts, are on another host from now on.
+/// Moves the thread, and threads that it starts, to another host.
 fn enter(namespace: &std::fs::File) {
     // SAFETY: the descriptor is open, and the call concerns nothing but the calling thread's namespace.
     let entered = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
@@ -149,7 +149,7 @@ impl Spread {
         let variables = [
             ("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400"),
             ("NCCL_RUN_SECRET", "hush, and nobody hears it"),
-            // The data of the ranks goes another way than what is cut, and would be a reason to wait.
+            // The data of the ranks does not go through the cut network, and would be a reason to wait.
             ("NCCL_RUN_UNREACHABLE", "abort"),
         ];
         let mut ranks = apart::start_each(test, self.ranks, &variables, host);
@@ -157,7 +157,7 @@ impl Spread {
         Some((hosts, ranks))
     }
 
-    /// Cuts the hosts off from each other. What each rank says, and when the last of each side had said it.
+    /// Cuts the hosts off from each other. Returns the report of each rank, and prints when the last of each side came.
     fn cut(&self, test: &str) -> Option<Vec<String>> {
         let (hosts, ranks) = self.start(test)?;
         ip(&format!("-n {} link set {} down", hosts.names[1], ENDS[1]));
@@ -176,7 +176,7 @@ impl Spread {
     }
 }
 
-/// A side that is cut off goes on looking for the others for twelve seconds after it has lost them.
+/// A side that is cut off looks for the others for twelve seconds after it has lost them.
 const CUT: Duration = Duration::from_secs(22);
 
 #[test]
@@ -226,7 +226,7 @@ fn when_the_host_of_one_rank_is_cut_off_the_others_lose_it_and_it_says_that_it_i
     assert!(said[3].contains("cut off from ranks 0-2"), "{said:#?}");
 }
 
-/// Nobody can tell which side is at fault, and nobody says that it can.
+/// Neither side can tell which is at fault, and neither claims to.
 #[test]
 fn two_ranks_and_two_halves_that_are_cut_off_both_say_so() {
     let test = name(&|| ());

@@ -1,5 +1,4 @@
-//! The helpers of the other tests: that ranks are what they are called, and that nothing which fails or
-//! hangs goes unnoticed.
+//! Tests of the helpers of the other tests: ranks are what they claim to be, and no failure or hang goes unnoticed.
 
 mod support;
 
@@ -10,7 +9,7 @@ use nccl::World;
 use nccl_tools::spawn::Outcome;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
-/// The process of every rank, as all of them know it.
+/// The process numbers of all ranks, from an exchange.
 fn pids(world: &World) -> nccl::Result<Vec<u32>> {
     let gathered = world.all_gather("pids", &std::process::id().to_le_bytes())?;
     Ok(gathered

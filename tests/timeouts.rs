@@ -1,4 +1,4 @@
-//! Limits that the environment sets win over those of the program.
+//! Limits of the environment override those of the program.
 
 mod support;
 
@@ -50,7 +50,7 @@ fn a_limit_that_the_environment_switches_off_never_passes() {
             .init_timeout(SHORT)
             .queue_timeout(SHORT)
             .finalize_timeout(SHORT);
-        // What a debugger does to a rank.
+        // As a debugger does to a rank.
         let hold = || {
             if world.rank() == 1 {
                 std::thread::sleep(SHORT * 12);

@@ -1,4 +1,4 @@
-//! Operations that nobody waits for end all the same, and nothing that goes on is ended for them.
+//! Operations that no thread waits for are ended by the watchdog, and running operations are not.
 
 #[path = "support/cgroup.rs"]
 mod cgroup;
@@ -26,11 +26,11 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
     ranks_as_processes(3, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
         world.barrier("begin")?;
-        // Rank 1 never comes.
+        // Rank 1 never enters.
         if world.rank() != 1 {
             let begun = Instant::now();
             unattended(&comm)?;
-            // As a program does that waits for its stream and not for the operation.
+            // As a program that waits for its stream and not for the operation.
             stream.synchronize()?;
             let took = begun.elapsed();
             assert!((LIMIT..SOON).contains(&took), "{took:?}");
@@ -46,7 +46,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         assert!(cause.contains("within 400ms"), "{cause}");
         let causes = world.all_gather("cause", fault.to_string().as_bytes())?;
         assert!(causes.iter().all(|other| *other == causes[0]), "{causes:?}");
-        // And whatever is asked of it afterwards says so.
+        // And every later call reports it.
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
         assert!(error.to_string().contains(cause), "{error}");
@@ -54,7 +54,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
     });
 }
 
-/// Whoever waits says of an operation what it was about; the watchdog says the same.
+/// A waiting thread reports the shape of an operation; so does the watchdog.
 #[test]
 fn the_shape_of_an_operation_that_nobody_waits_for_is_told() {
     if !needs_emulator("operations that hang on purpose") {
@@ -145,7 +145,7 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
             stream.synchronize()?;
             assert_eq!(comm.fault(), None);
         }
-        // Neither does what is behind it.
+        // Neither does work behind it.
         unattended(&comm)?;
         let gate = Gate::closed_on(&stream)?;
         std::thread::sleep(3 * LIMIT);
@@ -157,7 +157,7 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
     });
 }
 
-/// The watchdog looks every quarter of a second at most, and operations that follow each other closely have no marks of their own.
+/// The watchdog looks every quarter of a second at most, and operations in close succession have no marks of their own.
 #[test]
 fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_operation() {
     const LIMIT: Duration = Duration::from_secs(2);
@@ -170,7 +170,7 @@ fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_ope
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let gate = Gate::closed_on(&stream)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
-        // Until looks are far apart.
+        // Until the watchdog's looks are far apart.
         std::thread::sleep(LIMIT / 2);
         drop(gate);
         stream.synchronize()?;
@@ -203,7 +203,7 @@ fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
         let gate = (world.rank() == 1)
             .then(|| Gate::closed_on(&stream))
             .transpose()?;
-        // Rank 0 waits for rank 1 in the operation, and is as patient as rank 1.
+        // Rank 0 waits for rank 1 in the operation, and has the same limit as rank 1.
         let patient = comm.within(SOON);
         unattended(if world.rank() == 0 { &patient } else { &comm })?;
         let fault = fault(&comm)?;
@@ -226,7 +226,7 @@ fn the_limit_of_a_call_counts_and_not_that_of_its_communicator() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        // Of the world; the communicator has it from there.
+        // Set for the world; the communicator inherits it.
         let world = world.with_timeouts(Timeouts::new().operation(LIMIT));
         let (stream, comm) = start(&world, |builder| builder)?;
         world.barrier("begin")?;
@@ -297,7 +297,7 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
         stream.synchronize()?;
         assert!(begun.elapsed() < SOON);
         let fault = fault(&comm)?;
-        // It says that a peer failed, and not which.
+        // The error reports that a peer failed, and not which.
         assert_eq!(
             (fault.culprit(), fault.reported_by(), fault.class()),
             (None, Some(1), FaultClass::Failed),
@@ -312,7 +312,7 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
 
 #[test]
 fn a_capture_of_a_watched_stream_is_not_disturbed() {
-    // Processes: a capture may forbid calls of all threads of one.
+    // Processes: a capture may forbid calls of all threads of a process.
     ranks_as_processes(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
         let context = stream.context();
@@ -333,7 +333,7 @@ fn a_capture_of_a_watched_stream_is_not_disturbed() {
                 comm.on(&other).all_reduce_in_place(&mut y, ReduceOp::Sum)?;
                 std::thread::sleep(LIMIT / 2);
             }
-            // Something to be captured that waits for nothing outside.
+            // Something to capture that waits for nothing outside.
             unsafe extern "C" fn nothing(_: *mut std::ffi::c_void) {}
             let (on, none) = (stream.cu_stream(), std::ptr::null_mut());
             // SAFETY: the stream is alive, and the function takes nothing.
@@ -343,7 +343,7 @@ fn a_capture_of_a_watched_stream_is_not_disturbed() {
             graph.launch()?;
             stream.synchronize()?;
             assert_eq!(comm.fault(), None);
-            // What was put there before is found later.
+            // Earlier work is found complete later.
             let begun = Instant::now();
             while state(&comm, last) != Some(recorder::CallState::Done) {
                 assert!(begun.elapsed() < SOON, "{:?}", state(&comm, last));
@@ -402,13 +402,12 @@ fn what_nobody_asks_about_is_known_to_be_done_soon() {
     });
 }
 
-/// How often the threads of these names have gone to sleep: each time they wake, but not when others are
-/// given their processor.
+/// How often the threads of these names have gone to sleep: each time they wake, but not when they are preempted.
 fn sleeps(names: &[&str]) -> Result<Option<u64>, Box<dyn std::error::Error>> {
     let (mut sleeps, mut threads) = (0, 0);
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
-        // Threads of others may end meanwhile.
+        // Other threads may end meanwhile.
         let Ok(name) = std::fs::read_to_string(path.join("comm")) else {
             continue;
         };
@@ -422,7 +421,7 @@ fn sleeps(names: &[&str]) -> Result<Option<u64>, Box<dyn std::error::Error>> {
             .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         sleeps += switches.ok_or("a field")?.trim().parse::<u64>()?;
     }
-    // One that has just begun has no name yet.
+    // A thread that has just begun has no name yet.
     Ok((threads == names.len()).then_some(sleeps))
 }
 
@@ -449,7 +448,7 @@ fn the_watchdog_and_the_monitor_sleep_when_nothing_is_pending_and_wake_seldom_wh
         await_sleep(&both, Duration::from_secs(3))?;
         let it = ["nccl-watchdog"];
         let before = sleeps(&it)?.ok_or("it is not there")?;
-        // It is found again, and a busy communicator costs few looks.
+        // The operation is found again, and a busy communicator costs few looks.
         let until = Instant::now() + Duration::from_secs(2);
         let mut calls = 0;
         while Instant::now() < until {
@@ -516,14 +515,14 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
         return;
     }
     ranks_as_processes(2, |world| -> Outcome {
-        // Where calls block, the thread that guards them is the first that cannot be had.
+        // Otherwise, where calls block, the guard thread would be the first that cannot be created.
         let world = world.with_launch_mode(LaunchMode::NonBlocking);
         let stream = support::device(&world)?.new_stream()?;
         world.barrier("ready")?;
         let own = std::process::id();
         let mut group = None;
         if world.rank() == 1 {
-            // One of the watchdog's two threads can be had, or a call apart.
+            // Only one of the watchdog's two threads can be created, or a thread for a call.
             let threads = std::fs::read_dir("/proc/self/task")?.count();
             let limited = Group::new("pids", threads as u64 + 1).ok_or("no control group")?;
             limited.take(own)?;
@@ -555,7 +554,7 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
             resource: String::from("threads or processes"),
         };
         assert_eq!(*fault.root(), root);
-        // Nothing is half open: with threads, it is made.
+        // No resource is half created: with threads, the communicator can be created.
         world.barrier("again")?;
         let comm = world.communicator("test").stream(&stream).build()?;
         unattended(&comm)?;

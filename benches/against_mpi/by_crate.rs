@@ -1,5 +1,5 @@
-//! The same ranks, with the same memory, by the safe crate instead of the C functions: as a program calls it, in the default
-//! launch mode.
+//! The same ranks, with the same memory, through the safe crate instead of the C functions, as in a program, in the
+//! default launch mode.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use nccl::{Communicator, DataType, Erased, ErasedMut, Rendezvous, Request, World
 use super::Outcome;
 use super::rank::BATCH;
 
-/// No operation takes as long.
+/// Limit of operations, far above their duration.
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct ByCrate {
@@ -19,7 +19,7 @@ pub(crate) struct ByCrate {
 }
 
 impl ByCrate {
-    /// The rank in a world that meets at the socket `path`.
+    /// The rank in a world whose rendezvous is the socket `path`.
     pub(crate) fn new(rank: usize, ranks: usize, path: &str) -> Outcome<Self> {
         let world = World::join(Rendezvous::unix(path, rank, ranks)?)?;
         let context = CudaContext::new(rank)?;
@@ -38,7 +38,7 @@ impl ByCrate {
     /// Enqueues an all-to-all of `count` floats.
     ///
     /// # Safety
-    /// So many are at both addresses, used by nothing else until the stream has been waited for.
+    /// Both addresses have `count` floats, which nothing else uses until the stream has been waited for.
     pub(crate) unsafe fn start(&self, from: u64, to: u64, count: usize) -> Outcome<Request> {
         let kind = DataType::FLOAT32;
         // SAFETY: the caller's promise.
@@ -54,8 +54,8 @@ impl ByCrate {
     /// After operation `turn` of `count`: waits as often as [`super::rank`] does for those by the C functions.
     pub(crate) fn settle(&self, turn: usize, count: usize, done: &Request) -> Outcome {
         if (turn + 1).is_multiple_of(BATCH) || turn + 1 == count {
-            // As the benchmark examples wait, and nccl-tests. A wait for the request alone sleeps between its looks, and the emulator
-            // hands the work to another thread, on the same core.
+            // As the benchmark examples wait, and nccl-tests. A wait for the request alone sleeps between its polls,
+            // and the emulator hands the work to another thread, on the same core.
             self.stream.synchronize()?;
             done.wait()?;
         }

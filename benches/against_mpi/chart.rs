@@ -1,4 +1,4 @@
-//! The picture: for each operation and number of ranks a panel, time over size, both logarithmic.
+//! Draws the chart: for each operation and number of ranks a panel, time over size, both logarithmic.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ const PANEL: (f64, f64) = (400.0, 300.0);
 const GAP: (f64, f64) = (80.0, 70.0);
 const CORNER: (f64, f64) = (70.0, 80.0);
 
-/// A competitor: its name, its colour (of those that people who see few can tell apart), and its times.
+/// A competitor: its name, its colour (distinguishable with colour blindness), and its times.
 type Curve = (&'static str, &'static str, fn(&Comparison) -> &Vec<f64>);
 
 const CURVES: [Curve; 3] = [
@@ -33,7 +33,7 @@ pub(crate) fn draw(results: &[Comparison]) -> String {
             panels.push((one.operation, one.ranks));
         }
     }
-    // One scale for all panels, of which each has its place.
+    // One scale for all panels.
     let ends = |one: &&Comparison| {
         let times = CURVES.map(|(_, _, of)| Spread::of(of(one)));
         times
@@ -111,7 +111,7 @@ pub(crate) fn draw(results: &[Comparison]) -> String {
     svg + "</svg>\n"
 }
 
-/// The frame, and what is written beside it.
+/// The frame, and its labels.
 fn grid(svg: &mut String, (left, top): (f64, f64), sizes: Axis, times: Axis) {
     let (right, bottom) = (left + PANEL.0, top + PANEL.1);
     for bytes in sizes.powers_of_two(40.0) {

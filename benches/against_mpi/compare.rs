@@ -1,4 +1,4 @@
-//! What is measured, and what it comes to.
+//! Runs the measurements, and computes their results.
 
 use nccl_tools::statistics::median;
 
@@ -11,7 +11,7 @@ use super::team::Team;
 /// Repetitions in a turn, at least and at most.
 const REPETITIONS: std::ops::RangeInclusive<usize> = 3..=50_000;
 
-/// One operation at one size: the seconds that it took each competitor, round by round.
+/// One operation at one size: the seconds of each competitor, round by round.
 pub(crate) struct Comparison {
     pub(crate) operation: Operation,
     pub(crate) ranks: usize,
@@ -19,11 +19,11 @@ pub(crate) struct Comparison {
     pub(crate) ours: Vec<f64>,
     pub(crate) mpi: Vec<f64>,
     pub(crate) memcpy: Vec<f64>,
-    /// MPI that sends nothing before the receiver is there; empty where that is not measured.
+    /// MPI that sends nothing before the receiver is ready; empty if not measured.
     pub(crate) meeting: Vec<f64>,
-    /// The same as `ours`, called by the safe crate; empty where that is not measured.
+    /// As `ours`, called through the safe crate; empty if not measured.
     pub(crate) by_crate: Vec<f64>,
-    /// By the example program; empty where that is not measured.
+    /// By the example program; empty if not measured.
     pub(crate) by_example: Vec<f64>,
 }
 
@@ -46,7 +46,7 @@ impl Spread {
 }
 
 impl Comparison {
-    /// Ours over theirs, round by round: what disturbs a round disturbs both.
+    /// Ours over theirs, round by round: a disturbance of a round affects both.
     pub(crate) fn ratio(&self, others: &[f64]) -> Spread {
         ratio(&self.ours, others)
     }
@@ -61,7 +61,7 @@ impl Comparison {
         ratio(&self.by_example, &self.ours)
     }
 
-    /// What the safe crate adds to the C functions within each round, in seconds.
+    /// The time that the safe crate adds to the C functions within each round, in seconds.
     pub(crate) fn added(&self) -> Spread {
         let pairs = self.by_crate.iter().zip(&self.ours);
         Spread::of(&pairs.map(|(a, b)| a - b).collect::<Vec<f64>>())
@@ -73,7 +73,7 @@ fn ratio(some: &[f64], others: &[f64]) -> Spread {
     Spread::of(&ratios)
 }
 
-/// Those that take turns.
+/// The teams that alternate.
 pub(crate) struct Teams {
     pub(crate) ours: Team,
     pub(crate) theirs: Team,
@@ -82,10 +82,10 @@ pub(crate) struct Teams {
     pub(crate) example: Option<Example>,
 }
 
-/// From here on Open MPI does not send eagerly anyway.
+/// From this size on Open MPI does not send eagerly anyway.
 pub(crate) const EAGER: usize = 4 << 10;
 
-/// All operations and sizes with so many ranks.
+/// Measures all operations and sizes with `ranks` ranks.
 pub(crate) fn all(ranks: usize, options: &Options, teams: &mut Teams) -> Outcome<Vec<Comparison>> {
     let mut cases = Vec::new();
     if ranks == 2 {
@@ -94,7 +94,7 @@ pub(crate) fn all(ranks: usize, options: &Options, teams: &mut Teams) -> Outcome
     for operation in [Operation::AllToAll, Operation::AllReduce] {
         cases.extend(options.sizes().map(|bytes| (operation, bytes)));
     }
-    // Every page of every buffer is used once before anything is timed, also by the peers that map it.
+    // Every page of every buffer is used once before the timing, also by the peers that map it.
     let all = [&mut teams.ours, &mut teams.theirs].into_iter();
     for team in all.chain(&mut teams.meeting) {
         team.time(Operation::AllToAll, options.max, 1)?;
@@ -153,7 +153,7 @@ fn compare(
         counts.push(repetitions(options.turn, |count| turn(competitor, count))?);
     }
     if example.is_some() {
-        // As many as the C functions do.
+        // As many as the C functions.
         competitors.push(Competitor::Example);
         counts.push(counts[0]);
     }
@@ -168,7 +168,7 @@ fn compare(
         by_crate: Vec::new(),
         by_example: Vec::new(),
     };
-    // What one leaves in the caches is there for the next: each follows each.
+    // A competitor leaves data in the caches for the next: each order occurs.
     let mut random = fastrand::Rng::with_seed(bytes as u64);
     let mut order: Vec<usize> = (0..competitors.len()).collect();
     for _ in 0..options.rounds {
@@ -181,7 +181,7 @@ fn compare(
     Ok(done)
 }
 
-/// Who takes a turn.
+/// A competitor of a turn.
 #[derive(Clone, Copy)]
 enum Competitor {
     Ours,
@@ -205,13 +205,13 @@ impl Comparison {
     }
 }
 
-/// How many fit into a turn.
+/// How many repetitions fit into a turn.
 fn repetitions(turn: f64, mut time: impl FnMut(usize) -> Outcome<f64>) -> Outcome<usize> {
     let mut count = *REPETITIONS.start();
     loop {
         let seconds = time(count)?;
         let fitting = ((turn / seconds) as usize).clamp(*REPETITIONS.start(), *REPETITIONS.end());
-        // From a good part of a turn one can tell the whole.
+        // A good part of a turn is enough to estimate the whole.
         if fitting <= 8 * count {
             return Ok(fitting);
         }

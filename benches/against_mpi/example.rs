@@ -1,4 +1,4 @@
-//! The program `all_to_all_perf` as people run it: started for each of its turns, with ranks of its own.
+//! The program `all_to_all_perf` as users run it: started for each of its turns, with ranks of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,10 +10,10 @@ use super::root::root;
 /// The program, built.
 pub(crate) struct Example {
     program: PathBuf,
-    /// Where it writes what it has measured.
+    /// The file of its results.
     json: PathBuf,
     ranks: usize,
-    /// The size of its buffers: that of the other competitors'.
+    /// The size of its buffers: that of the other competitors.
     room: usize,
 }
 
@@ -40,7 +40,7 @@ impl Example {
         })
     }
 
-    /// Seconds of one operation of `count`, of the rank that took longest.
+    /// Seconds of one operation of `count`, on the slowest rank.
     pub(crate) fn time(&self, bytes: usize, count: usize) -> Outcome<f64> {
         let mut command = Command::new(&self.program);
         // One size, in buffers that are as large as the largest.
@@ -64,7 +64,7 @@ impl Example {
             return Err(format!("all_to_all_perf: {}: {said}", output.status).into());
         }
         let read: serde_json::Value = serde_json::from_slice(&std::fs::read(&self.json)?)?;
-        // Where there is a file, the next one gets another name.
+        // The program does not overwrite an existing file, but picks another name.
         std::fs::remove_file(&self.json)?;
         let row = &read["results"][0];
         let time = row["out_of_place"]["time"].as_f64();

@@ -1,28 +1,28 @@
-//! How fast the emulator moves data between processes, beside Open MPI and beside copies of the same bytes.
+//! Compares the emulator's speed between processes with Open MPI, and with copies of the same bytes.
 //!
 //! ```text
 //! cargo bench -p nccl-benches --bench against_mpi                        all of it; writes docs/results/against-mpi.md and .svg
 //! cargo bench -p nccl-benches --bench against_mpi -- --output DIRECTORY --rounds 7 --min 1K --max 64M --ranks 2,4
 //! ```
 //!
-//! Needs Open MPI and its compiler: Debian's openmpi-bin and libopenmpi-dev. `benches/mpi/all_to_all.c` is built
-//! by this program, and started by mpirun.
+//! Needs Open MPI and its compiler: Debian's openmpi-bin and libopenmpi-dev. This program builds
+//! `benches/mpi/all_to_all.c`, and mpirun starts it.
 //!
 //! For each number of ranks there are two teams of processes, ours and MPI's, and with 2 ranks a third one: MPI that
 //! does not send eagerly. Rank i of all is bound to the same core. They connect to this program and sleep until they
-//! are told to do an operation a number of times. For each operation and size, the emulator, MPI (both, for short
-//! messages) and memcpy (by MPI's ranks, all at once) take turns, in a random order each round. A turn begins behind a
-//! barrier, and is as long as from when its first rank begins until its last is done. With 2 ranks the example program
-//! `all_to_all_perf` takes turns as well: it is built, and started for each turn, with buffers of the same size; its time is what it
-//! reports of the slowest rank.
+//! get the order to run an operation a number of times. For each operation and size, the emulator, MPI (both, for short
+//! messages) and memcpy (by MPI's ranks, all at once) alternate, in a random order each round. A turn begins behind a
+//! barrier, and lasts from when its first rank begins until its last is done. With 2 ranks the example program
+//! `all_to_all_perf` takes turns as well: it is built, and started for each turn, with buffers of the same size; its
+//! time is its report of the slowest rank.
 //!
-//! Where a limit of the page is missed, the exit code is 1, and each such limit is named with the sizes. The decision is by the median
-//! over the rounds, in which the competitors alternate; there is no interval around it. On a machine that is busy, limits are missed
-//! that a quiet one meets: the page has the load before and after.
+//! If a limit of the page is missed, the exit code is 1, and each such limit is named with the sizes. The decision uses
+//! the median over the rounds, in which the competitors alternate; there is no interval around it. A busy machine
+//! misses limits that a quiet one meets: the page has the load before and after.
 //!
-//! - `operation`: what they do; `team`: processes that do what they are told; `rank`: ours, `by_crate`: by
-//!   the safe crate; `example`: the example program; `options`: the command line;
-//! - `compare`: what is measured; `page`, `chart`: what becomes of it.
+//! - `operation`: the operations; `team`: processes that obey orders; `rank`: our ranks, `by_crate`: through the safe
+//!   crate; `example`: the example program; `options`: the command line;
+//! - `compare`: the measurements; `page`, `chart`: their output.
 
 mod by_crate;
 mod chart;
@@ -47,9 +47,9 @@ use team::Team;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Says to a process that it is a rank of ours: its number, how many there are, and the bytes of a buffer.
+/// Marks a process as a rank of ours: its number, the number of ranks, and the bytes of a buffer.
 const RANK: &str = "NCCL_AGAINST_MPI_RANK";
-/// The socket that it is told its orders by.
+/// The socket of its orders.
 const SOCKET: &str = "NCCL_AGAINST_MPI_SOCKET";
 
 fn main() -> ExitCode {
@@ -135,7 +135,7 @@ fn drive() -> Outcome {
     }
 }
 
-/// The first line of what a program says of itself.
+/// The first line of a program's version output.
 fn version(program: &str, option: &str) -> Option<String> {
     let output = Command::new(program).arg(option).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -200,7 +200,7 @@ fn start_mpi(
     })
 }
 
-/// Rank i of all is on the same core, and on that alone.
+/// Checks that rank i of all teams is on the same core, and on that alone.
 fn check_cores(ranks: usize, teams: &Teams) -> Outcome {
     let cores = machine::cores()?;
     let all = [("emulator", &teams.ours), ("Open MPI", &teams.theirs)].into_iter();

@@ -1,10 +1,10 @@
-//! What is measured: the names are those of the orders that ranks take.
+//! The measured operations: the names are those of the orders to the ranks.
 
-/// What is measured.
+/// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     AllToAll,
-    /// The same, called by the safe crate instead of the C function.
+    /// The same, called through the safe crate instead of the C function.
     AllToAllByCrate,
     AllReduce,
     /// One message to and one from the other rank of a pair, in a group.

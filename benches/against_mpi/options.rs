@@ -1,20 +1,20 @@
-//! What the command line says.
+//! The options of the command line.
 
 use std::path::PathBuf;
 
 use super::Outcome;
 use crate::root::root;
 
-/// See the module.
+/// The options.
 pub(crate) struct Options {
-    /// Where the page and the picture go.
+    /// The directory of the page and the picture.
     pub(crate) output: PathBuf,
     /// Turns of each competitor, for each operation and size.
     pub(crate) rounds: usize,
-    /// The sizes, in bytes of a rank's send buffer: all powers of two from the one to the other.
+    /// The sizes, in bytes of a rank's send buffer: all powers of two from `min` to `max`.
     pub(crate) min: usize,
     pub(crate) max: usize,
-    /// How many seconds a turn is to take.
+    /// The duration of a turn in seconds.
     pub(crate) turn: f64,
     /// Numbers of ranks.
     pub(crate) ranks: Vec<usize>,
@@ -22,7 +22,7 @@ pub(crate) struct Options {
     pub(crate) command: String,
 }
 
-/// For mpirun: nothing is sent before the receiver is there (by the names of Open MPI 4 and of 5).
+/// For mpirun: nothing is sent before the receiver is ready (by the names of Open MPI 4 and of 5).
 pub(crate) const NOT_EAGER: [&str; 9] = [
     "--mca",
     "btl_vader_eager_limit",
@@ -45,7 +45,7 @@ cargo bench -p nccl-benches --bench against_mpi [-- OPTIONS]
     --ranks LIST         numbers of ranks, each even (2,4)";
 
 impl Options {
-    /// The options; `None`: the person wanted to know which there are.
+    /// The options; `None`: help was requested.
     pub(crate) fn parse() -> Outcome<Option<Self>> {
         use lexopt::Arg::Long;
         let mut options = Self {
@@ -86,7 +86,7 @@ impl Options {
                 other => return Err(format!("{}\n{USAGE}", other.unexpected()).into()),
             }
         }
-        // Each rank of a pair needs the other one, and each of many a part of the smallest size.
+        // The ranks come in pairs, and each of many ranks gets a part of the smallest size.
         let fits = |&ranks: &usize| ranks > 0 && ranks % 2 == 0 && 4 * ranks <= options.min;
         let powers = options.min.is_power_of_two()
             && options.max.is_power_of_two()
@@ -124,12 +124,12 @@ fn size(text: &str) -> Outcome<usize> {
     Ok(digits.parse::<usize>()? << shift)
 }
 
-/// What mpirun is told about `ranks` ranks: one to a core, in turns.
+/// The options of mpirun for `ranks` ranks: one to a core, in turn.
 pub(crate) fn mpirun(ranks: usize, cores: usize) -> Vec<String> {
     let mut words = vec!["--allow-run-as-root", "--map-by", "core"];
     match ranks > cores {
         false => words.extend(["--bind-to", "core"]),
-        // Those that wait let the others have the core.
+        // Waiting ranks yield the core to the others.
         true => words.extend([
             "--oversubscribe",
             "--bind-to",

@@ -9,7 +9,7 @@ use super::compare::{Comparison, EAGER, Spread};
 use super::operation::Operation;
 use super::options::{self, Options};
 
-/// What the figures depend on.
+/// The machine and the software that the figures depend on.
 pub(crate) struct Machine {
     pub(crate) mpi: String,
     pub(crate) compiler: String,
@@ -18,7 +18,7 @@ pub(crate) struct Machine {
     pub(crate) after: String,
 }
 
-/// The page.
+/// Writes the page.
 pub(crate) fn write(options: &Options, machine: &Machine, results: &[Comparison]) -> String {
     let mut page = String::from(
         "# The emulator against Open MPI and memcpy\n\nWritten by `cargo bench -p nccl-benches --bench against_mpi`. No GPU: these \
@@ -226,7 +226,7 @@ fn goals() -> Vec<Goal> {
 }
 
 impl Goal {
-    /// What it is about: the values, with the sizes.
+    /// The values that the limit applies to, with the sizes.
     fn measured(&self, results: &[Comparison]) -> Vec<(f64, usize)> {
         let fits = |one: &&Comparison| {
             one.operation == self.operation
@@ -242,7 +242,7 @@ impl Goal {
     }
 }
 
-/// Each limit that was missed, with the sizes at which it was.
+/// Each limit that was missed, with the sizes.
 pub(crate) fn missed(results: &[Comparison]) -> Vec<String> {
     let missed = goals().into_iter().filter_map(|goal| {
         let mut sizes = goal.measured(results);
@@ -303,7 +303,7 @@ fn verdicts(page: &mut String, results: &[Comparison]) {
     *page += "\n";
 }
 
-/// What the safe crate adds.
+/// The cost of the safe crate.
 fn by_crate(page: &mut String, results: &[Comparison]) {
     *page += "## By the safe crate\n\n\
               `Communicator::all_to_all` in the default launch mode, with the flight recorder and the watchdog, in the same \
@@ -337,7 +337,7 @@ fn by_crate(page: &mut String, results: &[Comparison]) {
     *page += "\n";
 }
 
-/// What a short message costs when both sides have to meet for it.
+/// The cost of a short message when both sides have to meet for it.
 fn eager(page: &mut String, results: &[Comparison]) {
     let rows: Vec<_> = results
         .iter()
@@ -416,7 +416,7 @@ fn table(page: &mut String, operation: Operation, ranks: usize, rows: &[&Compari
     }
 }
 
-/// Three digits, as far as there are places for them.
+/// Three digits, if the value has as many places.
 fn number(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),

@@ -1,5 +1,5 @@
-//! The ranks that use the emulator, by NCCL's C functions or by the safe crate. What they are told is what `benches/mpi/all_to_all.c`
-//! is told, and they answer alike.
+//! The ranks that use the emulator, by NCCL's C functions or through the safe crate. Their orders and answers are those
+//! of `benches/mpi/all_to_all.c`.
 
 use std::ffi::{c_char, c_void};
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,7 @@ use super::Outcome;
 use super::by_crate::ByCrate;
 use super::operation::Operation;
 
-/// Operations that are enqueued before the stream is waited for, as many as nccl-tests takes by itself.
+/// Operations that are enqueued before the stream is waited for: the default of nccl-tests.
 pub(crate) const BATCH: usize = 20;
 
 struct Rank {
@@ -34,9 +34,9 @@ struct Rank {
     by_crate: ByCrate,
 }
 
-/// Is rank `rank` of `ranks` until the driver is gone.
+/// Runs rank `rank` of `ranks` until the driver closes the connection.
 pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outcome {
-    // Before anything else: threads that the emulator starts shall be on the same core.
+    // First, so that threads of the emulator run on the same core.
     machine::bind(rank)?;
     perf::install(ranks).map_err(|failure| failure.to_string())?;
     let mut driver = UnixStream::connect(socket)?;
@@ -82,7 +82,7 @@ fn succeed(code: u32, function: &str) -> Outcome {
 }
 
 impl Rank {
-    /// The rank, and how long its `ncclCommInitRank` took.
+    /// The rank, and the duration of its `ncclCommInitRank`.
     fn new(
         rank: usize,
         ranks: usize,
@@ -151,7 +151,7 @@ impl Rank {
         Ok(format!("{begun} {}", now()))
     }
 
-    /// All are here when it returns.
+    /// Returns when all ranks are here.
     fn barrier(&self) -> Outcome {
         let (x, stream) = (self.scalar.pointer(), self.stream.raw());
         let (kind, sum) = (Kind::ncclFloat32, Reduction::ncclSum);
@@ -196,7 +196,7 @@ impl Rank {
         (self.from.from(shift), self.to.from(shift))
     }
 
-    /// As [`start`](Self::start), an all-to-all by the safe crate.
+    /// As [`start`](Self::start), an all-to-all through the safe crate.
     fn start_by_crate(&self, bytes: usize, turn: usize) -> Outcome<Request> {
         let (from, to) = self.places(bytes, turn);
         let (from, to) = (from.pointer().addr() as u64, to.pointer().addr() as u64);
@@ -239,12 +239,12 @@ impl Rank {
     }
 }
 
-/// What `rank` sends at `index`: sums of it are exact.
+/// The element that `rank` sends at `index`: sums of it are exact.
 pub(crate) fn element(rank: usize, index: usize) -> f32 {
     (rank + 1) as f32 + (index % 251) as f32
 }
 
-/// Memory of the device, by NCCL's own function, with every page in place.
+/// Allocates device memory by NCCL's own function, with every page in place.
 fn allocate(bytes: usize) -> Outcome<Memory> {
     let mut pointer: *mut c_void = std::ptr::null_mut();
     succeed(
@@ -259,7 +259,7 @@ fn allocate(bytes: usize) -> Outcome<Memory> {
     })
 }
 
-/// Nanoseconds of the clock that all processes share, and MPI's ranks read.
+/// Nanoseconds of the clock that all processes share, and that MPI's ranks read.
 fn now() -> i64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec * 1_000_000_000 + time.tv_nsec

@@ -1,4 +1,4 @@
-//! Where the repository is: Cargo runs benchmarks in the directory of their package.
+//! The root of the repository: Cargo runs benchmarks in the directory of their package.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The ranks of one of the competitors: processes that sleep until they are told what to do.
+//! The ranks of one of the competitors: processes that sleep until they get an order.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,13 +11,13 @@ use nccl::launch::{Fleet, Output};
 use super::Outcome;
 use super::operation::Operation;
 
-/// Starting takes less than this, and so does every order.
+/// Limit of the start, and of every order.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The ranks of one program. They end when this is dropped.
 pub(crate) struct Team {
     name: &'static str,
-    /// The end of its connection is the end of a rank: closed before the processes are waited for.
+    /// A rank ends when its connection is closed: that happens before the processes are waited for.
     ranks: Vec<Member>,
     /// The ranks' own processes, or the launcher that started them.
     fleet: Fleet,
@@ -26,13 +26,13 @@ pub(crate) struct Team {
 struct Member {
     orders: UnixStream,
     answers: BufReader<UnixStream>,
-    /// What followed its number when it said who it is.
+    /// The text after its number in its introduction.
     introduction: String,
 }
 
 impl Team {
-    /// Starts `commands` and waits until `ranks` ranks have connected to a socket in `directory`, which the
-    /// commands are told.
+    /// Starts `commands` and waits until `ranks` ranks have connected to a socket in `directory`, whose path the
+    /// commands get.
     pub(crate) fn start(
         name: &'static str,
         ranks: usize,
@@ -43,7 +43,7 @@ impl Team {
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
         let mut commands = commands(&path);
-        // They are told nothing of each other while they are measured.
+        // They get no reports about each other during the measurement.
         let fleet = Fleet::builder(commands.len())
             .output(Output::Plain)
             .observe(false);
@@ -86,12 +86,12 @@ impl Team {
         Ok(())
     }
 
-    /// What each rank said of itself.
+    /// The introduction of each rank.
     pub(crate) fn introductions(&self) -> impl Iterator<Item = &str> {
         self.ranks.iter().map(|rank| rank.introduction.as_str())
     }
 
-    /// Tells all ranks the same, and returns what each answers.
+    /// Sends the same order to all ranks, and returns the answer of each.
     pub(crate) fn tell(&mut self, order: &str) -> Outcome<Vec<String>> {
         for rank in &mut self.ranks {
             writeln!(rank.orders, "{order}")?;
@@ -101,7 +101,7 @@ impl Team {
         answers.map_err(|error| format!("{}: {order}: {error}", self.name).into())
     }
 
-    /// Fails if a rank receives anything but what it must.
+    /// Fails if a rank receives anything but the expected data.
     pub(crate) fn check(&mut self, operation: Operation, bytes: usize) -> Outcome {
         let answers = self.tell(&format!("check {} {bytes}", operation.name()))?;
         match answers.iter().position(|answer| answer != "right") {
@@ -136,7 +136,7 @@ impl Team {
 }
 
 impl Member {
-    /// Reads who has connected.
+    /// Reads the introduction of a connection.
     fn meet(stream: UnixStream) -> Outcome<(usize, Self)> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(PATIENCE))?;

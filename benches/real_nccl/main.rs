@@ -1,16 +1,16 @@
-//! What NVIDIA's own library costs on the emulator's driver, beside the emulator's own NCCL on the same driver.
+//! Measures NVIDIA's own library on the emulator's driver, beside the emulator's own NCCL on the same driver.
 //!
 //! ```text
 //! cargo xtask real-nccl run -- cargo bench -p nccl-benches --bench real_nccl        all of it; writes docs/results/real_nccl_figures.md
 //! cargo xtask real-nccl run -- cargo bench -p nccl-benches --bench real_nccl -- --output DIRECTORY --rounds 7 --max 1M
 //! ```
 //!
-//! Without `NCCL_EMULATOR_NCCL`, which that command sets, it says that nothing was measured.
+//! Without `NCCL_EMULATOR_NCCL`, which that command sets, it reports that nothing was measured.
 //!
-//! For an init, the ranks of one and of the other are started in turns. For operations there are two teams of
-//! processes, rank i of both bound to the same core; they sleep until they are told to do an operation a number of
-//! times, and take turns, in another order each round. A turn begins behind a barrier, and is as long as from when its
-//! first rank begins until its last is done. Every operation is checked, element by element, before it is timed.
+//! For an init, the ranks of both are started alternately. For operations there are two teams of processes, rank i of
+//! both bound to the same core; they sleep until they get the order to run an operation a number of times, and
+//! alternate, in another order each round. A turn begins behind a barrier, and lasts from when its first rank begins
+//! until its last is done. Every operation is checked, element by element, before it is timed.
 
 #[path = "../against_mpi/by_crate.rs"]
 mod by_crate;
@@ -37,19 +37,19 @@ use team::Team;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Says to a process that it is a rank: its number, how many there are, and the bytes of a buffer.
+/// Marks a process as a rank: its number, the number of ranks, and the bytes of a buffer.
 const RANK: &str = "NCCL_REAL_FIGURES_RANK";
-/// The socket that it is told its orders by.
+/// The socket of its orders.
 const SOCKET: &str = "NCCL_REAL_FIGURES_SOCKET";
-/// The library that the emulator's driver is to carry.
+/// The library for the emulator's driver.
 const LIBRARY: &str = "NCCL_EMULATOR_NCCL";
 /// Bytes of a buffer where only an init is measured.
 const SMALL: usize = 4 << 10;
 /// Numbers of ranks whose init is measured.
 const INIT_RANKS: [usize; 2] = [2, 8];
-/// Ranks that do operations.
+/// Ranks of operations.
 const RANKS: usize = 4;
-/// Seconds that a turn is to take.
+/// The duration of a turn in seconds.
 const TURN: f64 = 0.02;
 
 const USAGE: &str = "\
@@ -67,7 +67,7 @@ struct Options {
 }
 
 impl Options {
-    /// `None`: the person wanted to know which there are.
+    /// `None`: help was requested.
     fn parse() -> Outcome<Option<Self>> {
         let mut options = Self {
             output: root().join("docs/results"),
@@ -122,7 +122,7 @@ fn bytes(text: &str) -> Outcome<usize> {
     Ok(digits.parse::<usize>()? << shift)
 }
 
-/// Whose NCCL.
+/// Which NCCL a team uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// NVIDIA's.
@@ -131,7 +131,7 @@ enum Kind {
     Own,
 }
 
-/// The seconds of each, round by round.
+/// The seconds of both, round by round.
 #[derive(Default)]
 struct Times {
     real: Vec<f64>,
@@ -147,7 +147,7 @@ impl Times {
     }
 }
 
-/// An init of so many ranks.
+/// An init of `ranks` ranks.
 struct Init {
     ranks: usize,
     /// From the start of the processes until all have a communicator.
@@ -222,14 +222,14 @@ fn drive() -> Outcome {
     Ok(())
 }
 
-/// How ranks are started.
+/// The settings of the ranks.
 struct Start<'a> {
     library: PathBuf,
     directory: &'a Path,
 }
 
 impl Start<'_> {
-    /// How NVIDIA's ranks reached each other, of their logs.
+    /// The transports of NVIDIA's ranks, from their logs.
     fn transports(&self) -> Outcome<Vec<String>> {
         let mut found = std::collections::BTreeSet::new();
         for rank in 0..RANKS {
@@ -248,7 +248,7 @@ impl Start<'_> {
             Kind::Own => "the emulator's NCCL",
         };
         let socket = self.directory.join(format!("{name}-{ranks}"));
-        // Of the team before.
+        // Left by the previous team.
         let _ = std::fs::remove_file(socket);
         let mut team = Team::start(name, ranks, self.directory, |socket| {
             let rank = |rank: usize| {
@@ -283,7 +283,7 @@ impl Start<'_> {
 
     fn init(&self, ranks: usize, rounds: usize) -> Outcome<Init> {
         let (mut all, mut call) = (Times::default(), Times::default());
-        // The first ones read files that the others find in memory.
+        // The first teams read files from disk that the others find in memory.
         for kind in [Kind::Real, Kind::Own] {
             self.team(kind, ranks, SMALL)?;
         }
@@ -321,7 +321,7 @@ impl Start<'_> {
     }
 }
 
-/// Those that take turns.
+/// The teams that alternate.
 struct Teams {
     real: Team,
     own: Team,
@@ -355,7 +355,7 @@ impl Teams {
     }
 }
 
-/// Another order each round.
+/// The order alternates by round.
 fn order(round: usize) -> [Kind; 2] {
     match round % 2 {
         0 => [Kind::Real, Kind::Own],

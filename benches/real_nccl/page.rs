@@ -8,11 +8,11 @@ use nccl_tools::statistics::median;
 
 use super::{Init, Line, Options, RANKS, Times};
 
-/// What the page says.
+/// The contents of the page.
 pub(crate) struct Page<'a> {
     pub(crate) options: &'a Options,
     pub(crate) library: &'a Path,
-    /// How NVIDIA's ranks reached each other.
+    /// The transports of NVIDIA's ranks.
     pub(crate) transports: Vec<String>,
     /// The load of the machine before and after.
     pub(crate) loads: [String; 2],

@@ -4,8 +4,8 @@
 //! cargo run -p observability --bin metrics
 //! ```
 //!
-//! The ranks are threads, on the emulator where there is no GPU. One of them does not come to its last
-//! operation, so the other one's limit passes, and the metrics say so.
+//! The ranks are threads, on the emulator where there is no GPU. One of them does not enter its last operation, so the
+//! other one times out, and the metrics show that.
 
 use std::error::Error;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn main() -> Outcome {
     threads::run(World::threads(2), None, |_, world| rank(&world))
         .map_err(|failure| failure.to_string())?;
 
-    // Samples a last time.
+    // Takes a last sample.
     drop(sampler);
     print!("{}", handle.render());
     Ok(())

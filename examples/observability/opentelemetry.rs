@@ -1,4 +1,4 @@
-//! One request's trace over two ranks, with this crate's spans and events in it, and the trace's number in the flight
+//! One request's trace over two ranks, with this crate's spans and events in it, and the trace id in the flight
 //! recorder.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The ranks are threads, on the emulator where there is no GPU. Rank 0 takes a request and sends its trace context
-//! along with the work; rank 1's span becomes its child. What is exported is printed; a program would have an
-//! exporter for OTLP in its place.
+//! along with the work; rank 1's span becomes its child. The exported spans are printed; a program would use an
+//! exporter for OTLP.
 
 use std::error::Error;
 use std::time::Duration;
@@ -30,7 +30,7 @@ type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
 fn main() -> Outcome {
     nccl_emulator::install_unless_gpu()?;
-    // What tells processes apart; here all ranks are in one.
+    // Distinguishes processes; here all ranks are in one.
     let resource = Resource::builder_empty()
         .with_attribute(KeyValue::new("service.name", "inference"))
         .with_attribute(KeyValue::new(
@@ -49,7 +49,7 @@ fn main() -> Outcome {
         .with(wanted)
         .into();
     tracing::dispatcher::set_global_default(subscriber.clone())?;
-    // A call that hangs then names the trace that it belongs to.
+    // A hanging call then names its trace.
     recorder::describe_spans(move |id| {
         let context = get_otel_context(&Id::from_u64(id), &subscriber)?;
         let span = context.span().span_context().clone();
@@ -99,7 +99,7 @@ fn rank(world: &World) -> Outcome {
     Ok(())
 }
 
-/// Where a span stands, as bytes that travel with the work. A program that speaks HTTP has a propagator for it.
+/// The context of a span, as bytes that travel with the work. A program that uses HTTP has a propagator for it.
 fn written(span: &Span) -> Vec<u8> {
     let context = span.context();
     let span = context.span();
@@ -119,7 +119,7 @@ fn read(bytes: &[u8]) -> Outcome<Context> {
     Ok(Context::new().with_remote_span_context(span))
 }
 
-/// Prints what is exported, a line each.
+/// Prints the exported spans, a line each.
 #[derive(Debug)]
 struct Printer;
 

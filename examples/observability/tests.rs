@@ -1,4 +1,4 @@
-//! What the examples print, and that the page on observability shows lines of them.
+//! The output of the examples, and that the page on observability shows lines of it.
 
 use std::process::Command;
 

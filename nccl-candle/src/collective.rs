@@ -5,7 +5,7 @@ use nccl::{Communicator, RecvBuffer, ReduceOp, Request, SendBuffer};
 
 use crate::error::Error;
 
-/// Which collective.
+/// A collective, with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Collective {
     AllReduce(ReduceOp),
@@ -16,7 +16,7 @@ pub(crate) enum Collective {
 }
 
 impl Collective {
-    /// As the crate `nccl` calls it.
+    /// Returns the name that the crate `nccl` uses.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::AllReduce(_) => "all_reduce",
@@ -27,7 +27,7 @@ impl Collective {
         }
     }
 
-    /// The shape of the result; blocks are those of the first dimension.
+    /// Returns the shape of the result; blocks are along the first dimension.
     pub(crate) fn shape(self, comm: &Communicator, shape: &Shape) -> Result<Shape, Error> {
         let ranks = comm.world_size();
         let mut dims = shape.dims().to_vec();
@@ -49,7 +49,7 @@ impl Collective {
         Ok(Shape::from(dims))
     }
 
-    /// How much of a dimension each rank has.
+    /// Returns the length of each rank's part of a dimension.
     pub(crate) fn share(
         self,
         comm: &Communicator,
@@ -70,7 +70,7 @@ impl Collective {
         })
     }
 
-    /// Where the elements of a view are in its storage.
+    /// Returns the range of a view's elements in its storage.
     pub(crate) fn span(
         self,
         comm: &Communicator,
@@ -102,7 +102,7 @@ impl Collective {
         }
     }
 
-    /// Calls NCCL for one buffer; only of a collective that keeps the shape.
+    /// Calls NCCL in place; only for a collective that keeps the shape.
     #[cfg(feature = "cuda")]
     pub(crate) fn issue_in_place<'a, R>(self, comm: &'a Communicator, y: R) -> nccl::Result<Request>
     where

@@ -1,4 +1,4 @@
-//! The communicator that takes tensors.
+//! The communicator for tensors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ type Result<T, E = candle_core::Error> = std::result::Result<T, E>;
 ///
 /// Cheap to clone; may be used from any thread. All ranks must call the same operations in the same order, with the
 /// same shapes and element types. A rank that does not makes the others wait, at most as long as an operation may
-/// take; they are all told who it was then.
+/// take; their error then names that rank.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -49,7 +49,7 @@ pub struct TensorCommunicator {
     shared: Arc<Shared>,
 }
 
-/// What clones have together.
+/// State that clones share.
 #[derive(Debug, Default)]
 struct Shared {
     staging: Staging,
@@ -71,15 +71,15 @@ pub(crate) const WITHOUT_CUDA: &str =
 /// Why a Metal tensor is refused.
 pub(crate) const METAL: &str = "NCCL knows no Metal devices: move the tensor to the CPU before";
 
-/// Whether a stream is the per-thread default one.
+/// Returns whether a stream is the per-thread default stream.
 pub(crate) fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream() as usize == PER_THREAD
 }
 
 impl TensorCommunicator {
-    /// From a communicator.
+    /// Wraps a communicator.
     ///
-    /// For tensors on a CUDA device it has to be one of that device's own context: made with `device.cuda_stream()`.
+    /// For tensors on a CUDA device the communicator has to use that device's own context: made with `device.cuda_stream()`.
     ///
     /// ```
     /// use nccl::cudarc::driver::CudaContext;
@@ -151,7 +151,7 @@ impl TensorCommunicator {
         Ok(Self::new(comm))
     }
 
-    /// The same communicator; what gradients of results are that every rank has. See [`Gradient`].
+    /// Returns the same communicator with a meaning for the gradients of results that every rank has. See [`Gradient`].
     ///
     /// ```
     /// # fn example(comm: nccl_candle::TensorCommunicator) {
@@ -166,7 +166,7 @@ impl TensorCommunicator {
         }
     }
 
-    /// The same communicator with another limit for its operations, as [`Communicator::within`].
+    /// Returns the same communicator with another limit for its operations, as [`Communicator::within`].
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) -> candle_core::Result<()> {
@@ -183,7 +183,7 @@ impl TensorCommunicator {
         }
     }
 
-    /// The communicator underneath.
+    /// Returns the underlying communicator.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator) {
@@ -197,7 +197,7 @@ impl TensorCommunicator {
         &self.comm
     }
 
-    /// This rank, from 0.
+    /// Returns this rank, from 0.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator) {
@@ -209,7 +209,7 @@ impl TensorCommunicator {
         self.comm.rank()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator, w: &candle_core::Tensor) -> candle_core::Result<()> {
@@ -223,9 +223,9 @@ impl TensorCommunicator {
         self.comm.world_size()
     }
 
-    /// The last error of an operation on this communicator or a clone, also when candle's own error lost it.
+    /// Returns the last error of an operation on this communicator or a clone, also when candle's own error lost it.
     ///
-    /// What ended the communicator on all of its ranks is in [`Communicator::fault`] and [`World::fault`] as well.
+    /// The fault that ended the communicator on all of its ranks is in [`Communicator::fault`] and [`World::fault`] as well.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) {
@@ -242,7 +242,7 @@ impl TensorCommunicator {
         self.shared.last_error.lock().clone()
     }
 
-    /// What is kept for tensors on the CPU, and how much memory that is.
+    /// Returns what is kept for tensors on the CPU, and how much memory that is.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator) {
@@ -254,13 +254,13 @@ impl TensorCommunicator {
         self.staging().staged()
     }
 
-    /// Makes room for operations on CPU tensors that read and write so many bytes together, before they come.
+    /// Allocates room beforehand for operations on CPU tensors that read and write `bytes` together.
     ///
-    /// Allocating pinned memory can wait for a whole GPU. Where several ranks live in one process, do it before any of
+    /// Allocating pinned memory can wait for a whole GPU. Where several ranks are in one process, call this before any of
     /// them is in an operation that waits for the others.
     ///
     /// # Errors
-    /// CUDA's.
+    /// Those of CUDA.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -284,7 +284,7 @@ impl TensorCommunicator {
         self.gradient
     }
 
-    /// Keeps an error to be read later, and makes one of candle's of it.
+    /// Keeps an error for [`last_error`](Self::last_error), and wraps it in an error of candle's.
     pub(crate) fn fail(&self, error: Error) -> candle_core::Error {
         let error = Arc::new(error);
         let wrapped = Error::wrap(&error);

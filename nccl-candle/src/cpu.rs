@@ -8,7 +8,7 @@ use crate::collective::Collective;
 use crate::communicator::TensorCommunicator;
 use crate::error::Error;
 
-/// Elements that candle and NCCL have, and whose bytes may be seen and may be anything.
+/// Element types of both candle and NCCL whose bytes may be read, and may have any value.
 trait Elements: WithDType + NcclType {}
 impl Elements for u8 {}
 impl Elements for u32 {}
@@ -31,7 +31,7 @@ fn bytes_mut<T: Elements>(elements: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), length) }
 }
 
-/// Does `$body` for the elements of a storage (with its type), or gives the error for elements that NCCL does not have.
+/// Runs `$body` for the elements of a storage (with its type), or returns the error for elements that NCCL does not have.
 macro_rules! of_elements {
     ($comm:expr, $collective:expr, $storage:expr, $from:ident, |$elements:ident| $body:expr) => {{
         use $from::*;
@@ -58,7 +58,7 @@ macro_rules! of_elements {
 #[cfg(feature = "cuda")]
 pub(crate) use of_elements;
 
-/// A collective from one storage to a new one.
+/// Runs a collective from one storage to a new one.
 pub(crate) fn forward(
     comm: &TensorCommunicator,
     collective: Collective,
@@ -79,7 +79,7 @@ pub(crate) fn forward(
     )
 }
 
-/// A collective that keeps the shape, within one storage.
+/// Runs a collective that keeps the shape, within one storage.
 pub(crate) fn in_place(
     comm: &TensorCommunicator,
     collective: Collective,

@@ -1,7 +1,7 @@
 //! Tensors on CUDA devices: NCCL reads and writes their memory, on the device's own stream.
 //!
-//! The result's memory is allocated on that stream, so that its order is all that is needed: behind whatever made the
-//! tensor, and before whatever reads the result or frees either.
+//! The result's memory is allocated on that stream, so that the stream's order is sufficient: behind the work that made the
+//! tensor, and before the work that reads the result or frees either.
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::{CudaDType, CudaStorage, CudaStorageSlice};
@@ -15,7 +15,7 @@ use crate::communicator::{PER_THREAD_REASON, TensorCommunicator, is_per_thread};
 use crate::cpu::of_elements;
 use crate::error::Error;
 
-/// A collective from one storage to a new one. Waits for nothing.
+/// Issues a collective from one storage to a new one. Waits for nothing.
 pub(crate) fn forward(
     comm: &TensorCommunicator,
     collective: Collective,
@@ -34,14 +34,14 @@ pub(crate) fn forward(
             let x = slice.slice(collective.span(&on, layout)?);
             let mut y = allocate(slice, device, shape.elem_count())?;
             let result = y.slice_mut(..shape.elem_count());
-            // The stream's order does the rest, and the communicator's watchdog looks after it.
+            // The stream's order does the rest, and the communicator's watchdog watches the operation.
             drop(collective.issue(&on, x, result)?);
             Ok((CudaDType::wrap_cuda_slice(y, device.clone()), shape))
         }
     )
 }
 
-/// A collective that keeps the shape, within one storage. Waits for nothing.
+/// Issues a collective that keeps the shape, within one storage. Waits for nothing.
 pub(crate) fn in_place(
     comm: &TensorCommunicator,
     collective: Collective,
@@ -62,7 +62,7 @@ pub(crate) fn in_place(
     )
 }
 
-/// The communicator, with the device's stream.
+/// Returns the communicator, with the device's stream.
 fn on_stream_of(
     comm: &TensorCommunicator,
     collective: Collective,
@@ -79,15 +79,15 @@ fn on_stream_of(
     Ok(comm.communicator().on(&stream))
 }
 
-/// Memory for a result, of the type of `like`.
+/// Allocates memory for a result, of the type of `like`.
 fn allocate<T: NcclType + DeviceRepr>(
     _like: &CudaSlice<T>,
     device: &CudaDevice,
     elements: usize,
 ) -> Result<CudaSlice<T>, Error> {
-    // CUDA gives no memory of 0 bytes.
-    // SAFETY: the operation writes all elements of the result on this stream, before anything that is put there later
-    // reads them; the one of an empty result is read by nobody.
+    // CUDA allocates no memory of 0 bytes.
+    // SAFETY: the operation writes all elements of the result on this stream, before work that is put there later
+    // reads them; the one element of an empty result is never read.
     let memory = unsafe { device.cuda_stream().alloc::<T>(elements.max(1)) };
     let what = "memory for the result (cuMemAllocAsync)";
     memory.map_err(|error| Error::Nccl(nccl::Error::from(ErrorKind::Cuda { what, error })))

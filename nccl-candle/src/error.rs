@@ -1,7 +1,7 @@
-//! What can go wrong, and how it survives candle's error type.
+//! Errors on tensors, and how they survive candle's error type.
 //!
 //! candle's errors that wrap others keep only their text, with one exception: `Error::Cuda` keeps the error itself, and
-//! reads like it. So ours travel in that one, also those of tensors on the CPU.
+//! prints like it. So this crate's errors are wrapped in that one, also those of tensors on the CPU.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use candle_core::{DType, Shape};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// NCCL, CUDA, a deadline, another rank.
+    /// An error of NCCL, of CUDA, of a deadline, or of another rank.
     #[error(transparent)]
     Nccl(#[from] nccl::Error),
 
@@ -60,7 +60,7 @@ pub enum Error {
         ranks: usize,
         /// The shape of the tensor.
         shape: Shape,
-        /// Which of its dimensions.
+        /// The dimension.
         dim: usize,
     },
 
@@ -127,9 +127,9 @@ fn remedy(dtype: DType) -> &'static str {
 }
 
 impl Error {
-    /// The error of this crate inside of one of candle's, if there is one and nobody made text of it.
+    /// Returns the error of this crate inside of an error of candle's, if there is one that was not converted to text.
     ///
-    /// Context, backtraces and paths that candle added are looked through.
+    /// Context, backtraces and paths that candle added are skipped.
     ///
     /// ```
     /// # fn show(error: &candle_core::Error) {
@@ -151,7 +151,7 @@ impl Error {
         }
     }
 
-    /// The error of the crate `nccl`, if it is one.
+    /// Returns the error of the crate `nccl`, if it is one.
     ///
     /// ```
     /// # fn show(error: &nccl_candle::Error) {
@@ -168,7 +168,7 @@ impl Error {
         }
     }
 
-    /// As candle has it.
+    /// Wraps an error in candle's type.
     pub(crate) fn wrap(this: &Arc<Self>) -> candle_core::Error {
         candle_core::Error::Cuda(Box::new(Arc::clone(this))).bt()
     }

@@ -1,9 +1,9 @@
-//! What the gradient of a result is that every rank has.
+//! The meaning of the gradient of a result that every rank has.
 
-/// What the ranks do with a result that all of them have, which decides what its gradient is.
+/// What the ranks compute from a result that all of them have, which decides what its gradient is.
 ///
-/// candle differentiates on each rank alone, so that an operation between ranks has to know what a gradient that comes
-/// back stands for. Chosen with [`TensorCommunicator::with_gradient`](crate::TensorCommunicator::with_gradient); without
+/// candle differentiates on each rank alone, so that an operation between ranks has to know what an incoming
+/// gradient stands for. Chosen with [`TensorCommunicator::with_gradient`](crate::TensorCommunicator::with_gradient); without
 /// a choice, the backward pass of such an operation is an error instead of a wrong factor.
 ///
 /// | operation | `Replicated` | `Summed` |
@@ -13,14 +13,14 @@
 /// | all-gather | this rank's part of it | reduce-scattered |
 /// | broadcast | as it is on the root, nothing elsewhere | the sum on the root, nothing elsewhere |
 ///
-/// Needs no choice, because the ranks' results are different ones: reduce-scatter (sum, mean), whose gradient is
-/// all-gathered; all-to-all, whose gradient goes back the way it came;
+/// No choice is needed where the ranks' results differ: reduce-scatter (sum, mean), whose gradient is
+/// all-gathered; all-to-all, whose gradient is sent back in the opposite direction;
 /// [`copy_to_ranks`](crate::TensorCommunicator::copy_to_ranks), which does nothing, and all-reduces the gradient
 /// (Megatron's *f*).
 ///
 /// Products, minima and maxima have no gradient here.
 ///
-/// The backward pass calls NCCL as well: all ranks have to differentiate graphs of the same operations, and to want the
+/// The backward pass calls NCCL as well: all ranks have to differentiate graphs of the same operations, and to request the
 /// gradients of the same inputs.
 ///
 /// ```

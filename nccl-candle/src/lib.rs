@@ -18,13 +18,13 @@
 //! # }
 //! ```
 //!
-//! # Where tensors live
+//! # Where tensors are stored
 //! - On the **CPU**, an operation goes through a GPU, or through the emulator: into pinned memory that is kept
-//!   for the next one, to the device, through NCCL, and back. It waits for its end, at most as long as the
-//!   communicator's operations may take, so that what it returns is complete. This is how tensor parallelism runs in
+//!   for the next one, to the device, through NCCL, and back. The call waits for the end, at most as long as the
+//!   communicator's operations may take, so that the returned tensor is complete. This is how tensor parallelism runs in
 //!   tests and on a laptop.
 //! - On a **CUDA device** (feature `cuda`) nothing is copied: the operation is put on the device's own stream,
-//!   reads the tensor's memory, and writes the result's. It waits for nothing, as candle's own operations.
+//!   reads the tensor's memory, and writes the result's. The call waits for nothing, as candle's own operations.
 //!   No GPU has run this half yet: it is compiled against candle's feature `cuda`
 //!   (`cargo xtask check-candle-cuda`), and issues through the same functions as the other one.
 //!
@@ -39,11 +39,11 @@
 //! | [`reduce_scatter`](TensorCommunicator::reduce_scatter) | `[d, …]`, `d` a multiple of `n` | `[d/n, …]` |
 //! | [`all_to_all`](TensorCommunicator::all_to_all) | `[d, …]`, `d` a multiple of `n` | the same shape |
 //!
-//! `all_gather` and `reduce_scatter` take any other dimension as well. A dimension of length 0 is fine: that operation
-//! takes its place in the order of all, and moves nothing.
+//! `all_gather` and `reduce_scatter` take any other dimension as well. A dimension may have length 0: that operation
+//! keeps its place in the order of all, and moves nothing.
 //!
 //! # Views
-//! A contiguous view is used as it is, wherever it begins. The methods of [`TensorCommunicator`] make a strided one
+//! A contiguous view is used as it is, wherever it begins. The methods of [`TensorCommunicator`] make a strided view
 //! contiguous before (a copy, which gradients go through); the operations of [`ops`] refuse it.
 //!
 //! # Element types
@@ -54,9 +54,9 @@
 //! See [`Gradient`].
 //!
 //! # Errors
-//! candle's errors keep ours, but who adds context or converts them may lose it: [`Error::of`] finds it, and
-//! [`TensorCommunicator::last_error`] has it in any case. What ended a communicator on all of its ranks is in
-//! `world.fault()` as well.
+//! candle's errors keep this crate's errors, but code that adds context or converts them may lose them: [`Error::of`] finds
+//! the error, and [`TensorCommunicator::last_error`] has it in any case. The fault that ended a communicator on all of its
+//! ranks is in `world.fault()` as well.
 //!
 //! # Features
 //! - `cuda`: tensors on CUDA devices. Turns on candle's feature of that name, which needs `nvcc` to build and links
@@ -81,7 +81,7 @@ mod operations;
 pub mod ops;
 mod staging;
 
-/// The code of the pages compiles.
+/// Compiles the code of the pages.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

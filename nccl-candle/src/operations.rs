@@ -1,4 +1,4 @@
-//! The operations as methods of the communicator: views are made contiguous, and dimensions moved where that is needed.
+//! The operations as methods of the communicator: views are made contiguous, and dimensions moved where needed.
 
 use candle_core::Tensor;
 use candle_core::shape::Dim;
@@ -18,8 +18,8 @@ impl TensorCommunicator {
     /// Reduces the tensors of all ranks, element by element; all get the result.
     ///
     /// # Errors
-    /// [`Error::DType`]; [`Error::Nccl`] with all that [`Communicator::all_reduce`] and, on the CPU,
-    /// [`Request::wait`](nccl::Request::wait) have. Its backward pass needs [`with_gradient`](Self::with_gradient).
+    /// [`Error::DType`]; [`Error::Nccl`] with all errors of [`Communicator::all_reduce`] and, on the CPU,
+    /// [`Request::wait`](nccl::Request::wait). Its backward pass needs [`with_gradient`](Self::with_gradient).
     ///
     /// Wraps `ncclAllReduce`.
     ///
@@ -34,7 +34,7 @@ impl TensorCommunicator {
         x.contiguous()?.apply_op1(ops::AllReduce::new(self, op))
     }
 
-    /// As [`all_reduce`](Self::all_reduce), into the tensor itself and whatever shares its memory. Has no gradient.
+    /// As [`all_reduce`](Self::all_reduce), into the tensor itself and all tensors that share its memory. Has no gradient.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`Error::Strided`] for a view that is not contiguous.
@@ -49,7 +49,7 @@ impl TensorCommunicator {
         y.inplace_op1(&ops::AllReduce::new(self, op))
     }
 
-    /// Gives the tensor of rank `root` to all; the others pass one of the same shape and type.
+    /// Sends the tensor of rank `root` to all; the others pass a tensor of the same shape and type.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and a root that does not exist.
@@ -66,7 +66,7 @@ impl TensorCommunicator {
         x.contiguous()?.apply_op1(ops::Broadcast::new(self, root))
     }
 
-    /// Puts the tensors of all ranks one behind the other along `dim`, in the order of the ranks; all get the result.
+    /// Concatenates the tensors of all ranks along `dim`, in the order of the ranks; all get the result.
     ///
     /// Scalars become a tensor of one dimension. Along another dimension than the first, the result is copied once more.
     ///
@@ -92,7 +92,7 @@ impl TensorCommunicator {
         if dim == 0 {
             return Ok(y);
         }
-        // [n, d0, …] with the ranks moved before `dim`, and joined with it.
+        // [n, d0, …] with the ranks moved before `dim`, and merged with it.
         let mut dims = x.dims().to_vec();
         let ranks = self.world_size();
         let blocks: Vec<usize> = std::iter::once(ranks).chain(dims.iter().copied()).collect();
@@ -143,7 +143,7 @@ impl TensorCommunicator {
         apply(&x.reshape(blocks)?.permute(order)?.reshape(dims)?)
     }
 
-    /// Gives part `i` of this rank's tensor, along the first dimension, to rank `i`, and puts what comes from rank `i`
+    /// Sends part `i` of this rank's tensor, along the first dimension, to rank `i`, and puts what comes from rank `i`
     /// there.
     ///
     /// # Errors
@@ -162,13 +162,13 @@ impl TensorCommunicator {
         x.contiguous()?.apply_op1(ops::AllToAll::new(self))
     }
 
-    /// The tensor itself, which is the same on all ranks, and from which each computes something else: the gradients of
-    /// all ranks are added up on the way back (Megatron's *f*).
+    /// Returns the tensor itself, which is the same on all ranks, and from which each computes something else: the gradients of
+    /// all ranks are added up in the backward pass (Megatron's *f*).
     ///
     /// Costs nothing where no gradient is wanted, and a copy where one is.
     ///
     /// # Errors
-    /// Of the copy.
+    /// Those of the copy.
     ///
     /// ```
     /// # fn example(tp: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor, columns: &candle_core::Tensor,

@@ -1,6 +1,6 @@
-//! The operations as candle's custom operations, for those who call [`Tensor::apply_op1`] themselves.
+//! The operations as candle's custom operations, for programs that call [`Tensor::apply_op1`] themselves.
 //!
-//! The methods of [`TensorCommunicator`] are these, with views made contiguous and dimensions moved where that is needed.
+//! The methods of [`TensorCommunicator`] are these, with views made contiguous and dimensions moved where needed.
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -33,16 +33,16 @@ use crate::gradient::Gradient;
 
 type Result<T> = candle_core::Result<T>;
 
-/// What the operations of this file have in common: candle's traits cannot be implemented for all that have one of ours.
+/// The common part of the operations of this file: candle's traits cannot be implemented for all types with a trait of ours.
 trait Op {
     fn comm(&self) -> &TensorCommunicator;
 
     fn collective(&self) -> Collective;
 
-    /// The gradient of the argument, from that of the result.
+    /// Returns the gradient of the argument, from that of the result.
     fn backward(&self, argument: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>>;
 
-    /// That there is no gradient.
+    /// Returns the error that there is no gradient.
     fn none(&self, reason: &'static str) -> Result<Option<Tensor>> {
         let (operation, comm) = (self.collective().name(), self.comm());
         Err(comm.fail(Error::NoGradient {
@@ -52,7 +52,7 @@ trait Op {
         }))
     }
 
-    /// That this device cannot take part.
+    /// Returns the error that this device cannot take part.
     fn no_device<T>(&self, reason: &'static str) -> Result<T> {
         let (operation, comm) = (self.collective().name(), self.comm());
         Err(comm.fail(Error::Device {
@@ -218,7 +218,7 @@ pub struct CopyToRanks {
 macro_rules! new {
     ($operation:ident $(, $field:ident: $type:ty)?) => {
         impl $operation {
-            /// The operation on that communicator; clones it.
+            /// Returns the operation on that communicator; clones it.
             ///
             /// ```
             /// # fn example(comm: &nccl_candle::TensorCommunicator) {
@@ -245,7 +245,7 @@ new!(ReduceScatter, op: ReduceOp);
 new!(AllToAll);
 new!(CopyToRanks);
 
-/// Divided by the number of ranks.
+/// Divides by the number of ranks.
 fn mean(gradient: &Tensor, comm: &TensorCommunicator) -> Result<Tensor> {
     gradient / comm.world_size() as f64
 }
@@ -356,7 +356,7 @@ impl CustomOp1 for CopyToRanks {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        // Of a view, its elements alone.
+        // Copies only the elements of a view.
         let copy = storage.to_dtype(layout, storage.dtype())?;
         Ok((copy, layout.shape().clone()))
     }

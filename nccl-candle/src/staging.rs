@@ -1,10 +1,10 @@
-//! Where the elements of tensors on the CPU wait for the device: pinned memory and device memory, kept for the next
+//! Staging memory for the elements of tensors on the CPU: pinned memory and device memory, kept for the next
 //! operation.
 //!
 //! An [`Area`] belongs to one operation at a time: taken from the pool, or made when all are in use, so that a program
-//! of one thread has one and several threads never wait for each other here. What must stay true: nothing is on its
-//! stream while it is in the pool, or is dropped. The copies go by plain slices, of which cudarc does not know that
-//! they are pinned, so that nothing else waits for them. An area whose stream does not come to rest (a device that
+//! of one thread has one area, and several threads never wait for each other here. Invariant: nothing is on its
+//! stream while an area is in the pool, or is dropped. The copies use plain slices, which cudarc does not know to be
+//! pinned, so that nothing else waits for them. An area whose stream does not become idle (a device that
 //! failed, a rank that does not let go) is leaked.
 
 use std::mem::ManuallyDrop;
@@ -20,19 +20,19 @@ use parking_lot::Mutex;
 
 use crate::collective::Collective;
 
-/// What is staged begins at multiples of this: the largest element, with room for NCCL's vector loads.
+/// Alignment of the staged data: the largest element, with room for NCCL's vector loads.
 const ALIGNMENT: usize = 256;
 
-/// The smallest area in bytes.
+/// Minimum size of an area in bytes.
 const LEAST: usize = 1 << 12;
 
-/// How long copies may take behind an operation that is done; they have a stream of their own.
+/// Limit for copies behind an operation that is done; they have a stream of their own.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long the stream of an operation that failed is waited for before its area is leaked.
+/// How long an area waits for the stream of a failed operation before it is leaked.
 const FAILED_LIMIT: Duration = Duration::from_secs(1);
 
-/// What a communicator keeps for tensors on the CPU:
+/// The memory that a communicator keeps for tensors on the CPU:
 /// [`TensorCommunicator::staged`](crate::TensorCommunicator::staged).
 ///
 /// ```
@@ -53,13 +53,13 @@ const FAILED_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Staged {
-    /// Areas: one, unless several threads used the communicator at the same time.
+    /// Number of areas: one, unless several threads used the communicator at the same time.
     pub areas: usize,
-    /// Their bytes of pinned memory, and as many of device memory; each area's is a power of two.
+    /// Their bytes of pinned memory, and as many of device memory; each area's size is a power of two.
     pub bytes: usize,
-    /// How many were ever made; does not grow while the areas are large enough.
+    /// Number of areas that were ever made; does not grow while the areas are large enough.
     pub allocations: u64,
-    /// How many were given up, because an operation in them failed and its stream did not come to rest.
+    /// Number of areas given up, because an operation in them failed and its stream did not become idle.
     pub leaked: u64,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Staging {
     leaked: AtomicU64,
 }
 
-/// Pinned memory and device memory, as much of each.
+/// Pinned memory and device memory of the same size.
 #[derive(Debug)]
 struct Area {
     host: PinnedHostSlice<u8>,
@@ -87,10 +87,10 @@ impl Area {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
         context.bind_to_thread()?;
         let stream = context.new_stream()?;
-        // Cached, because results are read from it.
+        // Cached, because the host reads results from it.
         // SAFETY: every byte is written before it is read: by the caller, or by the device.
         let host = unsafe { context.alloc_pinned_with_flags::<u8>(bytes, 0)? };
-        // SAFETY: likewise.
+        // SAFETY: as above.
         let device = unsafe { stream.alloc::<u8>(bytes)? };
         Ok(Self {
             host,
@@ -104,7 +104,7 @@ impl Area {
         self.device.len()
     }
 
-    /// The operation, between the copies; returns when the operation is over, or has failed.
+    /// Runs the operation, between the copies; returns when the operation is over, or has failed.
     fn run(
         &mut self,
         comm: &Communicator,
@@ -133,11 +133,11 @@ impl Area {
                 (self.stream).memcpy_dtoh(&device_out.slice(..output), &mut host_out[..output]);
             copied.map_err(cuda("copying a tensor from the device (cuMemcpyDtoHAsync)"))?;
         }
-        // The question for its end is put behind the copy.
+        // The wait for its end is put behind the copy.
         request.wait()
     }
 
-    /// Whether its stream comes to rest within `limit`.
+    /// Returns whether the area's stream becomes idle within `limit`.
     fn rests(&self, limit: Duration) -> bool {
         if self.end.record(&self.stream).is_err() {
             return false;
@@ -156,7 +156,7 @@ impl Area {
     }
 }
 
-/// Where the result begins.
+/// Returns where the result begins.
 fn place_of_output(input: usize) -> usize {
     input.next_multiple_of(ALIGNMENT)
 }
@@ -166,7 +166,7 @@ fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> nccl::Error {
 }
 
 impl Staging {
-    /// Runs a collective on host memory. When it returns, all of it is over.
+    /// Runs a collective on host memory, and returns when all of it is over.
     pub(crate) fn run(
         &self,
         comm: &Communicator,
@@ -175,7 +175,7 @@ impl Staging {
         output: &mut [u8],
     ) -> nccl::Result<()> {
         let needed = place_of_output(input.len()).saturating_add(output.len());
-        // Not dropped by a panic either: leaked.
+        // A panic leaks the area instead of dropping it.
         let mut area = ManuallyDrop::new(self.take(comm, needed)?);
         let mut done = area.run(comm, (collective, data_type), input, output.len());
         let limit = if done.is_ok() {
@@ -206,7 +206,7 @@ impl Staging {
         done
     }
 
-    /// Makes one area that large, unless there is one.
+    /// Makes an area of that size, unless there is one.
     pub(crate) fn reserve(&self, comm: &Communicator, bytes: usize) -> nccl::Result<()> {
         let area = self.take(comm, bytes)?;
         self.idle().push(area);
@@ -226,7 +226,7 @@ impl Staging {
         self.idle.lock()
     }
 
-    /// An area of so many bytes or more: the smallest that is large enough, or a new one in the place of one that is
+    /// Takes an area of `needed` bytes or more: the smallest that is large enough, or a new one in the place of one that is
     /// not.
     fn take(&self, comm: &Communicator, needed: usize) -> nccl::Result<Area> {
         let small = {

@@ -1,15 +1,15 @@
-//! Turns a `nccl.h` into Rust: the one description of how the bindings are made.
+//! Generates Rust from a `nccl.h`: the only description of how the bindings are made.
 //!
 //! Included by path from two places that must agree: the build script of this crate (feature
 //! `bindgen`, the user's own header) and the workspace's `xtask` (the files that are checked in).
 //!
-//! Three files come out:
+//! The output is three files:
 //! - `types.rs`: types and constants. Enums become newtypes over their C integer, because a library
 //!   newer than the header may return a value that the header does not know.
 //! - `functions.rs`: the prototypes, verbatim, inside one call of `nccl_api!`.
 //! - `initializers.rs`: the `..._INITIALIZER` macros as constants; see `initializers.rs`.
 //!
-//! Nothing of the header's comments is taken over.
+//! The header's comments are left out.
 
 use std::error::Error;
 use std::fs;
@@ -42,8 +42,8 @@ impl Bindings {
 }
 
 /// Generates the bindings of the `nccl.h` at `header`. `stubs` is the directory that holds the
-/// stand-ins for what `nccl.h` includes. `format` lays out a file of Rust; who only
-/// compiles the result passes it on as it is.
+/// stand-ins for what `nccl.h` includes. `format` formats a file of Rust; a caller that only
+/// compiles the result returns the text unchanged.
 pub(crate) fn generate(
     header: &Path,
     stubs: &Path,
@@ -86,7 +86,7 @@ pub(crate) fn generate(
     })
 }
 
-/// Where the stand-ins for included headers are in the `nccl-sys` package at `package`.
+/// Returns where the stand-ins for included headers are in the `nccl-sys` package at `package`.
 pub(crate) fn stubs(package: &Path) -> PathBuf {
     package.join("build").join("stubs")
 }
@@ -96,8 +96,8 @@ const MARK: &str = "// Generated from nccl.h by `cargo xtask bindings`. Do not e
 fn builder(header: &Path, stubs: &Path) -> bindgen::Builder {
     bindgen::builder()
         .header(header.to_string_lossy())
-        // Our own few lines instead of the headers of CUDA and of the C library: all that is needed
-        // then is libclang, and the result does not depend on the machine.
+        // Stand-ins instead of the headers of CUDA and of the C library: then only
+        // libclang is needed, and the result does not depend on the machine.
         .clang_arg("-nostdinc")
         .clang_arg(format!("-I{}", stubs.join("cuda").display()))
         .clang_arg(format!("-I{}", stubs.join("c").display()))

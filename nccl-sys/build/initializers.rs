@@ -1,4 +1,4 @@
-//! Reads the `..._INITIALIZER` macros of a `nccl.h`, which bindgen passes over, and writes them as
+//! Reads the `..._INITIALIZER` macros of a `nccl.h`, which bindgen skips, and writes them as
 //! Rust constants of the same name, which are also the defaults of their types.
 //!
 //! The values come from the macro and the field names, in the same order, from the struct that
@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::fmt::Write as _;
 
-/// Generates one constant for every initializer macro in `header`. `types` is what bindgen made of
+/// Generates one constant for every initializer macro in `header`. `types` is bindgen's output for
 /// the same header.
 pub(super) fn generate(header: &str, types: &str) -> Result<String, Box<dyn Error>> {
     let mut out = String::from("use super::types::*;\nuse crate::constants::*;\n");
@@ -44,7 +44,7 @@ pub(super) fn generate(header: &str, types: &str) -> Result<String, Box<dyn Erro
     Ok(out)
 }
 
-/// `(macro name, its values)` for each `#define X_INITIALIZER { … }`.
+/// Returns `(macro name, its values)` for each `#define X_INITIALIZER { … }`.
 fn macros(header: &str) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     let mut lines = header.lines();
@@ -72,7 +72,7 @@ fn macros(header: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// The values between the commas, except those inside of parentheses.
+/// Returns the values between the commas, except commas inside of parentheses.
 fn split_values(body: &str) -> Vec<String> {
     let mut depth = 0;
     let values = body.split(|c| {
@@ -101,8 +101,8 @@ fn without_comments(text: &str) -> String {
     out
 }
 
-/// `(name, type)` of the fields of the struct behind the typedef `type_name`, in order. Does not
-/// depend on how `types` is laid out.
+/// Returns `(name, type)` of the fields of the struct behind the typedef `type_name`, in order. Does not
+/// depend on the layout of `types`.
 fn fields(types: &str, type_name: &str) -> Result<Vec<(String, String)>, Box<dyn Error>> {
     let types = types.split_whitespace().collect::<Vec<_>>().join(" ");
     let between = |opening: &str, closing: char| {
@@ -125,14 +125,14 @@ fn fields(types: &str, type_name: &str) -> Result<Vec<(String, String)>, Box<dyn
     Ok(body.split(',').filter_map(field).collect())
 }
 
-/// The Rust expression for `value` in a field of `field_type` of the struct `of`.
+/// Returns the Rust expression for `value` in a field of `field_type` of the struct `of`.
 fn expression(
     value: &str,
     field_type: &str,
     of: &str,
     types: &str,
 ) -> Result<String, Box<dyn Error>> {
-    // `pub const NAME: type = …`, in whatever layout.
+    // Matches `pub const NAME: type = …`, in any layout.
     let enumerator = types
         .split("pub const ")
         .filter_map(|rest| rest.split_once('=')?.0.split_once(':'))

@@ -1,11 +1,11 @@
 //! [`Api`]: the functions of one NCCL library, looked up once.
 //!
-//! The struct is made by the macro `nccl_api!` out of the prototypes in `bindings/functions.rs`, so
+//! The macro `nccl_api!` makes the struct out of the prototypes in `bindings/functions.rs`, so
 //! that a function exists here exactly when the header declares it. Every entry is optional: one
-//! build of a program runs on old and new libraries, and only what it calls has to be there.
+//! build of a program runs on old and new libraries, and only the functions that it calls have to exist.
 //!
-//! A table comes from [`Api::load`] (the loader calls it), or is put together by hand from
-//! [`Api::empty`]: tests and benchmarks use that for a library of their own functions.
+//! A table comes from [`Api::load`] (the loader calls it), or is filled by hand from
+//! [`Api::empty`]: tests and benchmarks do so for a library of their own functions.
 
 // The names are C's.
 #![allow(non_snake_case)]
@@ -35,7 +35,7 @@ pub struct MissingFunction {
 impl MissingFunction {
     fn new(function: &'static str) -> Self {
         // A function that the table does not know comes from a header newer than the table, which
-        // only a build with the feature `bindgen` can meet.
+        // only a build with the feature `bindgen` can have.
         let needs = crate::since(function).unwrap_or(Version::HEADER);
         Self { function, needs }
     }
@@ -59,7 +59,7 @@ macro_rules! nccl_api {
         /// # Ok(()) }
         /// ```
         ///
-        /// It holds addresses only. Whoever fills it promises that they stay valid for as long as
+        /// The table holds addresses only. The code that fills it promises that they stay valid for as long as
         /// the table is used; a library opened by the [`Loader`](crate::Loader) is never closed.
         #[derive(Clone, Copy)]
         pub struct Api {
@@ -77,8 +77,8 @@ macro_rules! nccl_api {
             /// ```
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
 
-            /// Names and types of a function's arguments, as the header has them; `None` for a function that the
-            /// header lacks. For what stands between a program and NCCL: tracing, fault injection.
+            /// Returns names and types of a function's arguments, as the header has them; `None` for a function that the
+            /// header lacks. For code between a program and NCCL: tracing, fault injection.
             ///
             /// ```
             /// let arguments = nccl_sys::Api::arguments("ncclCommAbort").unwrap();
@@ -93,7 +93,7 @@ macro_rules! nccl_api {
                 }
             }
 
-            /// A table without functions.
+            /// Returns a table without functions.
             ///
             /// ```
             /// assert!(nccl_sys::Api::empty().ncclAllReduce.is_none());
@@ -102,7 +102,7 @@ macro_rules! nccl_api {
                 Self { $($name: None),* }
             }
 
-            /// Asks `resolve` for the address of every function; null means that there is none.
+            /// Fills the table with the address that `resolve` returns for every function; null means that there is none.
             ///
             /// # Safety
             ///
@@ -120,7 +120,7 @@ macro_rules! nccl_api {
                     $($name: {
                         const NAME: &CStr = c_name(concat!(stringify!($name), "\0"));
                         let address = resolve(NAME);
-                        // SAFETY: null becomes `None`, everything else is by the caller's promise a
+                        // SAFETY: null becomes `None`, every other address is by the caller's promise a
                         // function of this very type; a data pointer and a function pointer are of
                         // the same size on every platform with `dlsym`.
                         unsafe {
@@ -133,7 +133,7 @@ macro_rules! nccl_api {
                 }
             }
 
-            /// The names of the functions that this table lacks.
+            /// Returns the names of the functions that this table lacks.
             ///
             /// ```
             /// let api = nccl_sys::Api::empty();
@@ -148,7 +148,7 @@ macro_rules! nccl_api {
                 #[doc = concat!("`", stringify!($name), "`, or that it is missing.")]
                 ///
                 /// # Errors
-                /// [`MissingFunction`] names it, and the first release that has it.
+                /// [`MissingFunction`] names the function, and the first release that has it.
                 #[inline]
                 pub fn $name(&self) -> Result<
                     unsafe extern "C" fn($($argument: $type),*) $(-> $result)?,
@@ -164,7 +164,7 @@ macro_rules! nccl_api {
     };
 }
 
-/// The C string of a name that ends in NUL.
+/// Returns the C string of a name that ends in NUL.
 const fn c_name(name: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,

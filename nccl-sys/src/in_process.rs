@@ -1,7 +1,7 @@
-//! Which copies of NCCL this process has already.
+//! Finds the copies of NCCL that this process has already.
 //!
 //! Two copies in one process do not know of each other's communicators, threads and settings; the
-//! [`Loader`](crate::Loader) asks here before it opens anything.
+//! [`Loader`](crate::Loader) searches here before it opens anything.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::object::Object;
 
-/// What tells NCCL from other libraries: every release has it.
+/// The symbol that identifies NCCL: every release has it.
 const MARK: &core::ffi::CStr = c"ncclGetVersion";
 
 /// A copy of NCCL in this process.
@@ -18,17 +18,17 @@ const MARK: &core::ffi::CStr = c"ncclGetVersion";
 pub(crate) struct Copy {
     /// Its file.
     pub(crate) file: PathBuf,
-    /// How to reach it; `None` if the linker does not give it out, as for one that was loaded into a
+    /// Its handle; `None` if the linker does not return one, as for a copy that was loaded into a
     /// namespace of its own.
     pub(crate) object: Option<Object>,
 }
 
-/// All copies of NCCL in this process, each once.
+/// Returns all copies of NCCL in this process, each once.
 pub(crate) fn copies() -> Vec<Copy> {
     let mut copies = Vec::new();
 
-    // By the name under which everybody asks for it. This also finds a library that has that name
-    // and whose file has another, or no place in a directory at all.
+    // By NCCL's usual name. This also finds a library that has that name
+    // and whose file has another, or is in no directory at all.
     for name in ["libnccl.so.2", "libnccl.so"] {
         let object = Object::already_loaded(OsStr::new(name));
         if let Some(object) = object.filter(|object| !object.symbol(MARK).is_null()) {
@@ -36,7 +36,7 @@ pub(crate) fn copies() -> Vec<Copy> {
         }
     }
 
-    // By what is mapped: a library that was opened by path and goes by another name.
+    // By mapped files: a library that was opened by path and has another name.
     for file in mapped_files() {
         match Object::already_loaded(file.as_os_str()) {
             Some(object) if object.defines(MARK) => add(&mut copies, object),
@@ -48,7 +48,7 @@ pub(crate) fn copies() -> Vec<Copy> {
         }
     }
 
-    // Linked into the program, or preloaded under a name that says nothing. Asked last, because a
+    // Linked into the program, or preloaded under an unrelated name. Searched last, because a
     // tool that wraps some of NCCL's functions looks the same and is not a second copy.
     if copies.is_empty()
         && let Some(object) = Object::with_global_symbol(MARK)
@@ -59,8 +59,8 @@ pub(crate) fn copies() -> Vec<Copy> {
 }
 
 fn add(copies: &mut Vec<Copy>, object: Object) {
-    // By function, not by object: one library may be there under several names, as when one that is
-    // preloaded puts itself under NCCL's name as well.
+    // Compares functions, not objects: one library may have several names, for instance when a
+    // preloaded one also registers under NCCL's name.
     let function = object.symbol(MARK);
     let known = |copy: &Copy| {
         copy.object
@@ -74,7 +74,7 @@ fn add(copies: &mut Vec<Copy>, object: Object) {
     }
 }
 
-/// The files with code in this process that may be NCCL by their names, each once.
+/// Returns the files with code in this process that may be NCCL by their names, each once.
 fn mapped_files() -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in fs::read("/proc/self/maps")
@@ -90,8 +90,8 @@ fn mapped_files() -> Vec<PathBuf> {
     files
 }
 
-/// The file of one line of `/proc/self/maps`, if it is an executable mapping of something that is
-/// called like NCCL.
+/// Returns the file of one line of `/proc/self/maps`, if it is an executable mapping of a file whose name
+/// is like NCCL's.
 fn file_with_code(line: &[u8]) -> Option<PathBuf> {
     // address, permissions, offset, device, inode, and after blanks the path.
     let permissions = line.split(|byte| *byte == b' ').nth(1)?;
@@ -103,7 +103,7 @@ fn file_with_code(line: &[u8]) -> Option<PathBuf> {
     (permissions.contains(&b'x') && candidate).then(|| path.to_owned())
 }
 
-/// Whether a file that cannot be looked into is NCCL and not one of its plugins
+/// Returns whether a file for which the linker has no handle is NCCL by its name, and not one of its plugins
 /// (`libnccl-net.so` and the like).
 fn is_nccl_by_name(file: &Path) -> bool {
     file.file_name()

@@ -1,12 +1,12 @@
 //! Raw bindings to [NVIDIA NCCL](https://developer.nvidia.com/nccl), opened at run time.
 //!
-//! - Every function, type and constant of `nccl.h` 2.32.3. They are generated and checked in: to use
-//!   this crate takes neither clang, nor CUDA, nor NCCL at build time, and nothing is linked.
+//! - Every function, type and constant of `nccl.h` 2.32.3. They are generated and checked in:
+//!   this crate needs neither clang, nor CUDA, nor NCCL at build time, and links nothing.
 //! - C's enums are newtypes, such as [`ncclResult_t`], because a library may be newer than these
-//!   bindings and return what they do not know.
+//!   bindings and return values that they do not know.
 //! - The functions are in a table, [`Api`], in which each is optional: one build runs on old and new
-//!   releases. What a library lacks is a [`MissingFunction`] with the release that [has it](since()).
-//! - The [`Loader`] finds the library, says which one it took, and refuses to have two in one process.
+//!   releases. A function that a library lacks is a [`MissingFunction`] with the release that [has it](since()).
+//! - The [`Loader`] finds the library, reports which one it took, and refuses to have two in one process.
 //!
 //! The crate `nccl` builds a safe interface on this one.
 //!
@@ -29,8 +29,8 @@
 //! # Structs that grew
 //!
 //! [`ncclConfig_t`] and its like carry their own size and version, and grew with the releases. The
-//! layout here is that of 2.32.3, and older libraries take it. But NCCL ignores, **without an error**,
-//! a field that is newer than itself; whoever sets one has to compare [`Loaded::version`] first. Start
+//! layout here is that of 2.32.3, and older libraries accept it. But NCCL ignores, **without an error**,
+//! a field that is newer than itself; a program that sets one has to compare [`Loaded::version`] first. Start
 //! from [`NCCL_CONFIG_INITIALIZER`] (which is also `ncclConfig_t::default()`) and set `version` to the
 //! lower of [`NCCL_VERSION_CODE`] and the library's.
 //!

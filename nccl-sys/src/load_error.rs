@@ -1,9 +1,9 @@
-//! [`LoadError`]: why there is no NCCL, with everything that was tried.
+//! [`LoadError`]: why NCCL could not be loaded, with everything that was tried.
 
 use core::fmt;
 use std::path::PathBuf;
 
-/// What made the [`Loader`](crate::Loader) try a file.
+/// Why the [`Loader`](crate::Loader) tried a file.
 ///
 /// ```
 /// assert_eq!(nccl_sys::Origin::NcclHome.to_string(), "from NCCL_HOME");
@@ -15,7 +15,7 @@ pub enum Origin {
     Argument,
     /// The environment variable `NCCL_LIBRARY`.
     Environment,
-    /// It was in the process already.
+    /// The file was in the process already.
     AlreadyLoaded,
     /// A name for the dynamic linker to search.
     LinkerPath,
@@ -38,7 +38,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A place where NCCL was looked for in vain.
+/// A place where NCCL was not found.
 ///
 /// ```
 /// use nccl_sys::LoadError;
@@ -55,9 +55,9 @@ impl fmt::Display for Origin {
 pub struct Attempt {
     /// The file, or the name for the linker to search.
     pub file: PathBuf,
-    /// Why it was tried.
+    /// Why the file was tried.
     pub origin: Origin,
-    /// What was wrong with it: the linker's words where it could not be opened.
+    /// Why it failed: the linker's error where the file could not be opened.
     pub reason: String,
 }
 
@@ -109,7 +109,7 @@ pub enum LoadError {
     },
 
     /// The process has a copy of NCCL that is not the wanted one. Two copies in one process do not
-    /// know of each other, so that the second is not opened.
+    /// know of each other, so the second is not opened.
     #[error(
         "{} ({origin}) is wanted, but the process has already loaded {}: \
          it cannot have two copies of NCCL; use the loaded one or keep it from being loaded",
@@ -117,15 +117,15 @@ pub enum LoadError {
     )]
     #[non_exhaustive]
     AnotherIsLoaded {
-        /// What was asked for.
+        /// The file that was asked for.
         wanted: PathBuf,
-        /// Who asked for it.
+        /// Where that was set.
         origin: Origin,
-        /// What is there.
+        /// The copies in the process.
         loaded: Vec<PathBuf>,
     },
 
-    /// The process has several copies of NCCL already, and nothing says which to use.
+    /// The process has several copies of NCCL already, and none was chosen.
     #[error(
         "the process has already loaded several copies of NCCL: {}; \
          name the one to use in NCCL_LIBRARY",
@@ -137,7 +137,7 @@ pub enum LoadError {
         loaded: Vec<PathBuf>,
     },
 
-    /// The process has a copy of NCCL that the dynamic linker does not give to us, and a second one
+    /// The process has a copy of NCCL for which the dynamic linker returns no handle, and a second copy
     /// is not opened.
     #[error(
         "the process has already loaded {}, but in a namespace of the dynamic linker \
@@ -158,7 +158,7 @@ fn numbered(attempts: &[Attempt]) -> String {
         .collect()
 }
 
-/// What to do about it.
+/// Returns what to do about it.
 fn hint(attempts: &[Attempt]) -> &'static str {
     match attempts {
         [

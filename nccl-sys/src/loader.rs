@@ -2,13 +2,13 @@
 //!
 //! The rules, in order:
 //!
-//! 1. [`Loader::path`], or else the environment variable `NCCL_LIBRARY`, says which library is
-//!    wanted. It is that one or an error, never another.
+//! 1. [`Loader::path`], or else the environment variable `NCCL_LIBRARY`, names the wanted
+//!    library. The result is that one or an error, never another.
 //! 2. A copy that is in the process already is used. If it is not the wanted one, or if there are
 //!    several and none is wanted, that is an error which names them.
 //! 3. Otherwise the places of `search.rs` are tried until one has NCCL.
 //!
-//! Of NCCL's functions only `ncclGetVersion` is called. What has been opened is never closed.
+//! Of NCCL's functions only `ncclGetVersion` is called. An opened library is never closed.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::fmt;
@@ -23,12 +23,12 @@ use crate::{Api, Attempt, LoadError, Origin, Version, ncclResult_t};
 /// The environment variable that names the library to load.
 const VARIABLE: &str = "NCCL_LIBRARY";
 
-/// One search at a time: two could each see an empty process and open different files.
+/// Serializes searches: two could each see an empty process and open different files.
 static SEARCHING: Mutex<()> = Mutex::new(());
 
 /// Finds and opens NCCL.
 ///
-/// Tried are, in this order:
+/// It tries, in this order:
 ///
 /// 1. the file given to [`path`](Self::path), and nothing else;
 /// 2. the file in the environment variable `NCCL_LIBRARY`, and nothing else;
@@ -50,7 +50,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader that searches the usual places.
+    /// Returns a loader that searches the usual places.
     ///
     /// ```
     /// let loader = nccl_sys::Loader::new();
@@ -60,7 +60,7 @@ impl Loader {
         Self::default()
     }
 
-    /// Loads this file and no other. A name without a slash is searched for by the dynamic linker.
+    /// Sets the file to load, and no other. The dynamic linker searches for a name without a slash.
     ///
     /// ```
     /// let loader = nccl_sys::Loader::new().path("/opt/nccl/lib/libnccl.so.2");
@@ -72,9 +72,9 @@ impl Loader {
         self
     }
 
-    /// Whether to search Python's `site-packages` for NVIDIA's wheels (`nvidia-nccl-cu13` and the
+    /// Sets whether to search Python's `site-packages` for NVIDIA's wheels (`nvidia-nccl-cu13` and the
     /// like), after all other places: those of `PYTHONPATH`, of the active virtual or conda
-    /// environment, of the `python3` in `PATH`, of the user and of the system. Off by default: what
+    /// environment, of the `python3` in `PATH`, of the user and of the system. Off by default: which library
     /// a program loads should not depend on which Python happens to be active.
     ///
     /// ```
@@ -96,7 +96,7 @@ impl Loader {
     /// # Safety
     ///
     /// Opening a library runs its initialisers, and its `ncclGetVersion` is called. The caller
-    /// vouches for what is found: that a file of this name is NCCL, and that nobody else closes it
+    /// guarantees that a file with this name is NCCL, and that no other code closes it
     /// if it has been opened before.
     ///
     /// ```no_run
@@ -122,7 +122,7 @@ impl Loader {
     }
 }
 
-/// Loads `file` or nothing.
+/// Loads `file` or returns an error.
 ///
 /// # Safety
 /// As for [`Loader::load`].
@@ -144,7 +144,7 @@ unsafe fn load_wanted(file: PathBuf, origin: Origin) -> Result<Loaded, LoadError
     unsafe { open(&file, origin) }.map_err(|reason| not_found(file, origin, reason))
 }
 
-/// Takes the copy that is in the process, else searches.
+/// Takes the copy that is in the process, or searches for one.
 ///
 /// # Safety
 /// As for [`Loader::load`].
@@ -207,10 +207,10 @@ unsafe fn open(file: &Path, origin: Origin) -> Result<Loaded, String> {
     unsafe { identify(object, origin) }
 }
 
-/// Looks up all functions and asks for the version.
+/// Looks up all functions and reads the version.
 ///
 /// # Safety
-/// If `object` has NCCL's functions, they are NCCL's.
+/// If `object` has functions with NCCL's names, they are NCCL's.
 unsafe fn identify(object: Object, origin: Origin) -> Result<Loaded, String> {
     // SAFETY: by the caller's promise; the object is never closed.
     let api = unsafe { Api::load(|name| object.symbol(name)) };
@@ -234,7 +234,7 @@ unsafe fn identify(object: Object, origin: Origin) -> Result<Loaded, String> {
     })
 }
 
-/// A library that was loaded, for the rest of the process's life.
+/// A loaded library, for the rest of the process's life.
 ///
 /// ```no_run
 /// // SAFETY: libraries by NCCL's name are trusted to be NCCL.
@@ -247,18 +247,18 @@ unsafe fn identify(object: Object, origin: Origin) -> Result<Loaded, String> {
 pub struct Loaded {
     /// Its functions.
     pub api: Api,
-    /// What its `ncclGetVersion` says.
+    /// The version that its `ncclGetVersion` returns.
     pub version: Version,
-    /// Its file, with links resolved. For a library that exists only in memory, what the system calls
+    /// Its file, with links resolved. For a library that exists only in memory, the system's name for
     /// it, such as `/memfd:NAME (deleted)`.
     pub path: PathBuf,
-    /// Why this one.
+    /// Why this file was chosen.
     pub origin: Origin,
     object: Object,
 }
 
 impl Loaded {
-    /// The address of a symbol of the library, null if it has none of this name: for functions that
+    /// Returns the address of a symbol of the library, null if it has none of this name: for functions that
     /// `nccl.h` does not declare.
     ///
     /// ```no_run

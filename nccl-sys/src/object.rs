@@ -1,7 +1,7 @@
-//! A shared object in this process, and what the dynamic linker knows of it.
+//! A shared object in this process, and the dynamic linker's data on it.
 //!
-//! Every [`Object`] is a reference that is never given back: NCCL has threads of its own and hands out
-//! pointers into itself, so that closing it is never right.
+//! Every [`Object`] is a reference that is never released: NCCL has threads of its own and hands out
+//! pointers into itself, so closing it is never right.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::{self, NonNull};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::Library;
 
-/// A handle of `dlopen`, open for ever.
+/// A handle of `dlopen` that is never closed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object(NonNull<c_void>);
 
@@ -24,18 +24,18 @@ unsafe impl Send for Object {}
 unsafe impl Sync for Object {}
 
 impl Object {
-    /// Opens `name` as `dlopen` understands it: a path where it has a slash, else a name that the
-    /// linker searches for. On failure, the linker's reason.
+    /// Opens `name` as `dlopen` interprets it: a path if it has a slash, otherwise a name that the
+    /// linker searches for. On failure, returns the linker's reason.
     ///
     /// # Safety
     ///
     /// The initialisers of the object, and of all that it depends on, run.
     pub(crate) unsafe fn open(name: &Path) -> Result<Self, String> {
         if name.as_os_str().is_empty() {
-            // To the linker this is the name of the program.
+            // To the linker, an empty name is the program.
             return Err("the name is empty".into());
         }
-        // All symbols now: one that cannot be resolved shall be an error here, not the end of the
+        // Resolves all symbols now: an unresolved symbol should be an error here, not the end of the
         // process at the first call.
         // SAFETY: by the caller's promise.
         unsafe { Library::open(Some(name), libc::RTLD_NOW | libc::RTLD_LOCAL) }
@@ -43,7 +43,7 @@ impl Object {
             .and_then(|library| Self::keep(library).ok_or_else(|| "no handle".into()))
     }
 
-    /// The object of this name, if it is in the process already.
+    /// Returns the object of this name, if it is in the process already.
     pub(crate) fn already_loaded(name: &OsStr) -> Option<Self> {
         if name.is_empty() {
             return None;
@@ -53,7 +53,7 @@ impl Object {
         Self::keep(library.ok()?)
     }
 
-    /// The program itself. Its symbols are those that all objects of the global scope share.
+    /// Returns the program itself. Its symbols are those of all objects in the global scope.
     fn program() -> Option<Self> {
         Self::keep(Library::this())
     }
@@ -62,7 +62,7 @@ impl Object {
         NonNull::new(library.into_raw()).map(Self)
     }
 
-    /// The object that gives the program's global scope the symbol `name`.
+    /// Returns the object that provides the symbol `name` in the program's global scope.
     pub(crate) fn with_global_symbol(name: &CStr) -> Option<Self> {
         // SAFETY: `name` is a C string.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -71,30 +71,30 @@ impl Object {
         Self::already_loaded(&file).or_else(Self::program)
     }
 
-    /// The address of `name` in this object or in one that it depends on; null if there is none.
+    /// Returns the address of `name` in this object or in one that it depends on; null if there is none.
     pub(crate) fn symbol(self, name: &CStr) -> *mut c_void {
         // SAFETY: the handle is open, `name` is a C string.
         unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) }
     }
 
-    /// Whether `name` is defined in this very object, not in one that it depends on.
+    /// Returns whether `name` is defined in this very object, not in one that it depends on.
     pub(crate) fn defines(self, name: &CStr) -> bool {
         file_of_symbol(self.symbol(name)).is_some_and(|file| file == self.linker_name())
     }
 
-    /// The file that was loaded, with links resolved: what stands in `/proc/self/maps`.
+    /// Returns the file that was loaded, with links resolved, as in `/proc/self/maps`.
     pub(crate) fn file(self) -> PathBuf {
         let name = PathBuf::from(match self.linker_name() {
             name if name.is_empty() => "/proc/self/exe".into(),
             name => name,
         });
         fs::canonicalize(&name)
-            // A link to what is no longer, or never was, in a directory: a file in memory.
+            // A link to a file that was removed, or never was in a directory: a file in memory.
             .or_else(|_| fs::read_link(&name))
             .unwrap_or(name)
     }
 
-    /// The name under which the linker opened it; empty for the program.
+    /// Returns the name under which the linker opened it; empty for the program.
     fn linker_name(self) -> OsString {
         let map = self.link_map();
         if map.is_null() {
@@ -112,7 +112,7 @@ impl Object {
     }
 }
 
-/// The linker's name of the object in which `address` lies.
+/// Returns the linker's name of the object in which `address` lies.
 fn file_of_symbol(address: *mut c_void) -> Option<OsString> {
     if address.is_null() {
         return None;
@@ -132,7 +132,7 @@ fn string(text: *const c_char) -> OsString {
     OsStr::from_bytes(unsafe { CStr::from_ptr(text) }.to_bytes()).to_owned()
 }
 
-/// What the linker said. It is in the source of the error, whose own text is only the name of a call.
+/// Returns the linker's error. It is in the source of the error, whose own text is only the name of a call.
 fn reason(error: &libloading::Error) -> String {
     match error.source() {
         Some(source) => source.to_string(),
@@ -147,7 +147,7 @@ struct LinkMap {
     name: *const c_char,
 }
 
-/// Asks for the [`LinkMap`] of a handle.
+/// Requests the [`LinkMap`] of a handle.
 const RTLD_DI_LINKMAP: c_int = 2;
 
 // In glibc and in musl, but `libc` declares it for glibc only.

@@ -1,4 +1,4 @@
-//! Where NCCL is looked for when nobody has said which one to use.
+//! The places where NCCL is searched for when no library was named.
 
 use std::env;
 use std::fs;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use crate::Origin;
 
-/// The file in a directory `lib`, in the order of preference: wheels and the runtime packages of
+/// Files in a directory `lib`, in the order of preference: wheels and the runtime packages of
 /// distributions have only the first.
 const FILES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// The file of NVIDIA's wheels, below `site-packages`.
 const IN_SITE_PACKAGES: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// One thing to try.
+/// A place to try.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Place {
     /// A file, or a name for the linker to search.
@@ -22,7 +22,7 @@ pub(crate) struct Place {
     pub(crate) origin: Origin,
 }
 
-/// All places, in order.
+/// Returns all places, in order.
 pub(crate) fn places(pip_layout: bool) -> Vec<Place> {
     let place = |origin| move |file: PathBuf| Place { file, origin };
     let mut places: Vec<Place> = FILES
@@ -48,16 +48,16 @@ pub(crate) fn places(pip_layout: bool) -> Vec<Place> {
     places
 }
 
-/// An environment variable that holds a path; one that is empty counts as not set.
+/// Returns an environment variable that holds a path; an empty one counts as not set.
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from)
 }
 
-/// Where a wheel would be below each of `prefixes` (`PREFIX/lib/python3.12/site-packages/…`) and in
-/// each of `directories`, newest Python first. Where there is no Python at all, one path with a `*`
-/// stands for all, so that an error can say what was looked for.
+/// Returns where a wheel would be below each of `prefixes` (`PREFIX/lib/python3.12/site-packages/…`) and in
+/// each of `directories`, newest Python first. Without any Python, one path with a `*`
+/// stands for all, so that an error can show what was searched for.
 fn wheels(prefixes: &[PathBuf], directories: &[PathBuf]) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     let mut add = |file: PathBuf| {
@@ -88,7 +88,7 @@ fn wheels(prefixes: &[PathBuf], directories: &[PathBuf]) -> Vec<PathBuf> {
     found
 }
 
-/// The directories `PREFIX/lib/python3*`, newest first.
+/// Returns the directories `PREFIX/lib/python3*`, newest first.
 fn pythons(prefix: &Path) -> Vec<PathBuf> {
     let mut pythons = Vec::new();
     for library in ["lib", "lib64"] {
@@ -109,7 +109,7 @@ fn pythons(prefix: &Path) -> Vec<PathBuf> {
     pythons.into_iter().map(|(_, path)| path).collect()
 }
 
-/// Where Python environments are installed, the one in use first.
+/// Returns where Python environments are installed, the one in use first.
 fn python_prefixes() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
         .into_iter()
@@ -117,7 +117,7 @@ fn python_prefixes() -> Vec<PathBuf> {
         .collect();
     let path = env::var_os("PATH").unwrap_or_default();
     if let Some(directory) = env::split_paths(&path).find(|dir| dir.join("python3").is_file()) {
-        // Of a link in /usr/bin or ~/bin, both where it is and where it leads.
+        // For a link in /usr/bin or ~/bin, both its own place and its target's.
         let target = fs::canonicalize(directory.join("python3")).ok();
         let prefix = |bin: &Path| bin.parent().map(Path::to_owned);
         prefixes.extend(prefix(&directory));

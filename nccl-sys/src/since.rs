@@ -1,11 +1,11 @@
-//! Which release of NCCL first had which function.
+//! The first release of NCCL that has each function.
 //!
 //! Taken from the headers of all releases from 2.3.5, the oldest of the second generation whose
-//! header is public, to [`Version::HEADER`]. A new release adds a line here; a test asks for it.
+//! header is public, to [`Version::HEADER`]. A new release adds a line here; a test requires it.
 
 use crate::Version;
 
-/// The first release of NCCL that has `function`; `None` for a name that is not a function of
+/// Returns the first release of NCCL that has `function`; `None` for a name that is not a function of
 /// `nccl.h`.
 ///
 /// For functions that 2.3.5 has, the answer is 2.3.5, although some are older.
@@ -24,7 +24,7 @@ pub fn since(function: &str) -> Option<Version> {
     Some(*version)
 }
 
-/// What each release added.
+/// The functions that each release added.
 const RELEASES: &[(&[&str], Version)] = &[
     (
         &[

@@ -33,7 +33,7 @@ impl Version {
     /// ```
     pub const HEADER: Self = Self::new(NCCL_MAJOR as u32, NCCL_MINOR as u32, NCCL_PATCH as u32);
 
-    /// The release `major.minor.patch`.
+    /// Returns the release `major.minor.patch`.
     ///
     /// ```
     /// assert_eq!(nccl_sys::Version::new(2, 28, 3).to_string(), "2.28.3");
@@ -46,7 +46,7 @@ impl Version {
         }
     }
 
-    /// The number that stands for this release, `NCCL_VERSION(major, minor, patch)`:
+    /// Returns the number of this release, `NCCL_VERSION(major, minor, patch)`:
     /// `X * 1000 + Y * 100 + Z` up to 2.8, `X * 10000 + Y * 100 + Z` from 2.9.
     ///
     /// Meant for numbers that NCCL could have: `patch` up to 99, `minor` up to 99 from 2.9.
@@ -63,8 +63,8 @@ impl Version {
         (self.major * thousands + self.minor * 100 + self.patch) as c_int
     }
 
-    /// The release that `code` stands for, as `ncclGetVersion` gives it, by whichever of the two
-    /// rules of [`code`](Self::code) made it. `None` if neither can have.
+    /// Returns the release with this `code`, as returned by `ncclGetVersion`, by either of the two
+    /// rules of [`code`](Self::code). `None` for a code of neither.
     ///
     /// ```
     /// use nccl_sys::Version;
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_is_no_code_is_no_version() {
-        // 2.9 was never written by the first rule, 2.8 never by the second.
+        // The first rule never wrote 2.9, the second never 2.8.
         for code in [c_int::MIN, -1, 0, 999, 2_906, 9_999, 20_804] {
             assert_eq!(Version::from_code(code), None, "{code}");
         }

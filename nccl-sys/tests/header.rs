@@ -1,6 +1,6 @@
-//! What is not plain bindgen output, against the header itself: `NCCL_HEADER` names the `nccl.h`.
+//! Compares what is not plain bindgen output with the header itself: `NCCL_HEADER` names the `nccl.h`.
 //!
-//! A small C program is made of the header, and what it prints is compared with the values here.
+//! The test builds a small C program from the header, and compares its output with the values here.
 //! `cargo xtask check-bindings` runs this with the header that the bindings were made from.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use std::process::Command;
 
 use nccl_sys::*;
 
-/// The header; else `None`, and a line that says so.
+/// Returns the header; without one, `None`, and prints a line that says so.
 fn header() -> Option<PathBuf> {
     let header = env::var_os("NCCL_HEADER").map(PathBuf::from);
     if header.is_none() {
@@ -79,7 +79,7 @@ fn compare(header: &Path, expected: &[(String, String)]) {
     assert_eq!(found, expected, "left: the header, right: this crate");
 }
 
-/// A value of a field, the way the C program prints it.
+/// A value of a field, as the C program prints it.
 trait Printed {
     fn printed(&self) -> String;
 }
@@ -105,8 +105,8 @@ printed_as_integer!(
     cudaEvent_t
 );
 
-/// Size and every field of an initializer: offset, size, value. A field that is not listed here makes
-/// the sizes of the fields not add up.
+/// Adds size and every field of an initializer: offset, size, value. With a field missing from this list,
+/// the sizes of the fields do not add up.
 macro_rules! initializer {
     ($expected:ident, $name:ident: $type:ty { $($field:ident),* $(,)? }) => {{
         $expected.push((format!("sizeof({})", stringify!($type)), size_of::<$type>().to_string()));
@@ -249,7 +249,7 @@ fn every_macro_of_the_header_is_a_constant_here() {
             line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
                 .next()
         })
-        // The guard of the header, and the macro that is `Version::code`.
+        // The header's guard, and the macro that is `Version::code`.
         .filter(|name| !["H_", "VERSION"].contains(name))
         .filter(|name| {
             let constant = format!("pub const NCCL_{name}: ");

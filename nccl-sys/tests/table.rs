@@ -1,4 +1,4 @@
-//! The table of functions, without any library.
+//! The table of functions, without a library.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

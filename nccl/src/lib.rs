@@ -18,48 +18,48 @@
 //! # }
 //! ```
 //!
-//! Without a GPU [`device()`] is an error that says so. For tests, and for programs that are to run on a laptop as well, the crate
-//! `nccl-emulator` takes NCCL's place: `nccl_emulator::install_unless_gpu()` before anything else does nothing where there is a
+//! Without a GPU [`device()`] returns an error that says so. For tests, and for programs that are to run on a laptop as well, the
+//! crate `nccl-emulator` takes NCCL's place: `nccl_emulator::install_unless_gpu()`, called first, does nothing where there is a
 //! GPU. A program for GPUs leaves it out, so that it does not go on with the CPU when its driver is missing.
 //!
 //! # Overview
-//! - [`Library`]: which libnccl is loaded, what it can do.
+//! - [`Library`]: which libnccl is loaded, and what it can do.
 //! - [`World`], [`Rendezvous`]: how ranks find each other; [`Observer`]: watching them.
-//! - [`debug_log`]: what NCCL's own logs of several ranks say.
+//! - [`debug_log`]: what NCCL's own logs of several ranks show.
 //! - [`preflight`]: what must agree or be reachable before NCCL is started.
 //! - [`Communicator`]: the ranks that work together; its operations take `&self` and return a
 //!   [`Request`] to poll, wait for or `.await`.
 //! - [`Group`]: several operations issued together; [`group`]: those of several communicators.
 //! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
-//! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that it knows beforehand.
+//! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that is registered with NCCL.
 //! - [`CapturedPlan`]: operations that are captured once and launched many times.
 //! - [`AllToAll`], [`CostModel`]: an all-to-all that is planned once, by the algorithm that fits.
 //! - [`Timeouts`], [`AbortSignal`], [`LaunchMode`]: how long everything may take, and how it is ended.
 //! - [`ExpertParallel`]: mixture of experts: routing, dispatch and combine.
 //! - [`recorder`]: the last calls of every communicator, and of all ranks together.
-//! - [`stats()`]: how much was done, and how it stands; as metrics with the feature `metrics`.
+//! - [`stats()`]: how much was done, and the current state; as metrics with the feature `metrics`.
 //! - [`launch`]: the processes of ranks: starting, watching, restarting them.
 //! - [`Error`]: what went wrong, where, and what to do.
 //!
 //! # Memory
 //! Safe code cannot free memory that an operation still uses, and cannot read or overwrite it on the
-//! buffer's own stream or through this crate. On other streams cudarc's events see to that, and they know
+//! buffer's own stream or through this crate. On other streams cudarc's events order the accesses, and they record
 //! the last reader only: see `docs/streams-and-memory.md`. Allocate what you
-//! communicate on the communicator's stream: the order of that stream then does all the work, at no
+//! communicate on the communicator's stream: the order of that stream then suffices, at no
 //! cost. A buffer of another stream works as well; the two streams are then joined by events, which
 //! stalls the other stream until the operation is done.
 //!
 //! # Features
 //! - `world` (default): [`World`] and everything that connects the ranks beside NCCL: one fault for all of them, checks before a
-//!   start, [`launch`], [`debug_log`], timelines. Without it, NCCL's token goes to the ranks by other means
-//!   ([`Communicator::builder`]), and each of them stands for itself: half of the code, and no sockets.
+//!   start, [`launch`], [`debug_log`], timelines. Without it, the program distributes NCCL's token to the ranks itself
+//!   ([`Communicator::builder`]), and each rank handles faults alone: half of the code, and no sockets.
 //! - `half` (default): `half::f16` and `half::bf16` as elements.
 //! - `moe` (default): [`ExpertParallel`].
 //! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.
-//! - `metrics`: [`stats()`] as metrics of the facade of that name: counters, gauges and histograms.
+//! - `metrics`: [`stats()`] as counters, gauges and histograms of the facade crate `metrics`.
 //!
-//! cudarc is re-exported as [`cudarc`]; this crate names neither a CUDA version nor a way to link of it,
-//! so that whatever else is in the build may.
+//! cudarc is re-exported as [`cudarc`]; this crate selects neither a CUDA version of it nor a way to link,
+//! so that other crates of the build may.
 #![cfg(not(loom))]
 
 #[cfg(not(target_os = "linux"))]
@@ -110,9 +110,9 @@ use nccl_core::{library, op};
 pub mod debug_log {
     //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.
     //!
-    //! With `NCCL_DEBUG=INFO` every rank writes some hundred lines about the network it chose, the way to each
+    //! With `NCCL_DEBUG=INFO` every rank writes some hundred lines about the network it chose, the path to each
     //! other rank, and what it waits for, into its output or into a file of its own. One rank's log rarely
-    //! shows what is wrong; comparing those of all ranks does: the one that fell back to sockets, the host with
+    //! shows what is wrong; comparing those of all ranks does: the rank that fell back to sockets, the host with
     //! another interface, the first warning of all. [`DebugLog`] reads such logs of every release since 2.18,
     //! also in the middle of a program's own output, and [`DebugLog::report`] compares them.
 
@@ -155,16 +155,16 @@ pub mod launch {
     //!   a while ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
     //! - When the [`Fleet`] is dropped, all groups are killed.
     //! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes,
-    //!   and a small shell process that every fleet has kills all groups and removes the fleet's directory. Without
+    //!   and a small shell process of every fleet kills all groups and removes the fleet's directory. Without
     //!   `/bin/sh` only the former holds. A child that this process forks without `exec` shares the connection to
-    //!   the shell; until it has ended as well, the shell believes that this process lives.
+    //!   the shell; until the child has ended as well, the shell does not act.
     //!
-    //! # Who died first
+    //! # Which rank died first
     //! Ends are noticed by descriptors of processes (pidfd), in the order in which the kernel reports them, and
-    //! [`Report::first`] is the first of them that nobody had asked for. What is known about it is in [`RankEnd`].
+    //! [`Report::first`] is the first of them that was not requested. What is known about it is in [`RankEnd`].
     //!
-    //! The ranks learn it as well, if they have joined their `World`: the fleet takes part in that as
-    //! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank said
+    //! The ranks learn it as well, if they have joined their `World`: the fleet takes part in the world as
+    //! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank wrote
     //! last, rather than that its connection closed.
 
     pub use nccl_base::departure::Signal;
@@ -183,17 +183,17 @@ mod observer;
 #[cfg(feature = "world")]
 pub mod preflight;
 pub mod recorder {
-    //! The flight recorder: what each communicator did last, for whoever asks why it does not go on.
+    //! The flight recorder: the last calls of each communicator, to find out why it does not go on.
     //!
-    //! It is always on. Every call leaves a fingerprint in a ring of its communicator: its sequence number and
+    //! The recorder is always on. Every call leaves a fingerprint in a ring of its communicator: its sequence number and
     //! time, and for each operation in it what it was, count, type, peer or root, reduction, and which message to
-    //! that peer. Writing it allocates nothing, takes no lock that the call does not have anyway, and asks CUDA
-    //! nothing; `docs/results/overhead.md` has what it costs.
+    //! that peer. Writing it allocates nothing, takes no lock that the call does not have anyway, and calls nothing of
+    //! CUDA; `docs/results/overhead.md` has what it costs.
     //! The last 512 calls and the last 2048 operations of each communicator are kept, also of the last 16 that
     //! ended.
     //!
-    //! [`snapshot`] copies everything at any time, from any thread, and holds nobody up. A [`Timeline`] is the snapshots
-    //! of several ranks together, to look at.
+    //! [`snapshot`] copies everything at any time, from any thread, and blocks no other thread. A [`Timeline`] merges the
+    //! snapshots of several ranks for display.
 
     pub use nccl_core::recorder::{
         Call, CallSpan, CallState, Clock, ClockSource, Note, Place, RecordedOperation,

@@ -1,8 +1,8 @@
-//! [`stats()`](crate::stats()), handed to whatever recorder the facade of the crate `metrics` has.
+//! [`stats()`](crate::stats()), passed to the recorder that the program has installed in the facade crate `metrics`.
 //!
-//! Nothing is recorded while operations are issued: a sampler reads the statistics now and then, and passes on
-//! what they are. [`Sampler::start`] does that on a thread of its own; [`sample`] does it once, for a program
-//! that has a thread or a request in which to do it. Names, labels and units are in `docs/observability.md`.
+//! Nothing is recorded while operations are issued: a sampler reads the statistics at intervals, and passes on
+//! their values. [`Sampler::start`] does that on a thread of its own; [`sample`] does it once, for a program
+//! that has a thread or a request to do it in. Names, labels and units are in `docs/observability.md`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,7 +41,7 @@ pub fn sample() {
     pass_on(&stats(), &mut passed);
 }
 
-/// Passes the statistics on again and again, until it is dropped.
+/// Passes the statistics on at intervals, until it is dropped.
 ///
 /// ```
 /// # fn main() -> nccl::Result<()> {
@@ -70,7 +70,7 @@ impl Sampler {
     /// Samples now, and every `interval` from then on, on a thread of its own.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no thread.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no thread for it.
     ///
     /// ```
     /// let sampler = nccl::metrics::Sampler::start(std::time::Duration::from_millis(500))?;
@@ -96,7 +96,7 @@ impl Sampler {
 }
 
 impl Stop {
-    /// Whether it was stopped within that time.
+    /// Waits up to `time`; returns whether the sampler was stopped.
     fn within(&self, time: Duration) -> bool {
         let until = nccl_base::time::deadline_after(time);
         let mut stopped = self.stopped.lock();
@@ -112,7 +112,7 @@ impl Stop {
 }
 
 impl Drop for Sampler {
-    /// Waits for the sample that is being taken, and takes the last.
+    /// Waits for the sample that is being taken, and takes the last one.
     fn drop(&mut self) {
         if forked::is_child() {
             return;
@@ -129,14 +129,14 @@ impl Drop for Sampler {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// What was passed on before.
+/// The values that were passed on before.
 #[derive(Default)]
 struct Passed {
-    /// How many of each bucket, since durations come as totals: by metric and labels.
+    /// Counts of each bucket, by metric and labels: durations come as totals.
     durations: HashMap<(&'static str, Labels), Vec<u64>>,
-    /// Ranks of which the age of a heartbeat was told.
+    /// Ranks for which the age of a heartbeat was passed on.
     peers: BTreeSet<usize>,
-    /// What was told of who this process is, and of its communicators.
+    /// Labels passed on for this process's ranks, and for its communicators.
     ranks: BTreeSet<Labels>,
     communicators: BTreeSet<Labels>,
 }
@@ -356,7 +356,7 @@ fn communicator(comm: &CommunicatorStats) {
     gauge!("nccl_communicators", "comm" => name(), "state" => "over").set(comm.over as f64);
 }
 
-/// Which ranks of the newest epoch are here.
+/// Returns the ranks of the newest epoch in this process.
 fn own_ranks(worlds: &[WorldStats]) -> BTreeSet<Labels> {
     let newest = worlds.iter().map(|world| world.epoch).max();
     let newest = worlds.iter().filter(|world| Some(world.epoch) == newest);
@@ -370,7 +370,7 @@ fn own_ranks(worlds: &[WorldStats]) -> BTreeSet<Labels> {
         .collect()
 }
 
-/// The communicators that have not ended.
+/// Returns the communicators that have not ended.
 fn communicators() -> BTreeSet<Labels> {
     let live = tracks()
         .into_iter()
@@ -384,7 +384,7 @@ fn communicators() -> BTreeSet<Labels> {
             roster,
             ..
         } = &track.identity;
-        // Without a world it is not known which ranks of one it has.
+        // Without a world it is not known which ranks of the world it has.
         let world_rank = home.as_ref().map(|_| roster.world_rank(*rank));
         vec![
             ("comm", name.to_string()),
@@ -400,13 +400,13 @@ fn communicators() -> BTreeSet<Labels> {
     .collect()
 }
 
-/// A number that may not be known.
+/// Formats a number that may not be known.
 fn number(number: Option<usize>) -> String {
     number.map_or_else(String::new, |number| number.to_string())
 }
 
-/// Says of what there is that it is there, and of what was `told` before and is gone that there is no value: a series cannot
-/// be taken back. As many are told in the life of a process as names of communicators are told apart.
+/// Sets the series in `now` to 1, and those that were `told` before and are gone to NaN: a series cannot be removed. At most
+/// [`NAMES`] series of a metric are passed on in the life of the process.
 fn info(metric: &'static str, now: BTreeSet<Labels>, told: &mut BTreeSet<Labels>) {
     for labels in told.difference(&now) {
         gauge!(metric, labels).set(f64::NAN);
@@ -419,7 +419,7 @@ fn info(metric: &'static str, now: BTreeSet<Labels>, told: &mut BTreeSet<Labels>
     }
 }
 
-/// The newest epoch, as its lowest rank that is here sees it.
+/// Passes on the newest epoch, as its lowest rank in this process sees it.
 fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
     let newest = worlds
         .iter()
@@ -445,7 +445,7 @@ fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
         silent.remove(&peer);
         told.insert(peer);
     }
-    // Of those that are gone there is no age, and the last one would be taken for it.
+    // A rank that is gone has no age; without NaN, its last age would stay.
     silent.into_iter().for_each(|peer| age(peer).set(f64::NAN));
 }
 

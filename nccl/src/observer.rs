@@ -1,4 +1,4 @@
-//! One who watches the ranks of a job and is none of them.
+//! An observer of a job: a process that watches its ranks without being one of them.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::supervision::{decode, introduce, timeline};
 #[cfg(doc)]
 use crate::world::World;
 
-/// Sees everything that becomes of a world's ranks, without being one.
+/// Receives everything that happens to a world's ranks, without being one.
 ///
-/// It loads neither CUDA nor NCCL, does not count for the number of ranks, and survives the world: for the
-/// process of a server that has to say what is wrong, and for whoever starts the ranks. There can be 64
-/// of them and one more for each rank.
+/// An observer loads neither CUDA nor NCCL, does not count for the number of ranks, and survives the world: it is for the
+/// process of a server that has to report what is wrong, and for a launcher. There can be 64
+/// observers and one more for each rank.
 ///
-/// It belongs to one attempt of the job, as a rank does, and goes on with its ranks to their next epochs; it may come
-/// in any of them. When rank 0 goes, it follows the rank that takes over; when none does, that world has ended.
+/// An observer belongs to one attempt of the job, as a rank does, and goes on with the ranks to their next epochs; it may
+/// come in any of them. When rank 0 goes, it follows the rank that takes over; when none does, that world has ended.
 /// When only its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
 ///
 /// ```
@@ -42,7 +42,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Observes the world that meets at this rendezvous, whose rank is not looked at: waits until rank 0
+    /// Observes the world that meets at this rendezvous, whose rank is ignored: waits until rank 0
     /// is there.
     ///
     /// # Errors
@@ -60,8 +60,8 @@ impl Observer {
         rendezvous::Observer::join(rendezvous).map(|inner| Self { inner })
     }
 
-    /// As [`join`](Self::join), but comes back at once, and looks for rank 0 in the background: for whoever
-    /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
+    /// As [`join`](Self::join), but returns at once, and looks for rank 0 in the background: for a
+    /// launcher. When rank 0 does not answer in time, that is the observer's last event.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::Rendezvous`] for a secret of less than 16
@@ -81,7 +81,7 @@ impl Observer {
         rendezvous::Observer::start(rendezvous).map(|inner| Self { inner })
     }
 
-    /// How it stands with every rank, as far as this observer has heard.
+    /// Returns the state of every rank, as far as this observer has heard.
     ///
     /// ```
     /// # use nccl::{Observer, Rendezvous};
@@ -96,7 +96,7 @@ impl Observer {
         self.inner.snapshot()
     }
 
-    /// What has happened since this observer has been there, and what will. Each reader has its own place;
+    /// Returns the events since this observer has been there, and those to come. Each reader has its own place;
     /// the last 4096 events are kept.
     ///
     /// ```
@@ -112,12 +112,12 @@ impl Observer {
         self.inner.events()
     }
 
-    /// Says that this process has started `rank`, as process `pid`, and will say how it ends, with
-    /// [`rank_ended`](Self::rank_ended). The rank is the one as which the process was started, also when the ranks have other
-    /// numbers since in a later epoch.
+    /// Reports that this process has started `rank`, as process `pid`, and will report how it ends, with
+    /// [`rank_ended`](Self::rank_ended). `rank` is the number under which the process was started, also when the ranks have other
+    /// numbers since, in a later epoch.
     ///
     /// The kernel closes the connection of a rank that dies at the moment at which its parent hears of it;
-    /// from now on the others wait up to 500 ms for the parent's word, so that their errors have it.
+    /// from now on the other ranks wait up to 500 ms for the parent's report, so that their errors contain it.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -134,13 +134,13 @@ impl Observer {
         self.inner.rank_started(rank, pid)
     }
 
-    /// Says how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
-    /// lines count; it may be empty). Every rank's errors then say so, instead of "its connection closed
-    /// without goodbye". Says nothing when the rank has said goodbye, or why it fails. The rank is the one as which the process
-    /// was started.
+    /// Reports how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
+    /// lines count; it may be empty). Every rank's errors then contain that, instead of "its connection closed
+    /// without goodbye". Reports nothing when the rank has said goodbye, or why it fails. `rank` is the number under which the
+    /// process was started.
     ///
-    /// Comes back at once. When rank 0 itself has died, every other rank is told at its own door; when it
-    /// has died before it could listen, this observer listens in its place and tells those who come, until
+    /// Returns at once. When rank 0 itself has died, this observer tells every other rank at its own listener; when rank 0
+    /// has died before it could listen, this observer listens in its place and tells the ranks that connect, until
     /// it is dropped.
     ///
     /// # Errors
@@ -157,11 +157,12 @@ impl Observer {
         self.inner.rank_ended(rank, pid, how, stderr_tail)
     }
 
-    /// The operator's word after a network was cut, as [`World::decide_split`], from a process that is no rank: `ranks` may go on to the next
-    /// epoch, although no more than half of the voters reach each other. `nccl-doctor decide` says it from a command line.
+    /// Gives the operator's decision after a network was cut, as [`World::decide_split`], from a process that is no rank: `ranks` may
+    /// go on to the next epoch, although no more than half of the voters reach each other. `nccl-doctor decide` does so from a
+    /// command line.
     ///
-    /// Comes back at once; the word goes to the ranks that this observer reaches, and
-    /// [`WorldEvent::SplitDecided`](crate::WorldEvent::SplitDecided) says that they have heard it.
+    /// Returns at once; the decision goes to the ranks that this observer reaches, and
+    /// [`WorldEvent::SplitDecided`](crate::WorldEvent::SplitDecided) reports that they have heard it.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -177,8 +178,8 @@ impl Observer {
         self.inner.decide_split(ranks)
     }
 
-    /// What all ranks did last, as [`World::recordings`], for a process that is no rank: that of an HTTP
-    /// server, or a tool that looks at a job which hangs.
+    /// Returns what all ranks did last, as [`World::recordings`], for a process that is no rank: an HTTP
+    /// server, or a tool that examines a job which hangs.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One rank's view of all ranks: what the control plane has of it, and what its communicators are to be like.
+//! One rank's view of all ranks: its member of the control plane, and the defaults of its communicators.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::recorder::Timeline;
 use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
 use crate::supervision::{OfLine as _, Session, introduce, recordings};
 
-/// All ranks of a job, seen from one of them: who they are, and a way to talk beside NCCL.
+/// All ranks of a job, seen from one of them: who they are, and how to exchange small data without NCCL.
 ///
 /// ```
 /// use nccl::World;
@@ -35,13 +35,13 @@ use crate::supervision::{OfLine as _, Session, introduce, recordings};
 /// ```
 pub struct World {
     member: rendezvous::World,
-    /// Of its communicators.
+    /// Default timeouts of its communicators.
     timeouts: Timeouts,
-    /// Whether its communicators are NCCL's.
+    /// Whether its communicators use NCCL.
     needs_nccl: bool,
     /// How its communicators call NCCL.
     launch_mode: Option<LaunchMode>,
-    /// Whether what NCCL needs is checked before its communicators are made, and has been.
+    /// State of the checks before its communicators are made.
     checks: Checks,
 }
 
@@ -56,12 +56,12 @@ impl World {
         }
     }
 
-    /// Meets the other ranks.
+    /// Joins the other ranks at the rendezvous.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] within the rendezvous' limit (60 s unless set): rank 0 does not answer,
     /// some ranks never came (they are named), another process claims this rank, or the ranks disagree
-    /// on how many they are. [`ErrorKind::Io`] when the socket cannot be made.
+    /// on their number. [`ErrorKind::Io`] when the socket cannot be made.
     ///
     /// ```
     /// use nccl::{Rendezvous, World};
@@ -76,7 +76,7 @@ impl World {
         rendezvous::World::join(rendezvous).map(Self::of)
     }
 
-    /// The worlds of `size` ranks that are threads of this process.
+    /// Returns the worlds of `size` ranks that are threads of this process.
     ///
     /// # Panics
     /// When `size` is 0.
@@ -93,10 +93,10 @@ impl World {
         members.map(Self::of).collect()
     }
 
-    /// A world of one rank, for a program that can do without others.
+    /// Returns a world of one rank, for a program that can do without others.
     ///
     /// Its communicators load no libnccl: every operation is a copy on the device, or nothing. Only
-    /// [`Communicator::pre_mul_sum`](crate::Communicator::pre_mul_sum) is missing. To have NCCL all the
+    /// [`Communicator::pre_mul_sum`](crate::Communicator::pre_mul_sum) is missing. To use NCCL all the
     /// same, name the library ([`CommunicatorBuilder::library`]), or make a world with
     /// [`threads(1)`](Self::threads).
     ///
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// How long what its communicators do may take, unless [the one](CommunicatorBuilder::timeouts) says
+    /// Sets how long the operations of its communicators may take, unless [a builder](CommunicatorBuilder::timeouts) says
     /// otherwise.
     ///
     /// ```
@@ -126,8 +126,8 @@ impl World {
         self
     }
 
-    /// How long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
-    /// 60 s unless set, or what the [`Rendezvous`] was given.
+    /// Sets how long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
+    /// 60 s unless set, or the limit of the [`Rendezvous`].
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -139,8 +139,8 @@ impl World {
         self
     }
 
-    /// How the communicators of this world call NCCL, unless their builders say otherwise;
-    /// [`LaunchMode::NonBlocking`] unless set. All ranks have to choose alike.
+    /// Sets how the communicators of this world call NCCL, unless their builders say otherwise;
+    /// [`LaunchMode::NonBlocking`] unless set. All ranks have to choose the same.
     ///
     /// ```
     /// let world = nccl::World::single().with_launch_mode(nccl::LaunchMode::BlockingChild);
@@ -151,13 +151,13 @@ impl World {
         self
     }
 
-    /// When a communicator of this world is aborted, whatever the reason, writes what this rank did last into
-    /// `directory`, as `rank-3.pid-4021.json`: to be merged with the files of the other ranks by
-    /// `nccl-doctor timeline`, or [`Timeline::read`](crate::recorder::Timeline::read). Unless set,
+    /// Sets the directory into which the last calls of this rank are written whenever a communicator of this world is aborted,
+    /// whatever the reason, as `rank-3.pid-4021.json`: `nccl-doctor timeline`, or
+    /// [`Timeline::read`](crate::recorder::Timeline::read), merges the files of all ranks. Unless set,
     /// `NCCL_RUN_RECORD_DIR` names the directory.
     ///
-    /// A thread of its own writes, and the abort does not wait for it. No file is overwritten; of one process
-    /// there are 16 at most. Where a file cannot be written, that is one warning.
+    /// A thread of its own writes, and the abort does not wait for it. No file is overwritten; one process
+    /// writes 16 at most. A file that cannot be written gives one warning.
     ///
     /// ```
     /// let world = nccl::World::single().record_faults_to("/var/log/server/faults");
@@ -168,9 +168,9 @@ impl World {
         self
     }
 
-    /// As what `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the lines
-    /// of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world
-    /// does not have.
+    /// Returns the number under which `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here, which is in
+    /// front of the lines of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank
+    /// that the world does not have.
     ///
     /// ```
     /// fn output_of(world: &nccl::World, rank: usize) -> String {
@@ -183,7 +183,7 @@ impl World {
         self.member.launcher_rank(rank)
     }
 
-    /// This rank.
+    /// Returns this rank.
     ///
     /// ```
     /// assert_eq!(nccl::World::single().rank(), 0);
@@ -193,7 +193,7 @@ impl World {
         self.member.rank()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     ///
     /// ```
     /// assert_eq!(nccl::World::threads(4)[0].size(), 4);
@@ -203,7 +203,7 @@ impl World {
         self.member.size()
     }
 
-    /// This rank's number among the ranks of its host: the device that it usually takes.
+    /// Returns this rank's number among the ranks of its host: the device that it usually takes.
     ///
     /// ```
     /// assert_eq!(nccl::World::threads(4)[3].local_rank(), 3);
@@ -229,10 +229,10 @@ impl World {
         CommunicatorBuilder::with_world(name, self.terms())
     }
 
-    /// Why the communicator of this world was ended that was ended last, on this rank; `None` while there is none.
+    /// Returns why the communicator of this world that ended last on this rank was ended; `None` while there is none.
     ///
-    /// For programs whose layers in between lose the error: it is there before the call returns that fails by
-    /// it.
+    /// For programs whose layers in between lose the error: the fault is there before the call that fails by it
+    /// returns.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -246,13 +246,13 @@ impl World {
         self.member.fault()
     }
 
-    /// What happens to the ranks of this world and to the communicators of this one, as it comes: who is there, first; then
-    /// who leaves, fails, dies, is silent or answers again, who has not entered an operation, who coordinates, each
-    /// [`Fault`], and the next epochs. It ends when the world, in its last epoch, is dropped.
+    /// Returns what happens to the ranks of this world and to this rank's communicators, as it comes: the present ranks first;
+    /// then ranks that leave, fail, die, are silent or answer again, ranks that have not entered an operation, changes of the
+    /// coordinator, each [`Fault`], and the next epochs. The iterator ends when the world, in its last epoch, is dropped.
     ///
-    /// Each reader has its own place, also those in other threads. What nobody has read in time is forgotten, the oldest
-    /// first, and how much that was is an event ([`WorldEvent::Missed`](crate::WorldEvent::Missed)): the last 4096 are kept,
-    /// from the first call of this method on. No operation waits for it, or does anything for it.
+    /// Each reader has its own place, also readers in other threads. Events that a reader has not read in time are dropped, the
+    /// oldest first, and their number is an event ([`WorldEvent::Missed`](crate::WorldEvent::Missed)): the last 4096 are kept,
+    /// from the first call of this method on. No operation waits for a reader, or does anything for it.
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -276,10 +276,10 @@ impl World {
         self.member.events()
     }
 
-    /// Waits until every rank has come here.
+    /// Waits until every rank has called it with this name.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's limit, or the one
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's limit, or the rank
     /// that is gone.
     ///
     /// ```
@@ -290,7 +290,7 @@ impl World {
         self.member.barrier(name)
     }
 
-    /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
+    /// Sends `bytes` to every rank, and returns those of all ranks, by rank.
     ///
     /// For small host values: addresses, settings, hashes.
     ///
@@ -306,7 +306,7 @@ impl World {
         self.member.all_gather(name, bytes)
     }
 
-    /// Gives every rank the `bytes` of rank `root`; those of the others are not looked at.
+    /// Sends the `bytes` of rank `root` to every rank; those of the others are ignored.
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather); [`ErrorKind::NoSuchRank`] for a root that does not exist.
@@ -320,11 +320,11 @@ impl World {
         self.member.broadcast(name, root, bytes)
     }
 
-    /// Puts `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
+    /// Stores `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when all values together have more than 64 MiB; [`ErrorKind::Rendezvous`] when
-    /// the rank that coordinates is gone.
+    /// the coordinator is gone.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -336,11 +336,11 @@ impl World {
         self.member.set(key, value)
     }
 
-    /// The value under `key`; waits until a rank has put it there.
+    /// Returns the value under `key`; waits until a rank has stored one.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when nobody does within the world's limit, or when a rank dies or fails
-    /// meanwhile: it may be the one that would have.
+    /// [`ErrorKind::Rendezvous`] when no rank stores one within the world's limit, or when a rank dies or fails
+    /// meanwhile: it may be the rank that would have.
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -353,7 +353,7 @@ impl World {
         self.member.get(key)
     }
 
-    /// Says what this rank does now, for those who wait for it in vain: their error names it.
+    /// Sets what this rank does now: the errors of ranks that wait for it in vain name that.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -366,10 +366,10 @@ impl World {
         }
     }
 
-    /// Leaves, and tells every rank why: what waits for this rank ends at once, with this error and the
+    /// Leaves the world, and tells every rank why: what waits for this rank ends at once, with this error and the
     /// chain of its sources.
     ///
-    /// A `World` that is dropped by a panic tells that it panicked, and with
+    /// A `World` that is dropped by a panic reports that it panicked, and with
     /// [`install_panic_hook`](crate::install_panic_hook) the message; one that is dropped otherwise says
     /// goodbye.
     ///
@@ -384,10 +384,10 @@ impl World {
         self.member.fails(error);
     }
 
-    /// Some of the ranks, in this order, under a name. All of them have to name the same.
+    /// Makes a group of some of the ranks, in this order, under a name. All of them have to name the same ranks.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when a rank is named twice, or this one is not.
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when a rank is named twice, or this rank is not named.
     ///
     /// ```
     /// std::thread::scope(|scope| {
@@ -406,18 +406,18 @@ impl World {
         self.member.subgroup(name, ranks)
     }
 
-    /// Goes on with the ranks that are left, and those that have asked to come in
-    /// ([`rejoin`](Self::rejoin)): the world of the next epoch.
+    /// Goes on with the ranks that are left, and the processes that have asked to join
+    /// ([`rejoin`](Self::rejoin)): returns the world of the next epoch.
     ///
-    /// Every rank that is not gone has to call it; those that wait for each other here agree on who is
-    /// left, once for each epoch and all alike. The ranks that were there keep their order and become
-    /// ranks 0, 1, …; new ones come behind them.
-    /// [`previous_rank`](Self::previous_rank) says who was who.
-    /// Processes, CUDA contexts and memory are what they were.
+    /// Every rank that is not gone has to call it; the ranks that wait for each other here agree on the remaining
+    /// ranks, once for each epoch and all alike. The ranks that were there keep their order and become
+    /// ranks 0, 1, …; new ranks follow them.
+    /// [`previous_rank`](Self::previous_rank) maps the ranks to those of the epoch before.
+    /// Processes, CUDA contexts and memory stay as they are.
     ///
-    /// `limit` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment wins over
+    /// `limit` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment overrides
     /// it. A rank that dies on the way is no
-    /// failure: the others agree again. When one does not come, nobody goes on; this world is as it was,
+    /// failure: the others agree again. When a rank does not come, no rank goes on; this world is as it was,
     /// and the call can be made again, or
     /// [`next_epoch_leaving_behind`](Self::next_epoch_leaving_behind).
     ///
@@ -450,11 +450,11 @@ impl World {
     }
 
     /// As [`next_epoch`](Self::next_epoch), and without the ranks that do not come within `limit`: they
-    /// hang, or have something else to do. All ranks have to say so; when only some do, nobody is left
+    /// hang, or have something else to do. All ranks have to call this method; when only some do, no rank is left
     /// behind.
     ///
     /// A rank that is left behind counts as gone. Should it run again, its communicators end and its world
-    /// tells that it was left behind; it may end, or [`rejoin`](Self::rejoin).
+    /// reports that it was left behind; it may end, or [`rejoin`](Self::rejoin).
     ///
     /// # Errors
     /// As [`next_epoch`](Self::next_epoch). [`ErrorKind::Rendezvous`] on a rank that was left behind.
@@ -474,11 +474,11 @@ impl World {
         self.go_on(limit, true, &[])
     }
 
-    /// As [`next_epoch`](Self::next_epoch), and keeps the communicators `kept`, to be grown by those that come in
+    /// As [`next_epoch`](Self::next_epoch), and keeps the communicators `kept`, to be grown by the ranks that join
     /// ([`Communicator::grow`]). All of their ranks have to keep them: otherwise they end as all others do.
     ///
-    /// They can be used as before, as long as none of their ranks is gone, and are to be dropped when the one
-    /// is there that has grown.
+    /// They can be used as before, as long as none of their ranks is gone. Drop them when the grown communicator
+    /// is there.
     ///
     /// # Errors
     /// As [`next_epoch`](Self::next_epoch).
@@ -504,8 +504,8 @@ impl World {
         self.go_on(limit, false, kept)
     }
 
-    /// Which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
-    /// and one more (at least) each time it goes on.
+    /// Returns which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
+    /// and one more (at least) each time the world goes on.
     ///
     /// ```
     /// assert_eq!(nccl::World::single().epoch(), 0);
@@ -515,7 +515,7 @@ impl World {
         self.member.epoch()
     }
 
-    /// Which rank `rank` was in the epoch before; `None` for one that is new, and in the first epoch.
+    /// Returns which rank `rank` was in the epoch before; `None` for a new rank, and in the first epoch.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
@@ -528,11 +528,11 @@ impl World {
         self.member.previous_rank(rank)
     }
 
-    /// The operator's word after a network was cut: `ranks`, this one among them, may go on to the next epoch although no more than
-    /// half of this epoch's voters reach each other.
+    /// Gives the operator's decision after a network was cut: `ranks`, this rank among them, may go on to the next epoch although
+    /// no more than half of this epoch's voters reach each other.
     ///
-    /// The operator has made sure that the others do not go on: ended them, say. Said on one of the ranks, it counts on all that it
-    /// names, once, and is in the log of each (`nccl.rendezvous.operator`). The ranks then go on as by
+    /// The operator has made sure that the others do not go on: ended them, say. Given on one of the ranks, the decision counts on
+    /// all that it names, once, and is in the log of each (`nccl.rendezvous.operator`). The ranks then go on as by
     /// [`next_epoch`](Self::next_epoch), which has to be called before they have waited for the others for 12 s in vain: after that
     /// they count as cut off for good.
     ///
@@ -549,7 +549,7 @@ impl World {
         self.member.decide_split(ranks)
     }
 
-    /// How many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
+    /// Returns how many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
     ///
     /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before
     /// every rank goes on.
@@ -562,7 +562,7 @@ impl World {
         self.member.newcomers()
     }
 
-    /// The ranks that are gone, and how each ended.
+    /// Returns the ranks that are gone, and how each ended.
     ///
     /// ```
     /// let mut worlds = nccl::World::threads(2);
@@ -574,15 +574,15 @@ impl World {
         self.member.departed()
     }
 
-    /// Comes as a new rank into a world that runs: in the place of a process that died, or in addition.
+    /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     ///
     /// Waits at the address of the rendezvous until the ranks that are there go on to their next epoch
-    /// ([`next_epoch`](Self::next_epoch)), at most for the rendezvous' limit. The rank is given by them,
+    /// ([`next_epoch`](Self::next_epoch)), at most for the rendezvous' limit. These ranks assign the new rank,
     /// behind theirs: rank, number of ranks and epoch of the rendezvous do not count; job, secret and local
     /// rank do.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when nobody answers there, or they do not go on in time.
+    /// [`ErrorKind::Rendezvous`] when no rank answers there, or the ranks do not go on in time.
     ///
     /// ```no_run
     /// use nccl::{Rendezvous, World};
@@ -597,10 +597,10 @@ impl World {
         rendezvous::World::rejoin(rendezvous).map(Self::of)
     }
 
-    /// An ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
+    /// Returns an ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
     ///
-    /// All messages of a channel come to every receiver in one order, whoever sent them. Up to 64 messages
-    /// may wait for a rank; then whoever sends waits for it. Channels of different names do not wait for each
+    /// All messages of a channel come to every receiver in one order, whichever rank sent them. Up to 64 messages
+    /// may wait for a rank; then the sender waits for it. Channels of different names do not wait for each
     /// other. The same name gives the same channel again. Where two ranks send at the same time, each has to
     /// receive meanwhile, on another thread, or both may wait for the other to take what it was sent.
     ///
@@ -641,7 +641,7 @@ impl World {
     /// On one host it takes a few milliseconds; between hosts that do not reach each other, 5 s at most.
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier), when a rank does not come. What is found is no error but in the report.
+    /// As [`barrier`](Self::barrier), when a rank does not come. What the checks find is not an error, but in the report.
     ///
     /// ```
     /// use nccl::preflight::Settings;
@@ -678,7 +678,7 @@ impl World {
         self
     }
 
-    /// What all ranks did last, on one time axis: for whoever asks why nothing goes on.
+    /// Returns what all ranks did last, on one time axis: to find out why nothing goes on.
     ///
     /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
     /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `limit` are in
@@ -712,7 +712,7 @@ impl World {
         })
     }
 
-    /// What its communicators keep of it.
+    /// Returns the line, which its communicators keep.
     pub(crate) fn line(&self) -> &Arc<Line> {
         self.member.line()
     }

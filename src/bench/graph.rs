@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::options::Options;
 use crate::shape::Shape;
 
-/// Captures the iterations and times `launches` of them. As in nccl-tests, capturing is not counted.
+/// Captures the iterations and times `launches` of them. As in nccl-tests, the capture is not counted.
 pub(super) fn time(
     options: &Options,
     launches: u32,
@@ -39,7 +39,7 @@ pub(super) fn time(
         f64::from(options.iterations) * f64::from(options.aggregate) * f64::from(launches);
     Ok(Timed {
         seconds: seconds / operations,
-        // nccl-tests forgets the launches here.
+        // nccl-tests does not divide by the launches here.
         host_seconds: host_seconds / operations,
         iterations: None,
     })

@@ -8,7 +8,7 @@ use crate::options::{Blocking, Options};
 use crate::shape::Shape;
 use crate::statistics::Summary;
 
-/// What one measurement came to.
+/// The result of one measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
     /// Seconds for one operation, over all ranks by `-a`.
@@ -34,7 +34,7 @@ pub struct PerIteration {
     pub by_rank: Vec<Vec<f64>>,
 }
 
-/// The repetition that data has while it is only there to be moved.
+/// The repetition number of data that is only moved, not verified.
 const TIMED_REPETITION: u64 = 99;
 
 /// Measures and verifies. `repetition` numbers the measurements, so that no two use the same data.
@@ -97,7 +97,7 @@ pub(super) fn measure(
     })
 }
 
-/// What a loop came to on this rank, for one operation.
+/// The result of a loop on this rank, for one operation.
 pub(super) struct Timed {
     pub(super) seconds: f64,
     pub(super) host_seconds: f64,
@@ -181,8 +181,8 @@ fn time(
     })
 }
 
-/// Where the operations of one iteration lie. Those of a group run at the same time, so they must not
-/// share a place; the buffers are large enough for that.
+/// The offsets of the operations of one iteration. Operations of a group run at the same time, so they must not share a
+/// place; the buffers are large enough for that.
 pub(super) fn shifts_of(options: &Options, shape: Shape, iteration: u64, shifts: &mut Vec<u64>) {
     let group = u64::from(options.aggregate);
     let buffer = buffer_bytes(options, shape);
@@ -190,8 +190,8 @@ pub(super) fn shifts_of(options: &Options, shape: Shape, iteration: u64, shifts:
     shifts.extend((0..group).map(|one| shape.shift(iteration * group + one, buffer)));
 }
 
-/// How many bytes of its buffers the operations of `shape` walk through: `-e`, or what a group needs,
-/// in whole groups, so that no two of one group meet.
+/// How many bytes of its buffers the operations of `shape` walk through: `-e`, or the size of a group, in whole groups,
+/// so that no two operations of a group overlap.
 fn buffer_bytes(options: &Options, shape: Shape) -> u64 {
     let group = shape.bytes * u64::from(options.aggregate);
     match options.sweep.max.checked_div(group) {

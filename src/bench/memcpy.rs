@@ -1,5 +1,5 @@
-//! Plain copies in host memory of the kind that the emulator's devices have: shared, and named by a
-//! file descriptor, which the kernel pages differently from private memory.
+//! Plain copies in host memory of the kind that the emulator's devices have: shared, and referenced by a file
+//! descriptor. The kernel pages it differently from private memory.
 
 use std::ffi::c_void;
 use std::io;
@@ -17,7 +17,7 @@ impl HostCopy {
     /// Two buffers of `bytes` each, already paged in.
     ///
     /// # Errors
-    /// When there is not that much memory.
+    /// When there is not enough memory.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let mut copy = Self {
             source: Mapping::new(bytes)?,
@@ -28,7 +28,7 @@ impl HostCopy {
         Ok(copy)
     }
 
-    /// Copies `bytes` from `shift` on; what does not lie inside the buffers is left out.
+    /// Copies `bytes` from offset `shift` on; bytes outside of the buffers are left out.
     pub fn copy(&mut self, bytes: usize, shift: usize) {
         let end = shift.saturating_add(bytes).min(self.source.len);
         if let (Some(source), Some(target)) = (
@@ -37,11 +37,11 @@ impl HostCopy {
         ) {
             target.copy_from_slice(source);
         }
-        // Without this the compiler could see that nobody reads the copy.
+        // Otherwise the compiler could see that the copy is never read, and remove it.
         std::hint::black_box(self.target.bytes());
     }
 
-    /// How the kernel backs such memory with huge pages: the choice in brackets.
+    /// The kernel's setting of huge pages for such memory: the choice in brackets.
     #[must_use]
     pub fn huge_pages() -> String {
         let setting = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
@@ -54,7 +54,7 @@ impl HostCopy {
     }
 }
 
-/// Memory of a file that has no name, mapped for as long as this lives.
+/// Memory of an unnamed file, mapped until drop.
 struct Mapping {
     address: *mut c_void,
     len: usize,
@@ -65,8 +65,8 @@ impl Mapping {
         let len = len.max(1);
         let file = rustix::fs::memfd_create("nccl-tools:memcpy", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, len as u64)?;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing; the file is
-        // ours alone, and keeps its length.
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing; no other code has the file, and
+        // it keeps its length.
         let address = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -81,8 +81,8 @@ impl Mapping {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` bytes are mapped at `address` until drop, initialised (by the kernel, with
-        // zeros), and nobody else has the file.
+        // SAFETY: `len` bytes are mapped at `address` until drop, initialised (by the kernel, with zeros), and no other
+        // code has the file.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
     }
 

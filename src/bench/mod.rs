@@ -3,17 +3,17 @@
 //! [`sweep`] drives a [`Collective`] through the sizes, together with the other [`Ranks`], and hands
 //! each row to a [`Reporter`] on rank 0. For one row:
 //!
-//! 1. the data is written, one untimed operation is run, and all ranks meet, on the host and then on the device;
+//! 1. the data is written, one untimed operation is run, and all ranks synchronise, on the host and then on the device;
 //! 2. `-n` iterations are enqueued and waited for once, by the host's steady clock; each iteration uses
 //!    another place of the buffers, so that caches do not flatter it;
-//! 3. the times of the ranks become one, by `-a`;
+//! 3. the times of the ranks are combined, by `-a`;
 //! 4. fresh data is written, one more operation is run, and every element of every rank is compared.
 //!
-//! With `-G` the iterations of step 2 are captured once as a graph, which is launched as often as was asked
-//! for (`graph`).
+//! With `-G` the iterations of step 2 are captured once as a graph, which is launched the requested number of times
+//! (`graph`).
 //!
-//! All of it first from one buffer to the other, then in place. Every rank runs the same code with the
-//! same numbers, so that all of them meet at the same barriers.
+//! All steps are run first from one buffer to the other, then in place. Every rank runs the same code with the same
+//! numbers, so that all of them reach the same barriers.
 
 mod graph;
 mod measure;
@@ -41,10 +41,10 @@ pub trait Ranks {
     /// Waits for all ranks, within the implementation's limit.
     ///
     /// # Errors
-    /// When a rank does not come in time, or is gone.
+    /// When a rank does not arrive in time, or has died.
     fn barrier(&self) -> Result<(), Failure>;
 
-    /// Gives `bytes` to all ranks, and returns what each of them gave, in order.
+    /// Sends `bytes` to all ranks, and returns the bytes of each rank, in order.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -60,33 +60,32 @@ pub enum Placement {
     InPlace,
 }
 
-/// What is measured, seen from one rank.
+/// The measured operation, seen from one rank.
 pub trait Collective {
-    /// What a size of `bytes` per rank stands for.
+    /// The shape of a row with `bytes` per rank.
     fn shape(&self, bytes: u64, case: Case) -> Shape;
 
-    /// Makes what operations of `shape` need; called before the first of them, on all ranks at the same time.
+    /// Prepares operations of `shape`; called before the first of them, on all ranks at the same time.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// When a resource is not available.
     fn prepare(&mut self, shape: Shape) -> Result<(), Failure>;
 
-    /// Writes what this rank sends in `repetition` to the beginning of the buffer that sends, and zeros
-    /// to that of the one that receives.
+    /// Writes the data of this rank in `repetition` to the beginning of the sending buffer, and zeros to that of the
+    /// receiving one.
     ///
     /// # Errors
     /// When the device fails.
     fn fill(&mut self, shape: Shape, placement: Placement, repetition: u64) -> Result<(), Failure>;
 
-    /// Enqueues one operation for each of `shifts`, so many bytes into the buffers; several of them as
-    /// one group.
+    /// Enqueues one operation for each of `shifts`, which are byte offsets into the buffers; several of them as one
+    /// group.
     ///
     /// # Errors
     /// When it could not be enqueued.
     fn start(&mut self, shape: Shape, placement: Placement, shifts: &[u64]) -> Result<(), Failure>;
 
-    /// Captures one operation for each of the shifts, those of an iteration as one group, iteration after
-    /// iteration.
+    /// Captures one operation for each of the shifts, those of an iteration as one group, iteration after iteration.
     ///
     /// # Errors
     /// When they cannot be captured.
@@ -97,32 +96,32 @@ pub trait Collective {
         iterations: &[Vec<u64>],
     ) -> Result<(), Failure>;
 
-    /// Enqueues what was captured.
+    /// Enqueues the captured graph.
     ///
     /// # Errors
     /// When it could not be enqueued.
     fn launch(&mut self) -> Result<(), Failure>;
 
-    /// Lets go of what was captured, after [`finish`](Self::finish).
+    /// Releases the captured graph, after [`finish`](Self::finish).
     ///
     /// # Errors
     /// When the device fails.
     fn release(&mut self) -> Result<(), Failure>;
 
-    /// Waits for everything that was enqueued.
+    /// Waits for all enqueued operations.
     ///
     /// # Errors
-    /// When it failed, or did not finish in time.
+    /// When one failed, or did not finish in time.
     fn finish(&mut self) -> Result<(), Failure>;
 
-    /// Meets the other ranks on the device, after they have met on the host: over sockets one leaves a meeting some ten
-    /// microseconds after another, which a short row would be charged with.
+    /// Synchronises with the other ranks on the device, after a barrier on the host: over sockets a rank leaves a
+    /// barrier some ten microseconds after another, which would add to the time of a short row.
     ///
     /// # Errors
     /// As [`start`](Self::start) and [`finish`](Self::finish).
     fn align(&mut self) -> Result<(), Failure>;
 
-    /// How many elements at the beginning of the buffer that received are not what the ranks sent in
+    /// Returns how many elements at the beginning of the receiving buffer differ from the expected data of
     /// `repetition`.
     ///
     /// # Errors
@@ -146,8 +145,8 @@ pub trait Collective {
     /// When one of them was not recorded.
     fn seconds_between(&mut self, from: usize, to: usize) -> Result<f64, Failure>;
 
-    /// Copies `bytes` from one buffer to another, `shift` bytes into both, with nobody else involved:
-    /// what the operation is compared with. May be enqueued, like an operation.
+    /// Copies `bytes` from one buffer to another, at offset `shift` in both, without other ranks: the copy for
+    /// comparison. May be enqueued, like an operation.
     ///
     /// # Errors
     /// When the device fails.
@@ -159,11 +158,11 @@ pub trait Collective {
     /// When the device fails.
     fn finish_copies(&mut self) -> Result<(), Failure>;
 
-    /// What there is to say about a measurement beside its row, if that was asked for.
+    /// Further lines about a measurement beside its row, if requested.
     fn notes(&self, shape: Shape, seconds: f64) -> Vec<String>;
 }
 
-/// What each rank has for `value`, in order.
+/// The `value` of each rank, in order.
 fn gather(ranks: &impl Ranks, value: f64) -> Result<Vec<f64>, Failure> {
     let gathered = ranks.all_gather(&value.to_le_bytes())?;
     let values = gathered
@@ -182,7 +181,7 @@ fn not_our_numbers() -> Failure {
 }
 
 impl Average {
-    /// One time for the times of all ranks.
+    /// Combines the times of all ranks.
     fn of(self, times: &[f64]) -> f64 {
         match self {
             Self::RankZero => times.first().copied().unwrap_or(f64::NAN),

@@ -1,8 +1,8 @@
-//! The operation against a copy of the same bytes.
+//! Compares the operation with a copy of the same bytes.
 //!
-//! Absolute bandwidths of one machine differ threefold between runs, with what else it does and how
-//! its memory is laid out. A copy of as many bytes, by all ranks at once and taken in turns with the
-//! operation, meets the same conditions, so that the ratio of the two is what carries over.
+//! Absolute bandwidths of one machine differ threefold between runs, with its load and with the layout of its memory. A
+//! copy of as many bytes, by all ranks at once and alternating with the operation, meets the same conditions, so that
+//! the ratio of the two is comparable between runs and machines.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::shape::Shape;
 use crate::statistics::median;
 
-/// How the time of an operation compares with that of a copy.
+/// The time of an operation compared with that of a copy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     /// Seconds for one copy: the median over the rounds.
@@ -27,17 +27,17 @@ pub struct Ratio {
     pub highest: f64,
 }
 
-/// How often the two are taken in turns.
+/// How often the two alternate.
 pub(crate) const ROUNDS: usize = 7;
 
-/// How long one turn should last: much longer than ranks take to leave a barrier, and, where ranks
-/// share cores, than the kernel lets one of them run.
+/// How long one turn should last: much longer than ranks take to leave a barrier, and, where ranks share cores, than
+/// the kernel's time slice.
 const TURN: Duration = Duration::from_millis(4);
 
 /// Repetitions in a turn, at least and at most.
 const REPETITIONS: std::ops::RangeInclusive<u64> = 3..=1 << 20;
 
-/// Compares out of place. `seconds` is what one operation took before, the same number on all ranks.
+/// Compares out of place. `seconds` is the measured time of one operation, the same number on all ranks.
 pub(super) fn compare(
     options: &Options,
     ranks: &impl Ranks,
@@ -97,7 +97,7 @@ pub(super) fn compare(
     }))
 }
 
-/// How often something that takes `seconds` fits into a turn.
+/// How often an operation of `seconds` fits into a turn.
 fn repetitions(seconds: f64) -> u64 {
     let fitting = (TURN.as_secs_f64() / seconds.max(1e-9)) as u64;
     fitting.clamp(*REPETITIONS.start(), *REPETITIONS.end())
@@ -124,7 +124,7 @@ fn calibrate(
     }
 }
 
-/// The largest number that a rank has.
+/// The largest number among the ranks.
 fn agree(ranks: &impl Ranks, number: u64) -> Result<u64, Failure> {
     let all = ranks.all_gather(&number.to_le_bytes())?;
     let numbers = all
@@ -133,8 +133,8 @@ fn agree(ranks: &impl Ranks, number: u64) -> Result<u64, Failure> {
     numbers.max().flatten().ok_or_else(not_our_numbers)
 }
 
-/// Does something `times` times and returns the seconds for one, over all ranks: from when the first
-/// one began until the last one was done, if one clock says so for all, and else the longest.
+/// Runs `body` `times` times and returns the seconds for one, over all ranks: from the first begin to the last end, if
+/// all ranks share one clock, and else the longest.
 fn turn(
     ranks: &impl Ranks,
     times: u64,
@@ -176,7 +176,7 @@ fn monotonic() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Differs between hosts, and after each start of one.
+/// Identifies a host until it reboots.
 fn boot_id() -> &'static str {
     static BOOT_ID: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         std::fs::read_to_string("/proc/sys/kernel/random/boot_id")

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::options::Options;
 use crate::shape::{Case, Shape};
 
-/// What is measured: the options, and the cases that the library and the device have.
+/// The options, and the cases that the library and the device support.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     /// The options.
@@ -32,15 +32,15 @@ pub struct Row {
     pub shape: Shape,
     /// From one buffer to the other.
     pub out_of_place: Measurement,
-    /// Into the buffer that was sent.
+    /// In place.
     pub in_place: Measurement,
-    /// Against a copy.
+    /// The comparison with a copy.
     pub ratio: Option<Ratio>,
-    /// What else there is to say.
+    /// Further lines about the row.
     pub notes: Vec<String>,
 }
 
-/// What all rows came to.
+/// The totals of all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Totals {
     /// Measurements with wrong data, counted on every rank that received it.
@@ -49,25 +49,25 @@ pub struct Totals {
     pub average_bus: f64,
 }
 
-/// Is told what happens; only rank 0's says anything to a person.
+/// Receives the progress and the results; only rank 0's prints.
 pub trait Reporter {
-    /// Something is about to be measured: the first, second … of so many.
+    /// Reports that `row` of `rows` is about to be measured.
     fn progress(&mut self, row: usize, rows: usize, shape: Shape, doing: &str);
 
-    /// A table begins: that of an algorithm, where there are several.
+    /// Begins a table: that of an algorithm, where there are several.
     ///
     /// # Errors
     /// When its head cannot be printed.
     fn table(&mut self, algorithm: Option<&'static Algorithm>) -> Result<(), Failure>;
 
-    /// A row is complete.
+    /// Reports a complete row.
     ///
     /// # Errors
     /// When it cannot be printed.
     fn row(&mut self, row: &Row) -> Result<(), Failure>;
 }
 
-/// Measures everything.
+/// Measures all rows.
 ///
 /// # Errors
 /// The first failure of the collective, of another rank, or of the reporter.

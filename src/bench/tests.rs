@@ -1,4 +1,4 @@
-//! The method on ranks that are threads and a collective that is a copy through shared vectors.
+//! Tests of the method: the ranks are threads, and the collective is a copy through shared vectors.
 
 use std::sync::{Arc, Barrier};
 
@@ -46,14 +46,14 @@ impl Ranks for ThreadRank {
     }
 }
 
-/// What a rank's collective was asked to do.
+/// The calls that a rank's collective received.
 #[derive(Default)]
 struct Asked {
     meetings: usize,
     shifts: Vec<Vec<u64>>,
     finishes: usize,
     marks: Vec<usize>,
-    /// What was captured, how often it was launched, and how often it was let go of.
+    /// The captures, and how often they were launched and released.
     captured: Vec<Vec<Vec<u64>>>,
     launches: usize,
     prepared: Option<Shape>,
@@ -62,7 +62,7 @@ struct Asked {
 }
 
 struct Vectors {
-    /// What a launch does.
+    /// The operations of a launch.
     graph: Option<(Shape, Placement, Vec<Vec<u64>>)>,
     rank: usize,
     size: usize,
@@ -440,7 +440,7 @@ fn each_algorithm_has_a_table_with_all_sizes_of_all_types() {
             .iter()
             .all(|row| algorithm(row) == Some("native"))
     );
-    // What is said beside a row: once for each placement.
+    // The notes beside a row: once for each placement.
     assert_eq!(rows[0].notes, ["64 B", "64 B"]);
 }
 

@@ -8,8 +8,8 @@
 //! conformance compare NCCL.json EMULATOR.json
 //! ```
 //!
-//! `NCCL_EMULATOR=1` is the emulator, `NCCL_EMULATOR=0` the library that `NCCL_LIBRARY` names. With
-//! `--like` the emulator is the release whose facts those are.
+//! `NCCL_EMULATOR=1` selects the emulator, `NCCL_EMULATOR=0` the library that `NCCL_LIBRARY` names. With `--like` the
+//! emulator acts as the release of those facts.
 
 use std::process::ExitCode;
 

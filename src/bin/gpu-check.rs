@@ -1,6 +1,6 @@
-//! The check that is carried to a machine with a GPU: `gpu-check run`, called by the bundle's `run.sh`.
+//! The check for a machine with a GPU: `gpu-check run`, called by the bundle's `run.sh`.
 //!
-//! What it does is described in [`nccl_tools::gpu_check`].
+//! [`nccl_tools::gpu_check`] describes it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Measurements on NCCL that decisions of this workspace wait for; see [`nccl_tools::measure`].
+//! Measurements of NCCL for decisions of this workspace; see [`nccl_tools::measure`].
 //!
 //! ```text
 //! measure list

@@ -1,5 +1,5 @@
-//! Whether NCCL can work on this host, or among all ranks of a launcher; and what NCCL's logs say when it
-//! did not. `nccl-doctor --help` explains; [`nccl_tools::doctor`] does the work.
+//! Checks whether NCCL can work on this host, or among all ranks of a launcher, and reads NCCL's logs after a failure.
+//! `nccl-doctor --help` has the usage; [`nccl_tools::doctor`] does the work.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Two sets of facts side by side: equal, meant to differ, or different.
+//! Compares two sets of facts: equal, intentionally different, or different.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,24 +8,24 @@ use serde_json::{Value, json};
 use super::intended::{INTENDED, Intended, Verdict};
 use super::runner;
 
-/// One observation of one program, on both.
+/// One observation of one program, on both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The program.
     pub program: String,
-    /// What was observed.
+    /// The name of the fact.
     pub fact: String,
-    /// On the library.
+    /// The library's value.
     pub library: String,
-    /// On the emulator.
+    /// The emulator's value.
     pub emulator: String,
-    /// What it comes to; `None`: a difference that nobody meant.
+    /// The verdict; `None`: an unintended difference.
     pub verdict: Option<Verdict>,
-    /// Why it is meant.
+    /// The reason of an intended difference.
     pub reason: &'static str,
 }
 
-/// What stands for a fact that was not observed.
+/// The value of a fact that was not observed.
 const NOTHING: &str = "(not observed)";
 
 /// Compares the programs that both sets have.
@@ -79,13 +79,13 @@ fn with(library: &Value, emulator: &Value, intended: &'static [Intended]) -> Vec
     rows
 }
 
-/// How many rows nobody meant to differ.
+/// The number of rows with an unintended difference.
 #[must_use]
 pub fn unexplained(rows: &[Row]) -> usize {
     rows.iter().filter(|row| row.verdict.is_none()).count()
 }
 
-/// A line for each program, and a table of all that is not equal.
+/// A line for each program, and a table of all differences.
 #[must_use]
 pub fn markdown(rows: &[Row]) -> String {
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();

@@ -1,8 +1,8 @@
-//! The differences between NCCL and the emulator that are meant, each with its reason.
+//! The intended differences between NCCL and the emulator, each with its reason.
 
 use nccl_sys::Version;
 
-/// What a row comes to.
+/// The verdict about a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Both did the same.
@@ -13,7 +13,7 @@ pub enum Verdict {
     Kinder,
     /// The emulator says that it cannot do this.
     NotThereYet,
-    /// Something else, because it is an emulator.
+    /// Another difference, because it is an emulator.
     OnPurpose,
 }
 
@@ -31,30 +31,30 @@ impl Verdict {
     }
 }
 
-/// A difference that is meant.
+/// An intended difference.
 #[derive(Clone, Copy, Debug)]
 pub struct Intended {
     /// The program.
     pub program: &'static str,
-    /// What is observed, or how its name begins if it ends in `*`; a rank in front may be left out.
+    /// The fact, or the beginning of its name if it ends in `*`; a rank in front may be left out.
     pub fact: &'static str,
-    /// The last release of which it holds; `None`: of all.
+    /// The last release with this difference; `None`: all releases.
     pub until: Option<Version>,
-    /// What it comes to.
+    /// The verdict.
     pub verdict: Verdict,
     /// Why.
     pub reason: &'static str,
 }
 
 impl Intended {
-    /// Whether this holds of that release. Of a release that is not known only what holds of all does.
+    /// Whether this applies to that release. To an unknown release only entries for all releases apply.
     #[must_use]
     pub fn holds(&self, release: Option<Version>) -> bool {
         self.until
             .is_none_or(|until| release.is_some_and(|release| release <= until))
     }
 
-    /// Whether this is about that fact.
+    /// Whether this covers that fact.
     #[must_use]
     pub fn covers(&self, fact: &str) -> bool {
         let without_rank = fact
@@ -85,7 +85,7 @@ const fn meant(
     }
 }
 
-/// A difference to that release and older ones.
+/// A difference of that release and older ones.
 const fn until(release: (u32, u32, u32), meant: Intended) -> Intended {
     let (major, minor, patch) = release;
     Intended {
@@ -108,7 +108,7 @@ const BUFFER: &str =
 const NOBODY: &str =
     "NCCL reads the first communicator, of which there is none, and the process ends by SIGSEGV";
 
-/// All of them. An entry that no longer covers a difference may go.
+/// All entries. An entry that no longer covers a difference may be removed.
 pub const INTENDED: &[Intended] = &[
     meant("unique-id", "address family", Verdict::OnPurpose, LOCAL),
     meant("unique-id", "rest is zero", Verdict::OnPurpose, LOCAL),

@@ -1,12 +1,12 @@
-//! Where the emulator and NCCL could differ: one small program for each such place.
+//! The places where the emulator and NCCL could differ: one small program for each.
 //!
-//! A program ([`Program`]) calls NCCL's functions and writes down what it observes ([`Facts`]): codes,
-//! texts, what arrived, whether a call came back. It runs in a process of its own under a deadline, once
-//! on NCCL and once on the emulator ([`runner`]); [`compare`](mod@compare) puts both side by side. A difference that is
-//! meant is listed with its reason ([`intended`]); any other is a defect of the emulator.
+//! A program ([`Program`]) calls NCCL's functions and records what it observes ([`Facts`]): codes, texts, received
+//! data, whether a call returned. It runs in a process of its own under a deadline, once on NCCL and once on the
+//! emulator ([`runner`]); [`compare`](mod@compare) compares both. An intended difference is listed with its reason
+//! ([`intended`]); any other is a defect of the emulator.
 //!
-//! `cargo xtask conformance` does that with NVIDIA's libraries on any machine: all programs on releases that the emulator's
-//! driver carries, and those that need no device ([`Needs::Library`]) on others.
+//! `cargo xtask conformance` does that with NVIDIA's libraries on any machine: all programs on releases that the
+//! emulator's driver supports, and those that need no device ([`Needs::Library`]) on others.
 
 pub mod compare;
 pub mod intended;
@@ -20,25 +20,25 @@ pub use programs::PROGRAMS;
 
 use crate::raw::{Rank, Result};
 
-/// A question to NCCL.
+/// A program.
 #[derive(Clone, Copy)]
 pub struct Program {
     /// Its name.
     pub name: &'static str,
-    /// What it finds out.
+    /// The question that it answers.
     pub about: &'static str,
-    /// What it needs, and what it does.
+    /// Its requirements, and its code.
     pub needs: Needs,
-    /// Variables that its processes get.
+    /// Variables of its processes.
     pub environment: &'static [(&'static str, &'static str)],
 }
 
-/// What a program needs, with its code.
+/// The requirements of a program, with its code.
 #[derive(Clone, Copy)]
 pub enum Needs {
     /// The library alone; a driver may be missing.
     Library(fn(&Facts) -> Result),
-    /// So many ranks, each with a device, which they may share.
+    /// This many ranks, each with a device, which they may share.
     Ranks(usize, fn(&Rank, &Facts) -> Result),
 }
 
@@ -72,18 +72,18 @@ impl Program {
     }
 }
 
-/// What a program observed; written out at once, because the next call may not come back.
+/// The observations of a program; each is written at once, because the next call may not return.
 #[derive(Debug)]
 pub struct Facts {
-    /// The rank that observes, if there are several.
+    /// The observing rank, if there are several.
     pub rank: Option<usize>,
 }
 
-/// Begins the line of a fact.
+/// The beginning of a fact's line.
 const FACT: &str = "fact\t";
 
 impl Facts {
-    /// One observation. What was observed must not depend on time, addresses or the machine.
+    /// Adds an observation. It must not depend on time, addresses or the machine.
     pub fn add(&self, what: impl Display, value: impl Display) {
         use std::io::Write;
         let rank = self
@@ -91,12 +91,12 @@ impl Facts {
             .map_or(String::new(), |rank| format!("rank {rank}: "));
         let value = without_addresses(&value.to_string().replace(['\n', '\t'], " "));
         let mut out = std::io::stdout().lock();
-        // Whoever reads this has gone: there is nobody to tell.
+        // If the reader is gone, the failure cannot be reported.
         let _ = writeln!(out, "{FACT}{rank}{what}\t{value}");
         let _ = out.flush();
     }
 
-    /// A code, with the text of the last error if it is one.
+    /// Adds a code, with the text of the last error if it is an error.
     pub fn code(&self, what: impl Display, code: u32) {
         let text = match code {
             0 | crate::raw::IN_PROGRESS | crate::raw::MISSING => String::new(),
@@ -106,14 +106,14 @@ impl Facts {
     }
 }
 
-/// The text with an ellipsis for every address in it.
+/// Replaces every address in the text by an ellipsis.
 fn without_addresses(text: &str) -> String {
     let mut parts = text.split("0x");
     let mut clean = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let rest = part.trim_start_matches(|c: char| c.is_ascii_hexdigit());
         let digits = &part[..part.len() - rest.len()];
-        // A magic number that was given as zero is no address.
+        // A magic number that was passed as zero is no address.
         clean.push_str("0x");
         clean.push_str(if digits.len() > 8 { "…" } else { digits });
         clean.push_str(rest);
@@ -142,10 +142,10 @@ pub fn name_of(code: u32) -> String {
     }
 }
 
-/// How long something may take before it is said to hang.
+/// How long an operation may take before it is reported as hanging.
 pub(crate) const HANGS: Duration = Duration::from_secs(2);
 
-/// How long something may take that is to come to an end.
+/// How long an operation may take that is expected to end.
 pub(crate) const ENDS: Duration = Duration::from_secs(30);
 
 #[cfg(test)]

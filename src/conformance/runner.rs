@@ -1,4 +1,4 @@
-//! Running programs, each in a process of its own, and collecting their facts.
+//! Runs programs, each in a process of its own, and collects their facts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,22 +21,22 @@ use crate::spawn::{Job, Outcome, Output, RankFailure};
 /// How long a program with ranks may take.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// How long one may take that only asks the library.
+/// How long a program may take that only uses the library.
 const LIBRARY_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Programs that run at a time: they wait more than they compute.
 const AT_A_TIME: usize = 3;
 
-/// What is run, and on what.
+/// Which programs to run, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection<'a> {
     /// How ranks are arranged.
     pub way: Way,
-    /// Without the programs that need a device.
+    /// Whether to leave out the programs that need a device.
     pub library_only: bool,
-    /// Only the program of this name.
+    /// The only program to run.
     pub name: Option<&'a str>,
-    /// The release that the emulator is to be; otherwise what the environment says.
+    /// The release that the emulator acts as; otherwise the environment decides.
     pub release: Option<Version>,
 }
 
@@ -66,7 +66,7 @@ pub fn one(name: &str, way: Way) -> Result<(), Failure> {
     };
     if let Err(error) = &result {
         match error.downcast_ref::<RankFailure>() {
-            // It is compared with that of another run.
+            // Without process and time: the text is compared with that of another run.
             Some(failure) => eprintln!("{failure:#}"),
             None => eprintln!("{error}"),
         }
@@ -74,7 +74,7 @@ pub fn one(name: &str, way: Way) -> Result<(), Failure> {
     raw::leave(i32::from(result.is_err()))
 }
 
-/// Runs what is selected; the facts as JSON, and how many programs did not come to their end.
+/// Runs the selected programs; returns the facts as JSON, and how many programs did not complete.
 ///
 /// # Errors
 /// When a process cannot be started.
@@ -123,7 +123,7 @@ pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
     Ok((facts, unfinished))
 }
 
-/// How one program ended, and what it observed until then.
+/// How one program ended, and its observations until then.
 fn run(
     program: &Program,
     way: Way,
@@ -133,7 +133,7 @@ fn run(
     let this = std::env::current_exe().map_err(|error| failed(&error))?;
     let deadline = match program.needs {
         Needs::Library(_) => LIBRARY_DEADLINE,
-        // A little longer than the program gives its ranks.
+        // A little longer than the program's own limit for its ranks.
         Needs::Ranks(..) => DEADLINE + Duration::from_secs(10),
     };
     let job = Job::new(1).output(Output::Collect).deadline(deadline);
@@ -154,7 +154,7 @@ fn run(
             .strip_prefix(FACT)
             .and_then(|fact| fact.split_once('\t'))
         {
-            // The same observation again: all of them, in order.
+            // The same name again: all values, in order.
             facts
                 .entry(what.to_owned())
                 .and_modify(|before: &mut String| {
@@ -182,7 +182,7 @@ fn run(
     Ok((outcome, facts))
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Debug, PartialEq, Eq)]
 enum Ending {
     Ended,
@@ -200,7 +200,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// The release whose facts these are, if the program was among them that asks for it.
+/// The release of these facts, if the program that queries it ran.
 #[must_use]
 pub fn release(facts: &Value) -> Option<Version> {
     let code = facts["programs"]["version"]["facts"]["version"].as_str()?;

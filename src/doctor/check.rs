@@ -1,4 +1,4 @@
-//! One host, or all ranks of a launcher.
+//! Checks one host, or all ranks of a launcher.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ pub(super) fn run(options: &CheckOptions) -> ExitCode {
     let lookup = |name: &str| {
         let given = options.explicit.iter().find(|(given, _)| *given == name);
         let given = given.map(|(_, value)| OsString::from(value));
-        // An empty secret is an error to ranks, and here.
+        // An empty secret is an error for ranks, and here.
         let secret = matches!(name, "NCCL_RUN_SECRET" | "NCCL_RUN_SECRET_FILE");
         given.or_else(|| std::env::var_os(name).filter(|value| secret || !value.is_empty()))
     };
@@ -43,7 +43,7 @@ pub(super) fn run(options: &CheckOptions) -> ExitCode {
     }
 }
 
-/// What is said first.
+/// The first lines of a report.
 fn head(options: &CheckOptions, what: &str) -> String {
     let emulated = match options.emulator {
         true => " on the emulator of NCCL and CUDA: nothing is said about its GPUs and libnccl",
@@ -74,7 +74,7 @@ fn one_host(options: &CheckOptions) -> ExitCode {
     show(options.form, &head(options, &what), || facts, &entries)
 }
 
-/// The worst first; the order stays otherwise.
+/// Sorts the worst first; keeps the order otherwise.
 fn sort(entries: &mut [Finding]) {
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.severity));
 }
@@ -90,7 +90,7 @@ fn all_ranks(options: &CheckOptions, rendezvous: Rendezvous) -> ExitCode {
         Ok(outcome) => outcome,
         Err(error) => return alone(options, rank, ranks, &error),
     };
-    // The others' standard output would only repeat it.
+    // The standard output of the other ranks would only repeat it.
     if rank > 0 {
         return ExitCode::from(code(report::worst(&entries)));
     }
@@ -98,7 +98,7 @@ fn all_ranks(options: &CheckOptions, rendezvous: Rendezvous) -> ExitCode {
     show(options.form, &head(options, &what), || facts, &entries)
 }
 
-/// The ranks did not come together: what this one can say.
+/// Reports what one rank can check when the ranks did not join a world.
 fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error) -> ExitCode {
     let local = Local::look(0, true);
     let report = host(&local.settings());
@@ -121,7 +121,7 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
     )
 }
 
-/// What all ranks found; the same on all of them.
+/// The findings of all ranks; the same on all of them.
 fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<Finding>)> {
     world.phase("looks for libnccl, the driver and a device");
     let local = Local::look(world.local_rank(), true);
@@ -145,12 +145,12 @@ fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<F
         "emulator": options.emulator,
         "ranks": world.size(),
     });
-    // A rank that leaves early would look like one that died.
+    // A rank that leaves early would look like a dead one.
     world.barrier("nccl-doctor/end")?;
     Ok((facts, entries))
 }
 
-/// The entries of all ranks, where those that say the same are one.
+/// The entries of all ranks; equal entries are merged.
 fn gathered(world: &World, topic: &str, own: &[Finding]) -> nccl::Result<Vec<Finding>> {
     let own = json!({
         "host": host_name(),
@@ -158,7 +158,7 @@ fn gathered(world: &World, topic: &str, own: &[Finding]) -> nccl::Result<Vec<Fin
     });
     let parts = world.all_gather(&format!("nccl-doctor/{topic}"), own.to_string().as_bytes())?;
     let parts = parts.iter().enumerate().filter_map(|(rank, part)| {
-        // Of another version of this program, perhaps; preflight says so.
+        // It may be of another version of this program; preflight reports that.
         let part = serde_json::from_slice::<Value>(part).ok()?;
         let host = part["host"].as_str().unwrap_or_default().to_owned();
         let entries = part["entries"].as_array().into_iter().flatten();
@@ -167,7 +167,7 @@ fn gathered(world: &World, topic: &str, own: &[Finding]) -> nccl::Result<Vec<Fin
     Ok(merged(world.size(), parts))
 }
 
-/// What ranks of these hosts say, as one entry where they say the same.
+/// The entries of ranks of these hosts, equal entries merged.
 fn merged(
     ranks: usize,
     parts: impl IntoIterator<Item = (usize, String, Vec<Finding>)>,
@@ -220,7 +220,7 @@ fn host_name() -> String {
     name.nodename().to_string_lossy().into_owned()
 }
 
-/// Where something is wrong, what comes of it is no news.
+/// After an error, the consequences are not worth a check.
 fn not_tried(entries: &[Finding]) -> Option<Finding> {
     let bad = |entry: &Finding| entry.severity == Severity::Error;
     entries.iter().any(bad).then(because_of_errors)
@@ -230,7 +230,7 @@ fn because_of_errors() -> Finding {
     Finding::warning("communicate", "not tried, because of the errors")
 }
 
-/// What so many ranks of this host find together, each of them a thread with a device of its own.
+/// The findings of `ranks` ranks of this host, each of them a thread with a device of its own.
 fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
     let devices: Result<Vec<_>, _> = (0..ranks).map(|rank| device(rank, false)).collect();
     let devices = match devices {
@@ -238,18 +238,18 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
         Err(entry) => return vec![*entry, because_of_errors()],
     };
     let (to, said) = mpsc::channel();
-    // None is waited for at the end: it may be inside a driver that never returns.
+    // No thread is joined at the end: it may be inside a driver call that never returns.
     for (world, stream) in World::threads(ranks).into_iter().zip(devices) {
         let to = to.clone();
         thread::spawn(move || {
             let own = communicate(&world, &stream, limit);
-            // The others may have something to tell each other still.
+            // The world is sent along: other ranks may still need its connections.
             let _ = to.send((world, own));
         });
     }
     drop(to);
     let (mut worlds, mut parts) = (Vec::new(), Vec::new());
-    // For the communicator, the operation and the end; what is made for them comes on top.
+    // For the communicator, the operation and the end; their set-up comes on top.
     let until = Instant::now() + limit.saturating_mul(3) + Duration::from_secs(5);
     while let Ok((world, own)) = said.recv_timeout(until.saturating_duration_since(Instant::now()))
     {
@@ -274,7 +274,7 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
     merged(ranks, parts)
 }
 
-/// How many numbers are added up.
+/// Elements of the all-reduce.
 const ELEMENTS: usize = 1 << 18;
 
 /// A communicator of all ranks, and an all-reduce whose result is known.
@@ -296,7 +296,7 @@ fn communicate(world: &World, stream: &Arc<CudaStream>, limit: Duration) -> Find
     }
 }
 
-/// Without how long it took, which differs from rank to rank and would keep them from being one line.
+/// Leaves out the time unless it is long: times differ among ranks, and would keep equal entries from being merged.
 fn in_time(started: Instant, what: String) -> Finding {
     match started.elapsed().as_secs() {
         0..10 => Finding::ok("communicate", what),
@@ -305,7 +305,7 @@ fn in_time(started: Instant, what: String) -> Finding {
     }
 }
 
-/// The number of wrong elements.
+/// Returns the number of wrong elements.
 fn all_reduce(
     world: &World,
     stream: &Arc<CudaStream>,

@@ -1,4 +1,4 @@
-//! The operator's word after a network was cut: which ranks go on.
+//! Applies the operator's decision after a network was cut: which ranks go on.
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! A job that runs, as the command line names it.
+//! A running job, as the command line names it.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use nccl::{Observer, Rendezvous};
 
 use super::options::Job;
 
-/// Takes part in it without a rank.
+/// Joins the job as an observer.
 pub(super) fn observe(job: &Job, limit: Duration) -> Result<Observer, String> {
     let rendezvous = match job {
-        // The rest about it is in our own environment.
+        // The other settings are in the environment of this process.
         Job::Address(address) => Rendezvous::observer(address)
             .and_then(Rendezvous::job_from_env)
             .map_err(|error| error.to_string()),

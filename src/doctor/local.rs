@@ -1,4 +1,4 @@
-//! What one rank needs of its own process: libnccl, the driver, and a device.
+//! The resources of one rank in its own process: libnccl, the driver, and a device.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use nccl::preflight::{Finding, Settings};
 
 use crate::perf::cudarc_finds_libcuda;
 
-/// What was found.
+/// The resources, and the findings about them.
 pub(super) struct Local {
     pub(super) entries: Vec<Finding>,
     pub(super) stream: Option<Arc<CudaStream>>,
@@ -16,7 +16,7 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// Looks for all of it. `local_rank` is the place among the ranks of the host, which a launcher has started.
+    /// Looks for all resources. `local_rank` is the rank's index on its host, which a launcher has set.
     pub(super) fn look(local_rank: usize, launched: bool) -> Self {
         let mut entries = Vec::new();
         let library = match Library::load() {
@@ -46,7 +46,7 @@ impl Local {
         }
     }
 
-    /// With what was found, for what is checked next.
+    /// The settings of the checks that follow.
     pub(super) fn settings(&self) -> Settings {
         let mut settings = Settings::new();
         if let Some(library) = &self.library {
@@ -59,7 +59,7 @@ impl Local {
     }
 }
 
-/// What an old release cannot do. That there is one, and that all ranks have the same, preflight says.
+/// Features that an old release lacks. Preflight reports the release, and whether all ranks have the same.
 fn lacking(library: &Library) -> Option<Finding> {
     let lacking: Vec<_> = library.lacking().map(|one| one.to_string()).collect();
     let what = format!(
@@ -70,7 +70,7 @@ fn lacking(library: &Library) -> Option<Finding> {
     (!lacking.is_empty()).then(|| Finding::ok("library", what))
 }
 
-/// No library was found: the error numbers where it was looked for, and ends with what to do.
+/// The finding when no library was found: the error lists the places where it was looked for, and ends with the fix.
 fn missing(error: &str) -> Finding {
     let mut lines: Vec<&str> = error.lines().map(str::trim).collect();
     let fix = if lines.len() > 1 { lines.pop() } else { None };
@@ -80,7 +80,7 @@ fn missing(error: &str) -> Finding {
     Finding::error("library", what).fix(format!("{fix}; {packages}"))
 }
 
-/// A stream on the device that the rank would take.
+/// A stream on the device that the rank would use.
 pub(super) fn device(
     local_rank: usize,
     launched: bool,
@@ -100,7 +100,7 @@ pub(super) fn device(
     let count =
         CudaContext::device_count().map_err(|error| failed("counting the devices", error))?;
     let count = usize::try_from(count).unwrap_or(0);
-    // A launcher may have given each rank one device to see.
+    // A launcher may have made one device visible to each rank.
     let index = match count {
         1 if launched => 0,
         _ => local_rank,
@@ -119,7 +119,7 @@ pub(super) fn device(
     let stream = context
         .new_stream()
         .map_err(|error| failed(&format!("a stream on device {index}"), error))?;
-    // Without the index, so that all ranks with the same kind of device are one line.
+    // Without the index, so that the entries of all ranks with the same kind of device are equal.
     let devices = if count == 1 {
         "the only device".to_owned()
     } else {

@@ -1,4 +1,4 @@
-//! NCCL's debug logs: who said what, and what was wrong.
+//! Reads NCCL's debug logs: a table of processes, and findings.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -14,7 +14,7 @@ use super::options::LogOptions;
 use super::{COULD_NOT_CHECK, could_not, show};
 use crate::report::steers;
 
-/// Lines about processes before the findings.
+/// Most lines about processes before the findings.
 const MOST_LINES: usize = 16;
 
 pub(super) fn run(options: &LogOptions) -> ExitCode {
@@ -45,14 +45,14 @@ pub(super) fn run(options: &LogOptions) -> ExitCode {
     );
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.severity));
     let code = show(options.form, &table(&log), || facts(&log), &entries);
-    // Where NCCL said nothing, nothing was checked.
+    // Without lines of NCCL's, nothing was checked.
     match log.counts().nccl {
         0 => ExitCode::from(COULD_NOT_CHECK),
         _ => code,
     }
 }
 
-/// The files of a directory, in the order of their names; a file is itself.
+/// The files of a directory, in the order of their names; of a file, the file itself.
 fn inside(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -83,7 +83,7 @@ fn read(log: &mut DebugLog, path: &Path) -> io::Result<()> {
     log.read(&path.display().to_string(), file)
 }
 
-/// Who said what, in a line for each process.
+/// One line for each process.
 fn table(log: &DebugLog) -> String {
     let mut text = String::new();
     let counts = log.counts();
@@ -117,7 +117,7 @@ fn table(log: &DebugLog) -> String {
     text
 }
 
-/// Logs may hold anything; a terminal is not to obey it.
+/// Replaces characters that control a terminal: logs may hold anything.
 fn clean(text: &str) -> String {
     text.chars()
         .map(|c| if steers(c) { ' ' } else { c })

@@ -1,10 +1,10 @@
-//! `nccl-doctor`: whether NCCL can work here, and what its logs say when it did not.
+//! `nccl-doctor`: checks whether NCCL can work here, and reads its logs after a failure.
 //!
 //! - `options`: the command line; `local`: libnccl, the driver and the device of one rank;
-//! - `job`: a job that runs; `timeline`: what the flight recorders of all its ranks have; `decide`: the operator's word to it;
+//! - `job`: a running job; `timeline`: the flight recorders of all its ranks; `decide`: the operator's decision for it;
 //! - `check`: one host, or all ranks of a launcher; `log`: NCCL's debug logs.
 //!
-//! What is checked lives in `nccl::preflight` and `nccl::debug_log`.
+//! The checks themselves are in `nccl::preflight` and `nccl::debug_log`.
 
 mod check;
 mod decide;
@@ -24,7 +24,7 @@ use crate::report::{self, Style};
 use options::Command;
 pub use timeline::{clean, summary, write_beside};
 
-/// Nothing could be checked: wrong arguments, or nothing to read.
+/// The exit code when nothing could be checked: wrong arguments, or no input.
 const COULD_NOT_CHECK: u8 = 3;
 
 /// The program.
@@ -49,14 +49,14 @@ fn could_not(why: &str) -> ExitCode {
     ExitCode::from(COULD_NOT_CHECK)
 }
 
-/// To standard output; somebody who stopped reading knows why.
+/// Prints to standard output. A failure is reported by the exit code alone: the reader has closed the pipe.
 fn print(text: &str) -> ExitCode {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     ExitCode::from(if written.is_ok() { 0 } else { COULD_NOT_CHECK })
 }
 
-/// 0: all is well, 1: warnings, 2: errors.
+/// The exit code: 0 for `Ok`, 1 for warnings, 2 for errors.
 fn code(worst: Severity) -> u8 {
     match worst {
         Severity::Ok => 0,
@@ -65,7 +65,7 @@ fn code(worst: Severity) -> u8 {
     }
 }
 
-/// How a report is wanted.
+/// The form of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Form {
     json: bool,

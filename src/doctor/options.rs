@@ -83,7 +83,7 @@ Exit code: 0 all is fine, 1 warnings, 2 errors, 3 it could not check (wrong argu
 Environment: NO_COLOR; what launchers set; NCCL_LIBRARY names a libnccl.
 ";
 
-/// What to do.
+/// The command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Help,
@@ -103,19 +103,19 @@ pub(super) struct TimelineOptions {
     pub(super) json: Option<PathBuf>,
 }
 
-/// Where recordings come from.
+/// The source of recordings.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Recordings {
     Files(Vec<PathBuf>),
     Job(Job),
 }
 
-/// A job that runs.
+/// A running job.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Job {
-    /// By where it meets.
+    /// By the address of its rendezvous.
     Address(String),
-    /// By a process that is one of its ranks on this host.
+    /// By the process of one of its ranks on this host.
     Process(u32),
 }
 
@@ -129,9 +129,9 @@ pub(super) struct DecideOptions {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CheckOptions {
     pub(super) form: Form,
-    /// How many ranks this host will have.
+    /// Ranks that this host will have.
     pub(super) ranks: Option<usize>,
-    /// What the launcher would have said.
+    /// Variables that a launcher would set, from the command line.
     pub(super) explicit: Vec<(&'static str, String)>,
     pub(super) timeout: Duration,
     pub(super) communicate: bool,
@@ -310,7 +310,7 @@ fn decide(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
     }
 }
 
-/// Which job was named, once.
+/// Sets the job; a second one is an error.
 fn name(job: &mut Option<Job>, named: Job) -> Result<(), lexopt::Error> {
     match job.replace(named) {
         None => Ok(()),
@@ -321,7 +321,7 @@ fn name(job: &mut Option<Job>, named: Job) -> Result<(), lexopt::Error> {
 /// The most ranks that a world has.
 const RANKS: usize = 1 << 20;
 
-/// Numbers and spans of numbers.
+/// Parses numbers and ranges of numbers.
 fn ranks_of(text: &str) -> Result<Vec<usize>, lexopt::Error> {
     let mut ranks = std::collections::BTreeSet::new();
     for part in text.split(',') {
@@ -343,7 +343,7 @@ fn timeout(parser: &mut lexopt::Parser) -> Result<Duration, lexopt::Error> {
     Ok(Duration::from_secs(seconds as u64))
 }
 
-/// What both commands understand: `None` for anything else, or what is to be done at once.
+/// Parses the options of all commands: `None` for others, `Some(Some(…))` for a command to run at once.
 #[expect(
     clippy::option_option,
     reason = "not known, known, and known to end it"

@@ -1,4 +1,4 @@
-//! The recordings of all ranks as something to look at: from files, or from a job that runs.
+//! Writes the recordings of all ranks as pages and traces: from files, or from a running job.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -23,12 +23,12 @@ pub(super) fn run(options: &TimelineOptions) -> ExitCode {
     }
 }
 
-/// Of a job that runs, and may hang.
+/// Collects the recordings of a running job, which may hang.
 fn ask(job: &Job, options: &TimelineOptions) -> Result<Timeline, String> {
     Ok(observe(job, options.timeout)?.recordings(options.timeout))
 }
 
-/// Writes what was asked for; what there is to say about it.
+/// Writes the requested files; returns the text to print.
 fn show(timeline: &Timeline, options: &TimelineOptions) -> Result<String, String> {
     if timeline.ranks.is_empty() {
         let missing = timeline.missing.first();
@@ -38,7 +38,7 @@ fn show(timeline: &Timeline, options: &TimelineOptions) -> Result<String, String
     let mut text = summary(timeline);
     let page = options.out.as_deref();
     let named = page.unwrap_or(Path::new("timeline.html"));
-    // A name that was given is meant; one that was not must not cost a file.
+    // A name from the command line is overwritten; a default name must not overwrite a file.
     write(named, page.is_some(), &timeline.to_html())?;
     text.push_str(&format!("  to look at:      {}\n", named.display()));
     for (path, content, what) in [
@@ -57,7 +57,7 @@ fn show(timeline: &Timeline, options: &TimelineOptions) -> Result<String, String
     Ok(text)
 }
 
-/// What a person wants to know first.
+/// The summary of a timeline.
 #[must_use]
 pub fn summary(timeline: &Timeline) -> String {
     let all = timeline.ranks.len() + timeline.missing.len();
@@ -77,8 +77,8 @@ pub fn summary(timeline: &Timeline) -> String {
     clean(&text)
 }
 
-/// `text` for a terminal. Names in it come from programs: nothing of them moves the cursor, or has a line read in another
-/// order. Ends of lines stay.
+/// `text` for a terminal. Names in it come from programs: characters that move the cursor, or change the order of
+/// reading, are replaced. Ends of lines stay.
 ///
 /// ```
 /// let name = "rank-\u{1b}[2J.json is \u{202e}lla, live";
@@ -113,12 +113,12 @@ fn write(path: &Path, replace: bool, content: &str) -> Result<(), String> {
     })
 }
 
-/// Writes a file, or leaves none: a page that is cut off looks like one that is whole.
+/// Writes a file, or removes it: a truncated page looks like a complete one.
 fn fill(path: &Path, mut file: File, content: &str) -> io::Result<()> {
     let is_file = file.metadata()?.is_file();
     let mut write = || {
         file.write_all(content.as_bytes())?;
-        // Some file systems say only then that they are full; a pipe cannot do it.
+        // Some file systems report a full disk only here; a pipe does not support it.
         if is_file { file.sync_all() } else { Ok(()) }
     };
     write().inspect_err(|_| {
@@ -128,7 +128,7 @@ fn fill(path: &Path, mut file: File, content: &str) -> io::Result<()> {
     })
 }
 
-/// Writes `NAME.html` and `trace.json`, or where there are such already, `NAME.2.html` and so on.
+/// Writes `timeline.html` and `trace.json`, or if these exist, `timeline.2.html` and so on.
 ///
 /// # Errors
 /// The system's.

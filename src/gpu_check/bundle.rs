@@ -1,4 +1,4 @@
-//! Unpacking a bundle without the help of other programs but `tar`.
+//! Unpacks a bundle, with no other program than `tar`.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
@@ -10,21 +10,21 @@ use serde_json::Value;
 
 use crate::failure::{Exit, Failure};
 
-/// A bundle whose programs can be run.
+/// An unpacked bundle.
 #[derive(Debug)]
 pub struct Unpacked {
     /// The directory of the programs.
     pub programs: PathBuf,
     /// NVIDIA's library, if the bundle has it.
     pub library: Option<PathBuf>,
-    /// What the bundle was made of.
+    /// The description of the bundle's contents.
     pub description: Value,
 }
 
 /// Unpacks the bundle in `from` into `to`; the library only if it is `wanted`.
 ///
 /// # Errors
-/// What is missing or cannot be written.
+/// Names the file that is missing or cannot be written.
 pub fn unpack(from: &Path, to: &Path, wanted: bool) -> Result<Unpacked, Failure> {
     let failed = |what: &Path| {
         let what = what.display().to_string();
@@ -50,7 +50,7 @@ pub fn unpack(from: &Path, to: &Path, wanted: bool) -> Result<Unpacked, Failure>
             io::copy(&mut reader, &mut File::create(&library)?)
         });
         copied.map_err(failed(&packed))?;
-        // What a compiler links against.
+        // The name that linkers look for.
         let link = directory.join("libnccl.so");
         std::os::unix::fs::symlink("libnccl.so.2", &link).map_err(failed(&link))?;
         Some(library)

@@ -1,7 +1,7 @@
-//! Which steps there are, and in which order.
+//! The steps of a check, and their order.
 //!
-//! What is found out early decides what is tried later: the arrangements of ranks that work here are
-//! the ones that tests, conformance programs and measurements use.
+//! Early results decide about later steps: tests, conformance programs and measurements use the arrangements of ranks
+//! that work here.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,15 +26,15 @@ pub const WAYS: [&str; 5] = [
     "hosts",
 ];
 
-/// What ranks that share a device need: without it NCCL refuses, and with more channels than
-/// multiprocessors it hangs.
+/// Variables for ranks that share a device: without the first NCCL refuses, and with more channels than multiprocessors
+/// it hangs.
 const SHARING: [(&str, &str); 3] = [
     ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
     ("NCCL_NVLS_ENABLE", "0"),
     ("NCCL_MAX_CTAS", "4"),
 ];
 
-/// Variables that would make the check measure something else than it says.
+/// Variables that would make the check measure something else than it reports.
 const UNWANTED: [&str; 14] = [
     "NCCL_COMM_BLOCKING",
     "NCCL_COMM_ID",
@@ -54,7 +54,7 @@ const UNWANTED: [&str; 14] = [
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Runs the check and writes the reports. The exit code of the program.
+/// Runs the check and writes the reports. Returns the exit code of the program.
 ///
 /// # Errors
 /// When the bundle cannot be unpacked or the reports cannot be written.
@@ -109,7 +109,7 @@ impl Check<'_> {
         self.nccl_tests()
     }
 
-    /// A program of the bundle, with what every step has in its environment.
+    /// A program of the bundle, with the environment of all steps.
     fn program(&self, path: &str) -> Command {
         self.environment(Command::new(self.unpacked.programs.join(path)))
     }
@@ -120,7 +120,7 @@ impl Check<'_> {
         }
         command.envs(SHARING);
         if self.options.emulated {
-            // One device, as on the machine that this stands for.
+            // One device, as on a machine with one GPU.
             command
                 .env("NCCL_EMULATOR", "1")
                 .env("NCCL_EMULATOR_DEVICES", "1")
@@ -144,7 +144,7 @@ impl Check<'_> {
         command
     }
 
-    /// Under MPS if that is what makes processes share a device.
+    /// Runs the program under MPS if processes need that to share a device.
     fn for_processes(&self, program: &str) -> Command {
         if !self.ways.contains(&"processes-mps") {
             return self.program(program);
@@ -179,7 +179,7 @@ impl Check<'_> {
             record.outcome.detail()
         );
         self.report.add(record.clone());
-        // Should the check not come to its end, this much is there.
+        // Written after every step, in case the check does not complete.
         self.report
             .write(self.logs.parent().expect("it is in the output directory"))?;
         Ok(Some(record))
@@ -201,7 +201,7 @@ impl Check<'_> {
         }
     }
 
-    /// What the machine says of itself; none of it is needed.
+    /// Facts about the machine; no later step needs them.
     fn machine(&mut self) {
         for (name, program, arguments) in [
             ("kernel", "uname", "-srvm"),
@@ -227,7 +227,7 @@ impl Check<'_> {
         }
     }
 
-    /// The library, a communicator and an all-reduce: without these nothing else makes sense.
+    /// The library, a communicator and an all-reduce: without these no other step makes sense.
     fn first_sign(&mut self) -> io::Result<bool> {
         let mut command = self.program("measure");
         command.arg("first-sign");
@@ -244,10 +244,10 @@ impl Check<'_> {
                     .arg(self.unpacked.programs.join("measure"));
             }
             command.args(["arrangement", way.trim_end_matches("-mps"), "2"]);
-            // That one of them does not work is what this is here to find out.
+            // On GPUs, that an arrangement does not work is a result, not a failure.
             let counts = self.options.emulated;
             let record = self.run(&format!("arrangement {way}"), command, MINUTE * 2, counts)?;
-            // Not asked: nothing is known against it.
+            // A step that is not run does not exclude the arrangement.
             if record.is_none_or(|record| record.outcome == Outcome::Passed) {
                 self.ways.push(way);
             }
@@ -258,7 +258,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// The arrangement for what runs in either: the cheapest that works.
+    /// The cheapest working arrangement, for programs that support any.
     fn way(&self) -> Option<&'static str> {
         ["threads", "processes-mps", "processes"]
             .into_iter()
@@ -390,7 +390,7 @@ impl Check<'_> {
         self.sanitized(way.trim_end_matches("-mps"))
     }
 
-    /// Aborts again, with every access to memory looked at.
+    /// Repeats the aborts under compute-sanitizer's memory checks.
     fn sanitized(&mut self, way: &str) -> io::Result<()> {
         let name = "measure abort-repeat, sanitized";
         let there = Command::new("compute-sanitizer")
@@ -422,7 +422,7 @@ impl Check<'_> {
         }
         if self.options.emulated {
             self.skip(name, "its kernels need a GPU");
-            // Our own program on both sides, to see that the comparison works.
+            // This workspace's program on both sides, to test the comparison.
             let ours = self.unpacked.programs.join("examples/all_to_all_perf");
             let mut command = self.program("measure");
             command
@@ -469,7 +469,7 @@ impl Check<'_> {
     }
 }
 
-/// `mpi.h` of the bundle is a header alone; the linker wants a library of that name all the same.
+/// `mpi.h` of the bundle is a header alone; the linker still wants a library of that name.
 const BUILD_NCCL_TESTS: &str = r#"
 mkdir -p "$MPI/include" "$MPI/lib" "$NCCL/lib"
 cp "$MPI/mpi.h" "$MPI/include/"

@@ -4,24 +4,24 @@ use std::path::PathBuf;
 
 use crate::failure::Failure;
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The directory of the bundle.
     pub bundle: PathBuf,
     /// Where the reports go.
     pub out: PathBuf,
-    /// Everything, and not only what takes a few minutes.
+    /// Whether to run all steps, not only those of a few minutes.
     pub full: bool,
-    /// On the emulator, although there may be a GPU.
+    /// Whether to use the emulator, although there may be a GPU.
     pub emulated: bool,
     /// Only steps whose names begin with one of these; empty: all.
     pub only: Vec<String>,
-    /// Whether to leave what was unpacked.
+    /// Whether to keep the unpacked files.
     pub keep: bool,
 }
 
-/// What `--help` prints.
+/// The text of `--help`.
 pub const HELP: &str = "\
 usage: run.sh [quick|full] [--emulated] [--out DIRECTORY] [--only STEP,STEP...] [--keep]
 
@@ -35,10 +35,10 @@ exit codes: 0 nothing failed, 1 something did, 2 it could not be tried
 ";
 
 impl Options {
-    /// Reads what follows `gpu-check run`; `None`: help was asked for.
+    /// Reads the arguments after `gpu-check run`; `None`: help was requested.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with the arguments.
     pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Option<Self>, Failure> {
         let mut options = Self {
             bundle: ".".into(),

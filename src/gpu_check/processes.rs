@@ -1,7 +1,7 @@
-//! Finding and ending everything that a step started.
+//! Finds and ends all processes that a step started.
 //!
-//! Every process of a check inherits a variable whose value no other process has ([`Token`]); daemons
-//! that leave their process group, and orphans, are found by it.
+//! Every process of a check inherits a variable with a unique value ([`Token`]), which finds daemons that leave their
+//! process group, and orphans.
 
 use std::ffi::OsStr;
 use std::io;
@@ -29,8 +29,8 @@ pub struct Found {
 }
 
 impl Token {
-    /// A token that nobody else has, for the processes that get [`variable`](Self::variable). Orphans
-    /// become children of this process from now on.
+    /// A unique token, for the processes that get [`variable`](Self::variable). Orphans become children of this process
+    /// from now on.
     ///
     /// # Errors
     /// When the kernel refuses that.
@@ -42,19 +42,19 @@ impl Token {
         Ok(Self { value })
     }
 
-    /// What a process of the check has in its environment.
+    /// The variable for the environment of the check's processes.
     #[must_use]
     pub fn variable(&self) -> (&'static str, &str) {
         (NAME, &self.value)
     }
 
-    /// The processes that have this token, but for this one and those that have ended.
+    /// The processes with this token, except this one and ended ones.
     #[must_use]
     pub fn processes(&self) -> Vec<Found> {
         let own = std::process::id() as i32;
         let processes = all_processes().into_iter().flatten().flatten();
         let of_the_check = processes.filter(|process| {
-            // Of a process that has ended there is no environment left.
+            // An ended process has no environment any more.
             let environment = process.environ().unwrap_or_default();
             let value = environment.get(OsStr::new(NAME));
             process.pid != own && value.is_some_and(|value| *value == *self.value)
@@ -67,7 +67,7 @@ impl Token {
             .collect()
     }
 
-    /// Waits for all processes to end, at most `patience`, then kills what is left; returns that.
+    /// Waits for all processes to end, at most `patience`, then kills the remaining ones and returns them.
     pub fn end(&self, patience: Duration) -> Vec<Found> {
         let begun = Instant::now();
         let left = loop {
@@ -97,10 +97,10 @@ impl Token {
     }
 }
 
-/// How long what was killed may take to go.
+/// How long killed processes may take to end.
 const KILL: Duration = Duration::from_secs(10);
 
-/// Collects the exit codes of orphans. Children that somebody waits for must have been waited for.
+/// Collects the exit codes of orphans. Children whose exit status other code needs must have been waited for.
 fn reap() {
     use rustix::process::{WaitOptions, wait};
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}

@@ -1,4 +1,4 @@
-//! What a check leaves: `report.json` for programs, `report.md` for people.
+//! The reports of a check: `report.json` for programs, `report.md` for people.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,10 +11,10 @@ use super::bundle::Unpacked;
 use super::options::Options;
 use super::step::{Outcome, Record};
 
-/// Everything that is known, in the order in which it came.
+/// All results, in order.
 #[derive(Debug)]
 pub struct Report {
-    /// What the machine says of itself.
+    /// Facts about the machine.
     pub machine: Vec<(&'static str, String)>,
     /// Processes that were still there at the end, and were killed.
     pub left_behind: Vec<String>,
@@ -45,12 +45,12 @@ impl Report {
         }
     }
 
-    /// One more step.
+    /// Adds a step.
     pub fn add(&mut self, record: Record) {
         self.records.push(record);
     }
 
-    /// Whether nothing that counts went wrong, and nothing was left running.
+    /// Whether no step that counts failed, and no process was left running.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.left_behind.is_empty()
@@ -172,7 +172,7 @@ impl Report {
     }
 }
 
-/// The variables that NCCL and CUDA look at, and none of the others: they may hold secrets.
+/// The variables of NCCL and CUDA, and no others: those may hold secrets.
 fn environment() -> Value {
     let variables = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok()?;

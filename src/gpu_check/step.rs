@@ -1,4 +1,4 @@
-//! One step: a process with a deadline, of which nothing is left afterwards.
+//! One step: a process with a deadline, which leaves no process behind.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,16 +15,16 @@ use super::processes::Token;
 use super::verdict::{VERDICTS, Verdict, left_at};
 use crate::spawn::wait_within;
 
-/// How a step came out.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should.
+    /// Passed.
     Passed,
-    /// It ended badly: how.
+    /// Failed, for this reason.
     Failed(String),
-    /// It was still running at its deadline.
+    /// Still running at its deadline.
     TimedOut(Duration),
-    /// It was left out: why.
+    /// Left out, for this reason.
     Skipped(String),
 }
 
@@ -40,7 +40,7 @@ impl Outcome {
         }
     }
 
-    /// What is to be said beside the word.
+    /// The text beside the word.
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
@@ -51,22 +51,22 @@ impl Outcome {
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// Its name.
     pub name: String,
     /// The command, as a person would type it.
     pub command: String,
-    /// How it came out.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// Whether a bad end is a failure of the check; otherwise it is something found out.
+    /// Whether a failure of the step is a failure of the check; otherwise it is a result.
     pub counts: bool,
     /// How long it took.
     pub took: Duration,
-    /// What it left in [`RESULT`].
+    /// The value that it wrote to [`RESULT`].
     pub result: Option<Value>,
-    /// The end of what it printed.
+    /// The end of its output.
     pub tail: Vec<String>,
     /// Its log.
     pub log: PathBuf,
@@ -77,7 +77,7 @@ pub struct Record {
 pub struct Step {
     /// Its name, unique in a check.
     pub name: String,
-    /// The command, without what all steps have in their environment.
+    /// The command, without the environment of all steps.
     pub command: Command,
     /// How long it may take.
     pub deadline: Duration,
@@ -85,18 +85,18 @@ pub struct Step {
     pub counts: bool,
 }
 
-/// What a step may take to end by itself after SIGTERM.
+/// How long a step may take to end by itself after SIGTERM.
 const TERM: Duration = Duration::from_secs(2);
-/// What the processes of a step may take to end after their first one.
+/// How long the other processes of a step may take to end after its first one.
 const REST: Duration = Duration::from_secs(2);
 /// Lines of output that go into the report.
 const TAIL: usize = 25;
 
 impl Step {
-    /// Runs it; its output goes to a file in `logs`.
+    /// Runs it, with its output in a file in `logs`.
     ///
     /// # Errors
-    /// When the log cannot be written. A command that cannot be started has failed.
+    /// When the log cannot be written. A command that cannot be started is a failed step.
     pub fn run(mut self, logs: &Path, token: &Token) -> io::Result<Record> {
         let file = self
             .name
@@ -117,7 +117,7 @@ impl Step {
             .stdout(output.try_clone()?)
             .stderr(output)
             .process_group(0);
-        // Should the check itself be killed, its step goes with it.
+        // If the check itself is killed, its step is killed as well.
         // SAFETY: only makes a system call, as is allowed between fork and exec.
         unsafe {
             self.command.pre_exec(|| {
@@ -177,13 +177,13 @@ impl Step {
     }
 }
 
-/// Ends a child and its group: first it may clean up.
+/// Ends a child and its group: SIGTERM first, so that they can clean up.
 fn end(child: &mut Child) -> io::Result<()> {
     let group = Pid::from_child(child);
     let _ = rustix::process::kill_process_group(group, Signal::TERM);
     if wait_within(child, TERM)?.is_none() {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
-        // A process inside a system call that cannot be interrupted is left to the token.
+        // A process in an uninterruptible system call is left to the token.
         wait_within(child, TERM)?;
     }
     Ok(())
@@ -197,7 +197,7 @@ fn described(status: ExitStatus) -> String {
     }
 }
 
-/// The command with the variables that were set for it.
+/// The command with its variables.
 fn shown(command: &Command) -> String {
     let mut words: Vec<String> = Vec::new();
     for (name, value) in command.get_envs() {

@@ -1,5 +1,5 @@
 //! What a test tried, and what it left out because it cannot be tried here: a line for people, and a value for the step
-//! that it runs as.
+//! that the test runs in.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -8,40 +8,40 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the processes of a step leave what they tell here: a line of JSON for each.
+/// The file for the verdicts of a step's processes: a line of JSON for each.
 pub const VERDICTS: &str = "NCCL_TOOLS_VERDICTS";
 
-/// What a test tells.
+/// A statement of a test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It left this out: what, and why.
+    /// Left out: what, and why.
     NotTested(String),
-    /// It did try this: a test that left out a part is not left out.
+    /// Tried: a test that left out only a part does not count as left out.
     Tested(String),
 }
 
-/// Says that a test leaves something out.
+/// Reports that a test leaves something out.
 pub fn not_tested(what_and_why: impl Display) {
     println!("NOT TESTED: {what_and_why}");
     Verdict::NotTested(what_and_why.to_string()).leave();
 }
 
-/// Says what a test did try.
+/// Reports what a test tried.
 pub fn tested(what: impl Display) {
     println!("tested: {what}");
     Verdict::Tested(what.to_string()).leave();
 }
 
 impl Verdict {
-    /// Leaves it for the step alone; outside of one, nobody asks.
+    /// Appends the verdict to the step's file; without a step it does nothing.
     pub fn leave(&self) {
         let Some(path) = std::env::var_os(VERDICTS) else {
             return;
         };
         let add = || -> io::Result<()> {
             let line = format!("{}\n", serde_json::to_string(self)?);
-            // Other processes of the step add theirs.
+            // Other processes of the step append theirs.
             let mut file = File::options().create(true).append(true).open(&path)?;
             file.write_all(line.as_bytes())
         };
@@ -51,7 +51,7 @@ impl Verdict {
     }
 }
 
-/// What the processes of a step have left at `path`, in order.
+/// The verdicts of a step's processes at `path`, in order.
 pub(super) fn left_at(path: &Path) -> Vec<Verdict> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let lines = text.lines().map(serde_json::from_str);

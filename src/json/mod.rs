@@ -1,8 +1,8 @@
 //! The JSON file of `-J`: nccl-tests' version 3, key by key.
 //!
-//! What it does not have comes in further keys, after its own: `producer`, `emulator`, `spawn` and `buffers`,
-//! and in each result `algorithm`, `memcpy_ratio` and `per_rank_times_us`. One thing is different on purpose: `env` holds `NCCL_*` and `CUDA_*` only, and
-//! nothing that looks secret, because reports get published.
+//! Further keys follow its own: `producer`, `emulator`, `spawn` and `buffers`, and in each result `algorithm`,
+//! `memcpy_ratio` and `per_rank_times_us`. One difference is deliberate: `env` holds `NCCL_*` and `CUDA_*` only, and no
+//! variable that looks secret, because reports get published.
 
 mod value;
 
@@ -23,7 +23,7 @@ use crate::sizes::Step;
 /// The version of nccl-tests' file format.
 const FORMAT_VERSION: u32 = 3;
 
-/// Finds a name for the file that is not taken, and takes it: `path`, else `path.0`, `path.1` …
+/// Finds an unused name for the file, and creates it: `path`, else `path.0`, `path.1` …
 ///
 /// # Errors
 /// When the file cannot be created there.
@@ -53,21 +53,21 @@ pub fn reserve(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Fills a reserved file that the rank which should have written it left empty.
+/// Fills a reserved file that its rank left empty.
 pub fn complete(path: &Path, error: &str) {
     if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
-        // The person has heard of the failure; that this could not be written adds nothing.
+        // The failure has been reported already.
         let _ = Report::new(path.to_owned(), 0).write(&[error.to_owned()], None, "", "");
     }
 }
 
-/// Everything that goes into the file; written at the end, whatever the end is.
+/// The contents of the file; written at the end, whatever the end is.
 #[derive(Debug)]
 pub struct Report {
     path: PathBuf,
     start: Vec<(&'static str, Value)>,
     config: Vec<(&'static str, Value)>,
-    /// For each rank the place of its process among all processes.
+    /// For each rank the index of its process.
     processes: Vec<usize>,
     results: Vec<Value>,
     end: Vec<(&'static str, Value)>,
@@ -98,13 +98,13 @@ impl Report {
         }
     }
 
-    /// The file.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What runs where.
+    /// Adds the options and the devices.
     pub fn config(&mut self, options: &Options, devices: &[DeviceLine]) {
         let (step_key, step) = match options.sweep.step {
             Step::Factor(factor) => ("step_factor", factor),
@@ -144,7 +144,7 @@ impl Report {
         ];
     }
 
-    /// A row of the table.
+    /// Adds a row of the table.
     pub fn row(&mut self, options: &Options, row: &Row) {
         let shape = row.shape;
         let placement = |measured: &Measurement| {
@@ -189,7 +189,7 @@ impl Report {
         self.results.push(Value::Object(entries));
     }
 
-    /// What it all came to.
+    /// Adds the totals.
     pub fn totals(&mut self, totals: &Totals, footer: &Footer) {
         let okay = match footer.fast_enough() {
             None => "unchecked".into(),
@@ -213,7 +213,7 @@ impl Report {
         ];
     }
 
-    /// Writes the file. `errors` are the library's last error, or why there was no proper end.
+    /// Writes the file. `errors` are the library's last error, or the reason of an early end.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -281,7 +281,7 @@ fn per_iteration(options: &Options, measured: &Measurement, processes: &[usize])
     Some(Value::Object(entries))
 }
 
-/// For each rank the place of its process among all processes, in the order of their first ranks.
+/// For each rank the index of its process, in the order of the first ranks of processes.
 fn processes(devices: &[DeviceLine]) -> Vec<usize> {
     let mut known: Vec<(&str, u32)> = Vec::new();
     devices
@@ -316,7 +316,7 @@ fn by_process(by_rank: &[Vec<f64>], processes: &[usize]) -> Vec<Vec<f64>> {
     all
 }
 
-/// The variables that say how NCCL, CUDA and this program were set up.
+/// The variables that set up NCCL, CUDA and this program.
 fn environment(
     variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
 ) -> Vec<String> {
@@ -324,7 +324,7 @@ fn environment(
     let mut kept: Vec<String> = variables
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
         .filter(|(name, _)| name.starts_with("NCCL_") || name.starts_with("CUDA_"))
-        // How a rank finds the others is different every time, and nobody's business.
+        // The variables of the rendezvous differ on every run, and are private.
         .filter(|(name, _)| !name.starts_with("NCCL_RUN_"))
         .filter(|(name, _)| !SECRET.iter().any(|word| name.to_uppercase().contains(word)))
         .map(|(name, value)| format!("{name}={}", value.to_string_lossy()))

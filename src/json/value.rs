@@ -1,5 +1,5 @@
-//! The little of JSON that a report needs: values with ordered keys, written like nccl-tests' (no
-//! spaces, six decimals).
+//! The subset of JSON that a report needs: values with ordered keys, written like nccl-tests' (no spaces, six
+//! decimals).
 
 use std::fmt;
 use std::io::{self, Write};
@@ -40,7 +40,7 @@ impl From<String> for Value {
     }
 }
 
-/// nccl-tests writes truth as the strings `"true"` and `"false"`.
+/// nccl-tests writes booleans as the strings `"true"` and `"false"`.
 impl From<bool> for Value {
     fn from(truth: bool) -> Self {
         Self::Text(truth.to_string())
@@ -59,7 +59,7 @@ macro_rules! from_integers {
 
 from_integers!(u32, u64, usize);
 
-/// nccl-tests writes `"nan"` for what is no number, and so does this.
+/// nccl-tests writes `"nan"` for values that are no numbers.
 impl From<f64> for Value {
     fn from(number: f64) -> Self {
         match number {
@@ -86,7 +86,7 @@ fn in_order<S: Serializer>(entries: &[(&str, Value)], to: S) -> Result<S::Ok, S:
     to.collect_map(entries.iter().map(|(key, value)| (key, value)))
 }
 
-/// As `%f` does.
+/// Writes numbers as `%f` does.
 struct SixDecimals;
 
 impl Formatter for SixDecimals {

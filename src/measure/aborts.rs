@@ -1,4 +1,4 @@
-//! How long aborts take, and what they free.
+//! How long aborts take, and what they release.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::conformance::name_of;
 use crate::raw::operations::{Stream, connect, exchange, group_end, group_start, recv};
 use crate::raw::{Comm, Rank, Result, bounded, settle};
 
-/// What takes longer than this is said not to end.
+/// After this time, an abort is reported as not ending.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Aborts on a thread of its own; how long it took, or that it does not end.
+/// Aborts on a thread of its own; records how long it took, or that it does not end.
 fn abort(sheet: &mut Sheet, what: &str, comm: Comm) {
     let begun = Instant::now();
     match bounded(LONG, move || comm.abort()) {
@@ -23,7 +23,7 @@ fn abort(sheet: &mut Sheet, what: &str, comm: Comm) {
     }
 }
 
-/// Rank 1 stays away from the first message; rank 0 waits in it, on a child and on a plain communicator.
+/// Rank 1 does not enter the first message; rank 0 waits in it, on a child and on a plain communicator.
 ///
 /// # Errors
 /// NCCL's and CUDA's.
@@ -77,7 +77,7 @@ pub fn in_connect(rank: &Rank, _: Setting, sheet: &mut Sheet) -> Result {
 
 const HALF: Duration = Duration::from_millis(500);
 
-/// Rank 0 receives what rank 1 never sends, often enough that the launch queue is full.
+/// Rank 0 issues receives that rank 1 never matches, often enough that the launch queue is full.
 ///
 /// # Errors
 /// NCCL's and CUDA's.
@@ -104,7 +104,7 @@ pub fn in_kernel(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     Ok(())
 }
 
-/// Fills the queue of rank 0 by `data`, and aborts `first`, then `data` if it is another.
+/// Fills the queue of rank 0 by `data`, and aborts `first`, then `data` if that is another.
 fn spin(
     rank: &Rank,
     name: &str,
@@ -166,7 +166,7 @@ fn spin(
     Ok(())
 }
 
-/// Parent, then child, aborted again and again; then destroyed in both orders.
+/// Aborts parent, then child, again and again; then destroys them in both orders.
 ///
 /// # Errors
 /// NCCL's and CUDA's.
@@ -175,7 +175,8 @@ pub fn repeated(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     let mut aborted = 0;
     let begun = Instant::now();
     for turn in 0..times {
-        // NCCL's proxy thread looks for an abort twice a second, so a thousand take a quarter of an hour. Rank 0 decides.
+        // NCCL's proxy thread checks for an abort twice a second, so a thousand take a quarter of an hour. Rank 0
+        // decides.
         let goes_on = u8::from(begun.elapsed() < Duration::from_secs(60));
         let all = rank.world.all_gather(&format!("turn {turn}"), &[goes_on])?;
         if all[0] == [0] {
@@ -219,7 +220,7 @@ pub fn repeated(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     Ok(())
 }
 
-/// What a process keeps of communicators that are gone: of those that are destroyed, aborted at rest, and aborted in an operation.
+/// Resources that a process keeps of ended communicators: destroyed, aborted at rest, and aborted in an operation.
 ///
 /// # Errors
 /// NCCL's and CUDA's.
@@ -279,7 +280,7 @@ pub fn kept(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     Ok(())
 }
 
-/// How a communicator ends.
+/// The end of a communicator.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Destroyed,
@@ -287,18 +288,18 @@ enum Ending {
     AbortedInside,
 }
 
-/// What a process has.
+/// The resources of a process.
 struct Belongings {
     descriptors: f64,
     threads: f64,
-    /// Memory of its own, in KiB.
+    /// Private memory, in KiB.
     own: f64,
-    /// Device memory in use, in KiB; of all ranks on the device.
+    /// Device memory in use, in KiB; by all ranks on the device.
     device: f64,
 }
 
 impl Belongings {
-    /// When nothing has changed for a moment; NCCL's threads end behind the call.
+    /// The resources after a moment without changes; NCCL's threads end after the call.
     fn now(rank: &Rank) -> Result<Self> {
         std::thread::sleep(Duration::from_secs(1));
         rank.barrier("counting")?;

@@ -1,4 +1,4 @@
-//! Whether so many ranks on one device work at all, in each way of arranging them.
+//! Whether several ranks on one device work at all, in each arrangement.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::raw::{
     Comm, HOSTS, Rank, Result, Way, last_error, leave, library, run, stream_ends_within,
 };
 
-/// How long it may take.
+/// How long an arrangement may take.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Elements of the all-reduce.
 const COUNT: usize = 1 << 18;
@@ -21,7 +21,7 @@ const COUNT: usize = 1 << 18;
 /// The library, one communicator of one rank and one all-reduce.
 ///
 /// # Errors
-/// Why these do not work.
+/// The first failure.
 pub fn first_sign() -> Result {
     perf::install(1)?;
     println!("{}", library());
@@ -39,7 +39,7 @@ pub fn first_sign() -> Result {
     })
 }
 
-/// Tries one arrangement; does not come back where it hangs.
+/// Tries one arrangement; does not return where it hangs.
 ///
 /// # Errors
 /// Why it does not work.
@@ -64,7 +64,7 @@ pub fn arrangement(way: &str, ranks: usize) -> Result {
     }
 }
 
-/// An all-reduce and an exchange, with their results.
+/// Checks an all-reduce and an exchange by their results.
 fn works(rank: &Rank) -> Result {
     let begun = std::time::Instant::now();
     let comm = Comm::new(rank, "comm", true)?;
@@ -121,7 +121,7 @@ fn expect(condition: bool, otherwise: &str) -> Result {
     }
 }
 
-/// All ranks made, and called, by one thread inside one group.
+/// One thread creates and calls all ranks inside one group.
 fn one_thread(ranks: usize) -> Result {
     perf::install(1)?;
     let worlds = nccl::World::threads(ranks);

@@ -1,4 +1,4 @@
-//! What a parent with a child costs against one plain communicator.
+//! The cost of a parent with a child against one plain communicator.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ pub fn init(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
         }),
     ];
     let mut figures: [Figures; 3] = Default::default();
-    // In turns, so that whatever else the machine does falls upon all of them.
+    // Alternating, so that other load of the machine affects all of them.
     for repetition in 0..repetitions {
         for ((name, make), figures) in kinds.iter().zip(&mut figures) {
             if figures.unavailable {
@@ -69,14 +69,14 @@ pub fn init(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
             let what = format!("{name}: memory of the {what}, median");
             sheet.add(what, median(&mib), "MiB");
         };
-        // Both ranks' on a shared device.
+        // Of both ranks on a shared device.
         memory("device", &figures.device);
         memory("process", &figures.host);
     }
     Ok(())
 }
 
-/// What repetitions of one kind came to.
+/// The repetitions of one kind.
 #[derive(Default)]
 struct Figures {
     times: Vec<Duration>,
@@ -85,12 +85,12 @@ struct Figures {
     unavailable: bool,
 }
 
-/// Bytes of this process that are in memory.
+/// Resident memory of this process in bytes.
 fn resident() -> i64 {
     status().and_then(|status| status.vmrss).unwrap_or(0) as i64 * 1024
 }
 
-/// What the kernel says of this process; its memory is in KiB.
+/// The kernel's status of this process; its memory is in KiB.
 pub(super) fn status() -> Option<Status> {
     Status::from_file("/proc/self/status").ok()
 }
@@ -99,7 +99,7 @@ fn free(rank: &Rank) -> Result<i64> {
     Ok(rank.context.mem_get_info()?.0 as i64)
 }
 
-/// All-to-all on a plain communicator and on a child, in turns.
+/// All-to-all on a plain communicator and on a child, alternating.
 ///
 /// # Errors
 /// NCCL's and CUDA's.

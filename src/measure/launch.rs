@@ -48,11 +48,11 @@ pub fn host_time(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     Ok(())
 }
 
-/// How many times what is compared alternates.
+/// How often the compared runs alternate.
 const ROUNDS: usize = 10;
 
-/// What the safe crate's default costs over the C functions on a blocking communicator: medians of alternated runs, each
-/// on a communicator that is used for all of them. Each rank is bound to a core, where there are enough.
+/// The cost of the safe crate's default over the C functions on a blocking communicator: medians of alternating runs,
+/// each on a communicator that all runs of its kind share. Each rank is bound to a core, where there are enough.
 ///
 /// # Errors
 /// NCCL's and CUDA's.
@@ -117,7 +117,7 @@ pub fn ratio(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     Ok(())
 }
 
-/// As [`exchanges`], by the safe crate.
+/// As [`exchanges`], through the safe crate.
 fn safe_exchanges(rank: &Rank, mode: LaunchMode, repetitions: usize) -> Result<Vec<Duration>> {
     let name = format!("safe, {mode}");
     let comm = rank.world.communicator(&name);
@@ -162,7 +162,7 @@ fn exchanges(rank: &Rank, comm: Comm, repetitions: usize) -> Result<Vec<Duration
     for repetition in 0..repetitions + WARM_UP {
         let begun = Instant::now();
         let mut code = exchange(comm, memory, BYTES, peer, stream);
-        // A blocking communicator's code is final, and its program asks for nothing more.
+        // A blocking communicator's code is final; its program does not poll.
         if code == IN_PROGRESS {
             code = settle(comm, code, LIMIT);
         }
@@ -173,7 +173,7 @@ fn exchanges(rank: &Rank, comm: Comm, repetitions: usize) -> Result<Vec<Duration
         if repetition >= WARM_UP {
             times.push(took);
         }
-        // The queue of the device must not become what is measured.
+        // The queue of the device must not become the bottleneck.
         if repetition % 64 == 63 {
             ended(rank)?;
         }

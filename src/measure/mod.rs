@@ -1,9 +1,9 @@
-//! What only a GPU can tell, and on what decisions of this workspace wait: times of launches and aborts,
-//! the cost of a second communicator, what works between ranks that share a device.
+//! Measurements that need a GPU and that decisions of this workspace depend on: times of launches and aborts, the cost
+//! of a second communicator, features between ranks that share a device.
 //!
-//! Each measurement is a run of the program `measure`, with its ranks as threads or processes; what it
-//! finds ([`Sheet`]) goes into the report of the check. On the emulator they run in a short form, so that
-//! the code is known to work; those figures say so, and say nothing about a GPU.
+//! Each measurement is a run of the program `measure`, with its ranks as threads or processes; its results ([`Sheet`])
+//! go into the report of the check. On the emulator the measurements run in a short form, to test the code; those
+//! figures are marked, and say nothing about a GPU.
 
 pub mod aborts;
 pub mod arrangement;
@@ -27,7 +27,7 @@ use crate::statistics::median_time;
 /// How a measurement is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// Few repetitions: to see that it works.
+    /// Whether to run few repetitions, to test the code.
     pub short: bool,
 }
 
@@ -36,7 +36,7 @@ pub struct Setting {
 pub struct Measurement {
     /// Its name.
     pub name: &'static str,
-    /// What it finds out.
+    /// The question that it answers.
     pub about: &'static str,
     /// Whether it is part of the quick check.
     pub quick: bool,
@@ -110,13 +110,13 @@ pub const MEASUREMENTS: &[Measurement] = &[
     ),
 ];
 
-/// How long all of a measurement may take.
+/// How long a whole measurement may take.
 const DEADLINE: Duration = Duration::from_secs(280);
 
 /// Runs the measurement of this name with two ranks.
 ///
 /// # Errors
-/// Why it failed. What is merely not to be had here is written down instead.
+/// Why it failed. A missing feature is recorded instead.
 pub fn run(name: &str, way: Way, setting: Setting) -> Result {
     let measurement = *MEASUREMENTS
         .iter()
@@ -130,7 +130,7 @@ pub fn run(name: &str, way: Way, setting: Setting) -> Result {
     })
 }
 
-/// What a measurement found, in the order in which it did; rank 0's is the one that is kept.
+/// The results of a measurement, in order; only rank 0's is kept.
 #[derive(Debug)]
 pub struct Sheet {
     is_kept: bool,
@@ -138,7 +138,7 @@ pub struct Sheet {
 }
 
 impl Sheet {
-    /// An empty one.
+    /// An empty sheet.
     #[must_use]
     pub fn new(rank: &Rank) -> Self {
         Self {
@@ -147,23 +147,23 @@ impl Sheet {
         }
     }
 
-    /// One finding.
+    /// Adds a result.
     pub fn add(&mut self, what: impl Display, value: impl Into<Value>, unit: &str) {
         self.lines
             .push((what.to_string(), value.into(), unit.to_owned()));
     }
 
-    /// Something that cannot be had here, and why.
+    /// Adds a result that is not available here, and why.
     pub fn unavailable(&mut self, what: impl Display, why: impl Display) {
         self.add(what, format!("not available: {why}"), "");
     }
 
-    /// A time.
+    /// Adds a time.
     pub fn time(&mut self, what: impl Display, time: Duration) {
         self.add(what, microseconds(time), "us");
     }
 
-    /// The median and the 99th percentile of times.
+    /// Adds the median and the 99th percentile of times.
     pub fn times(&mut self, what: impl Display, mut times: Vec<Duration>) {
         times.sort_unstable();
         let most = times[((times.len() - 1) as f64 * 0.99).round() as usize];
@@ -172,7 +172,7 @@ impl Sheet {
         self.time(format!("{what}, 99 %"), most);
     }
 
-    /// Prints it, and leaves it for the report.
+    /// Prints the results, and writes them for the report.
     ///
     /// # Errors
     /// The file system's.
@@ -200,7 +200,7 @@ impl Sheet {
     }
 }
 
-/// With two decimals.
+/// Rounds to two decimals.
 fn microseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e8).round() / 1e2
 }

@@ -1,4 +1,4 @@
-//! A program under NVIDIA's MPS, which lets kernels of several processes run at the same time.
+//! Runs a program under NVIDIA's MPS, which lets kernels of several processes run at the same time.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -10,10 +10,10 @@ use crate::spawn::end_within;
 
 /// The daemon.
 const CONTROL: &str = "nvidia-cuda-mps-control";
-/// How long it may take to start, and to end.
+/// How long the daemon may take to start, and to end.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Runs `command` under a daemon of its own; the exit code.
+/// Runs `command` under a daemon of its own; returns the exit code.
 ///
 /// # Errors
 /// When the daemon or the command cannot be started.
@@ -65,7 +65,7 @@ pub fn run(command: &[String]) -> Result<u8> {
         .unwrap_or(1))
 }
 
-/// Asks the daemon to end, and ends it.
+/// Asks the daemon to end, and kills it if it does not.
 fn quit(daemon: &mut Child, environment: &[(&str, std::path::PathBuf)]) -> Result {
     if daemon.try_wait()?.is_none() {
         let asked = Command::new(CONTROL)

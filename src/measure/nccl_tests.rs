@@ -1,4 +1,4 @@
-//! Our all-to-all against that of NVIDIA's nccl-tests: the same ranks, the same sizes, in turns.
+//! Compares this workspace's all-to-all with that of NVIDIA's nccl-tests: the same ranks, the same sizes, alternating.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use crate::raw::Result;
 use crate::spawn::{Job, Outcome, Output};
 use crate::statistics::median;
 
-/// What is compared.
+/// The settings of a comparison.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// `alltoall_perf` of nccl-tests, built with the `mpi.h` of the bundle.
     pub theirs: PathBuf,
-    /// Our `all_to_all_perf`.
+    /// This workspace's `all_to_all_perf`.
     pub ours: PathBuf,
     /// Ranks, a process each.
     pub ranks: usize,
-    /// Few sizes and turns.
+    /// Whether to run few sizes and turns.
     pub short: bool,
 }
 
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Times in microseconds by size.
 type Times = BTreeMap<u64, Vec<f64>>;
 
-/// Runs both in turns, with and without `-C 1`, and writes the table.
+/// Runs both alternately, with and without `-C 1`, and writes the table.
 ///
 /// # Errors
 /// When one of them fails.
@@ -43,11 +43,11 @@ pub fn run(comparison: &Comparison) -> Result {
     } else {
         "-b 1K -e 1G -f 4 -n 20 -w 5 -c 0"
     };
-    // Time, and host time to enqueue; theirs and ours.
+    // Time, and host time to enqueue; of nccl-tests and of this workspace.
     let mut times: [[Times; 2]; 2] = Default::default();
     for turn in 0..turns {
         for (host, option) in ["", " -C 1"].into_iter().enumerate() {
-            // The one that begins changes, too.
+            // The order alternates, too.
             for side in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
                 let json = directory.path().join(format!("{turn}-{host}-{side}.json"));
                 let mut arguments: Vec<String> = format!("{sizes}{option}")

@@ -1,4 +1,4 @@
-//! All measurements one after another, as a page for `docs/results`.
+//! Runs all measurements, and writes a page for `docs/results`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,10 +17,10 @@ use crate::{clock, machine};
 /// The arrangements of the ranks.
 const ARRANGEMENTS: [&str; 2] = ["processes", "threads"];
 
-/// Runs every measurement in every arrangement, and writes what they found to `path`.
+/// Runs every measurement in every arrangement, and writes the results to `path`.
 ///
 /// # Errors
-/// A measurement failed, or the file system.
+/// The failure of a measurement, or of the file system.
 pub fn write(path: &Path, short: bool) -> Result {
     let before = machine::load();
     let mut sections = String::new();
@@ -61,7 +61,7 @@ pub fn write(path: &Path, short: bool) -> Result {
     Ok(())
 }
 
-/// The table that a measurement writes, run in processes of its own.
+/// The table of a measurement, which runs in processes of its own.
 fn table(name: &str, arrangement: &str, short: bool) -> Result<String> {
     let place = tempfile::tempdir()?;
     let (result, log) = (place.path().join("result"), place.path().join("log.%p"));
@@ -73,7 +73,7 @@ fn table(name: &str, arrangement: &str, short: bool) -> Result<String> {
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     if name == "init-cost" {
-        // It says there where its time goes.
+        // NCCL logs the parts of its init there.
         command.envs([("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT")]);
         command.env("NCCL_DEBUG_FILE", log);
     }
@@ -93,8 +93,8 @@ fn table(name: &str, arrangement: &str, short: bool) -> Result<String> {
     Ok(text)
 }
 
-/// NCCL's own account of the inits, by the function that made the communicators: means in milliseconds of all lines. Each
-/// line says hundredths of a second, so that means of few say little.
+/// NCCL's own timings of the inits, by the function that created the communicators: means in milliseconds of all lines.
+/// Each line has hundredths of a second, so means of few lines are coarse.
 fn timings(logs: &Path) -> Result<String> {
     let mut accounts: BTreeMap<String, (u32, Vec<(String, f64)>)> = BTreeMap::new();
     for entry in fs::read_dir(logs)? {

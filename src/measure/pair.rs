@@ -9,7 +9,7 @@ use crate::conformance::name_of;
 use crate::nccl_call;
 use crate::raw::{Comm, Rank, Result, config, last_error, settle};
 
-/// How long NCCL may take to make a communicator.
+/// How long NCCL may take to create a communicator.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Parent and child.
@@ -20,7 +20,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Both, or why NCCL does not make the child; the parent is aborted then.
+    /// Both, or why NCCL does not create the child; then the parent is aborted.
     pub(super) fn new(
         rank: &Rank,
         name: &str,

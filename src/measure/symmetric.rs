@@ -1,4 +1,4 @@
-//! Whether ranks on one device have windows into each other, and collectives by the copy engine.
+//! Whether ranks on one device can register windows of each other's memory, and run collectives on the copy engine.
 
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::nccl_call;
 use crate::raw::operations::Stream;
 use crate::raw::{Comm, Rank, Result, config, last_error};
 
-/// Registers a window by NCCL's memory, then sends through it without multiprocessors.
+/// Registers a window in NCCL's memory, then sends through it without multiprocessors.
 ///
 /// # Errors
 /// NCCL's and CUDA's.

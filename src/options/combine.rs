@@ -1,15 +1,15 @@
-//! What depends on several options.
+//! Checks and settings that depend on several options.
 
 use super::{Algorithms, Blocking, MOST_RANKS, Options, Pending, Spawn};
 use crate::failure::Failure;
 use crate::sizes::{Step, Sweep};
 
-/// Joins what depends on several options, and refuses what contradicts itself.
+/// Joins options that depend on each other, and refuses contradictions.
 pub(super) fn combine(options: &mut Options, pending: &Pending) -> Result<(), Failure> {
     options.sweep.step = match (pending.step_factor, pending.step_bytes) {
         (Some(factor), _) if factor > 1 => Step::Factor(factor as u64),
         (_, Some(bytes)) => Step::Bytes(bytes),
-        // As in nccl-tests, a factor of 1 is none, and the step 1 MiB.
+        // As in nccl-tests, a factor of 1 counts as unset, and the step is 1 MiB.
         (Some(_), None) => Step::Bytes(1 << 20),
         (None, None) => Step::Factor(2),
     };
@@ -82,7 +82,7 @@ pub(super) fn combine(options: &mut Options, pending: &Pending) -> Result<(), Fa
     Ok(())
 }
 
-/// What does not go with `-G`. nccl-tests switches these off by itself, or fails.
+/// Refuses options that do not go with `-G`. nccl-tests switches these off by itself, or fails.
 fn with_graph(options: &Options, memcpy_ratio: Option<bool>) -> Result<(), Failure> {
     let graph = options.graph;
     if options.per_iteration {

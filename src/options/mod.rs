@@ -1,9 +1,8 @@
 //! The command line: nccl-tests' options, and a few of our own.
 //!
-//! Letters, long names and values mean what they mean in nccl-tests 2.19.6. Different are the default
-//! sizes (1 KiB to 16 MiB, doubled, instead of 32 MiB alone), the default of `-T` (a run that hangs
-//! ends), and that what cannot be obeyed is refused in one sentence instead of being replaced by a
-//! default.
+//! Letters, long names and values mean the same as in nccl-tests 2.19.6. Differences: the default sizes (1 KiB to 16
+//! MiB, doubled, instead of 32 MiB alone), the default of `-T` (a run that hangs ends), and that an invalid value is
+//! refused in one sentence instead of being replaced by a default.
 
 mod combine;
 mod number;
@@ -33,13 +32,13 @@ pub enum Blocking {
     Never,
     /// After each operation, for all ranks.
     WaitAndBarrier,
-    /// After each operation, for its own.
+    /// After each operation, for this rank's own.
     Wait,
     /// After each iteration, for all ranks; waiting for the others is not counted.
     WaitAndUntimedBarrier,
 }
 
-/// How the times of the ranks become one (`-a`).
+/// How the times of the ranks are combined (`-a`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Average {
     /// The time of rank 0.
@@ -52,30 +51,30 @@ pub enum Average {
     Max,
 }
 
-/// Which ways are measured (`--algo`).
+/// The algorithms to measure (`--algo`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Algorithms {
-    /// Nothing was said: the first of the program's, if it has several.
+    /// Unset: the program's first, if it has several.
     #[default]
     Default,
     /// These, in this order.
     Named(Vec<&'static Algorithm>),
-    /// All that the library has.
+    /// All that the library supports.
     All,
 }
 
-/// What NCCL is told of the buffers beforehand (`-R`).
+/// How buffers are registered with NCCL (`-R`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Register {
-    /// Nothing.
+    /// Not at all.
     No,
-    /// Each rank its own (`ncclCommRegister`).
+    /// By each rank (`ncclCommRegister`).
     Local,
-    /// All ranks together, as a symmetric window (`ncclCommWindowRegister`).
+    /// By all ranks together, as a symmetric window (`ncclCommWindowRegister`).
     Window,
 }
 
-/// What ranks are (`--spawn`).
+/// How the ranks are run (`--spawn`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spawn {
     /// A process each.
@@ -89,11 +88,11 @@ pub enum Spawn {
 pub enum BindTo {
     /// On one core, which no other rank of the host has.
     Core,
-    /// Wherever the kernel likes.
+    /// On any core.
     None,
 }
 
-/// What the command line asks for.
+/// The options of the command line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// `-b`, `-e`, `-f` and `-i`.
@@ -142,9 +141,9 @@ pub struct Options {
     pub gpus: u32,
     /// `--ranks`, or the product of `-t` and `-g` where one of them was given.
     pub ranks: Option<usize>,
-    /// `--bind_to`; `None` where nothing was said.
+    /// `--bind_to`; `None` if unset.
     pub bind_to: Option<BindTo>,
-    /// `--spawn`, or threads after `-t`; `None` where nothing was said.
+    /// `--spawn`, or threads with `-t`; `None` if neither is set.
     pub spawn: Option<Spawn>,
     /// `--memcpy_ratio`
     pub memcpy_ratio: bool,
@@ -208,19 +207,19 @@ impl Default for Options {
 /// How long one operation may take without `-T`.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// More ranks than this on one machine are a typing error.
+/// More ranks than this on one machine are taken for a typing error.
 const MOST_RANKS: i64 = 1024;
 
-/// What parsing came to.
+/// The result of parsing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Measure.
+    /// Run the measurements.
     Run(Box<Options>),
     /// `-h`: print [`usage`].
     Help,
 }
 
-/// Values that only mean something together with others.
+/// Values that only have a meaning together with others.
 #[derive(Default)]
 struct Pending {
     step_bytes: Option<u64>,
@@ -345,7 +344,7 @@ fn apply(
         Name::PerIterationSkip => options.per_iteration_skip = option.count(0)?,
         Name::Unalign => options.unalign = option.between(0, 1 << 20)? as u32,
         Name::Timeout => {
-            // nccl-tests' 0 means never; nothing here waits without a limit.
+            // nccl-tests' 0 means never; this program does not wait without a limit.
             options.timeout = match option.between(0, 86_400)? {
                 0 => DEFAULT_TIMEOUT,
                 seconds => Duration::from_secs(seconds as u64),

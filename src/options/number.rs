@@ -1,5 +1,5 @@
-//! Numbers and sizes as nccl-tests reads them, but to the last character: what it would cut off or
-//! turn into a default is refused here.
+//! Numbers and sizes as nccl-tests reads them, but complete: text that nccl-tests would cut off or replace by a default
+//! is refused.
 
 /// A whole number, in C's notations: decimal, `0x…` hexadecimal, `0…` octal.
 pub(crate) fn integer(text: &str) -> Option<i64> {
@@ -15,7 +15,7 @@ pub(crate) fn integer(text: &str) -> Option<i64> {
     } else {
         (digits, 10)
     };
-    // `from_str_radix` takes a sign of its own.
+    // `from_str_radix` accepts a sign of its own.
     if !digits.starts_with(|c: char| c.is_ascii_hexdigit()) {
         return None;
     }
@@ -26,7 +26,7 @@ pub(crate) fn integer(text: &str) -> Option<i64> {
 /// A size in bytes: a number, fractions allowed, and `K`, `M` or `G` for powers of 1024.
 ///
 /// # Errors
-/// What is wrong with it, to be completed by the name of the option.
+/// The reason, to be completed by the name of the option.
 pub(crate) fn size(text: &str) -> Result<u64, &'static str> {
     const NOT_A_SIZE: &str = "is not a size such as 8, 1K, 1.5M or 2G";
     let (digits, unit) = match text.trim().char_indices().next_back() {
@@ -45,7 +45,7 @@ pub(crate) fn size(text: &str) -> Result<u64, &'static str> {
     if number.is_sign_negative() && number != 0.0 {
         return Err("is negative");
     }
-    // Whole numbers take the exact way: a double has 53 bits.
+    // Whole numbers are computed exactly: a double has 53 bits.
     let bytes = match digits.parse::<u64>() {
         Ok(whole) => whole.checked_mul(unit),
         Err(_) => {

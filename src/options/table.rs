@@ -1,6 +1,6 @@
-//! The options themselves: one line each, from which parsing and `--help` are made.
+//! The table of options: one line each, used for parsing and `--help`.
 
-/// What the command line can name.
+/// The options of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
     Threads,
@@ -44,8 +44,8 @@ pub(crate) enum Name {
     Plot,
 }
 
-/// One option: its name here, nccl-tests' letter (none for our own), the long name, what its value
-/// is called (empty: it takes none), and what it does.
+/// One option: its name here, nccl-tests' letter (`None` for options of this program), the long name, the name of its
+/// value (empty: it takes none), and its description.
 pub(crate) struct Entry {
     pub(crate) name: Name,
     pub(crate) letter: Option<char>,
@@ -115,11 +115,10 @@ pub(crate) fn by_letter(letter: char) -> Option<&'static Entry> {
     TABLE.iter().find(|entry| entry.letter == Some(letter))
 }
 
-/// The entry of a long name, or of a beginning that only one has, as `getopt_long` allows; `-` and
-/// `_` are the same.
+/// The entry of a long name, or of an unambiguous prefix, as `getopt_long` allows; `-` and `_` are the same.
 ///
 /// # Errors
-/// The names that begin like this, none or several.
+/// The names with this prefix, none or several.
 pub(crate) fn by_long(name: &str) -> Result<&'static Entry, Vec<&'static str>> {
     let name = name.replace('-', "_");
     if let Some(entry) = TABLE.iter().find(|entry| entry.long == name) {
@@ -136,7 +135,7 @@ pub(crate) fn by_long(name: &str) -> Result<&'static Entry, Vec<&'static str>> {
 }
 
 impl Entry {
-    /// The option as a person would write it, for messages.
+    /// The option as a user writes it, for messages.
     pub(crate) fn spelled(&self) -> String {
         match self.letter {
             Some(letter) => format!("-{letter}"),

@@ -221,7 +221,7 @@ fn what_cannot_be_grouped_is_refused_with_groups() {
             "{failure}"
         );
     }
-    // All means all that can be had.
+    // `all` means all that are supported.
     assert!(parse("--algo all -G 2").is_ok());
 }
 

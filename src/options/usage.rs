@@ -1,9 +1,9 @@
-//! What `--help` prints.
+//! The text of `--help`.
 
 use super::table::{self, Name};
 use crate::program::Program;
 
-/// What `--help` prints.
+/// Returns the text of `--help`.
 #[must_use]
 pub fn usage(name: &str, program: &Program) -> String {
     let mut text = format!(

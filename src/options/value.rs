@@ -13,7 +13,7 @@ use crate::element::{self, Element};
 use crate::failure::Failure;
 use crate::program::{OPERATORS, Program};
 
-/// The value of one option, on its way to a type.
+/// The value of one option, before it is parsed.
 pub(super) struct Value<'a> {
     pub(super) entry: &'a Entry,
     pub(super) text: &'a OsStr,
@@ -73,7 +73,7 @@ impl Value<'_> {
         })
     }
 
-    /// A file with the only extension that can be written.
+    /// A path with `extension`, the only one that can be written.
     pub(super) fn file(&self, extension: &str) -> Result<PathBuf, Failure> {
         let path = PathBuf::from(self.text);
         match path.extension() {
@@ -85,7 +85,7 @@ impl Value<'_> {
         }
     }
 
-    /// One operator, or all; "mulsum" is only accepted where it makes no difference.
+    /// One operator, or all; "mulsum" is accepted only where it makes no difference.
     pub(super) fn operators(&self, program: &Program) -> Result<Vec<ReduceOp>, Failure> {
         let text = self.text.to_str().unwrap_or_default();
         if let Some(op) = OPERATORS.into_iter().find(|op| op.to_string() == text) {
@@ -138,7 +138,7 @@ impl Value<'_> {
         Ok(Algorithms::Named(chosen))
     }
 
-    /// For what nccl-tests can and this program cannot: 0 switches it off, and that is granted.
+    /// An option of nccl-tests that this program lacks: only 0, which switches it off, is accepted.
     pub(super) fn only_zero(&self, what: &str, most: i64) -> Result<(), Failure> {
         match self.between(0, most)? {
             0 => Ok(()),

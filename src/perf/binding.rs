@@ -1,29 +1,30 @@
-//! Where the process of a rank may run. Ranks that the kernel moves between cores find their caches cold, and two of them on one
-//! core wait for each other's time slice.
+//! Binds the process of a rank to a core. Ranks that the kernel moves between cores find cold caches, and two ranks on
+//! one core wait for each other's time slice.
 
 use super::devices::Emulation;
 use crate::failure::{Exit, Failure};
 use crate::machine;
 use crate::options::BindTo;
 
-/// What this process is among those of its host.
+/// The place of this process among those of its host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// `None` where the launcher does not say.
+    /// The rank on this host; `None` if the launcher does not set it.
     pub(super) rank: Option<usize>,
     pub(super) ranks: usize,
     /// Whether another program starts the ranks, which may have bound them.
     pub(super) is_launched: bool,
 }
 
-/// Binds this process to a core where that is wanted: the calling thread, and those that it starts from now on. What the
-/// header says of it.
+/// Binds the calling thread, and threads that it starts from now on, to a core where that is wanted. Returns the text
+/// for the header.
 ///
-/// On GPUs that is only done when asked for: NCCL's own threads move data there, and need cores beside that of the rank. A
-/// process that was launched on one core, or on fewer than there are ranks, stays there: others may have their own.
+/// On GPUs that is only done on request: NCCL's own threads move data there, and need cores beside that of the rank. A
+/// process that was launched on one core, or on fewer than there are ranks, stays there: other ranks may have their
+/// own.
 ///
 /// # Errors
-/// Of the kernel; more ranks than cores, where it was asked for.
+/// The kernel's; more ranks than cores, if binding was requested.
 pub(super) fn bind(
     wanted: Option<BindTo>,
     emulation: Emulation,
@@ -129,7 +130,7 @@ mod tests {
                 let said = bind(wanted, Emulation::Emulated, place).expect("it is on a core");
                 assert_eq!(said, format!("as launched: core {core}"));
             }
-            // Ranks that share what one program was given have no core each.
+            // Ranks that share the cores of one program have no core each.
             assert!(bind(Some(BindTo::Core), Emulation::Emulated, itself).is_err());
         });
         thread.join().expect("it does not panic");

@@ -1,4 +1,4 @@
-//! Which ways are measured, where a program has several.
+//! Chooses the algorithms to measure, for a program with several.
 
 use nccl::Library;
 
@@ -7,16 +7,16 @@ use crate::failure::Failure;
 use crate::options::{Algorithms, Options, Register};
 use crate::program::Program;
 
-/// The ways, and why some are left out.
+/// The algorithms, and why others are left out.
 #[derive(Debug, PartialEq)]
 pub(super) struct Choice {
-    /// In order; one that has no name where there is only one way.
+    /// In order; `None` stands for the only algorithm of a program.
     pub(super) algorithms: Vec<Option<&'static Algorithm>>,
-    /// A line for each that was left out.
+    /// A line for each algorithm that was left out.
     pub(super) left_out: Vec<String>,
 }
 
-/// What `--algo` comes to with the loaded library.
+/// Evaluates `--algo` for the loaded library.
 pub(super) fn choose(
     program: &Program,
     options: &Options,

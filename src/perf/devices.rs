@@ -1,4 +1,4 @@
-//! Which devices there are, which of them a rank uses, and how much fits on one.
+//! The devices, which of them a rank uses, and how much fits on one.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::format::DeviceLine;
 use crate::options::Options;
 
-/// What NCCL and the CUDA driver are in this process.
+/// The implementation of NCCL and the CUDA driver in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Emulation {
     /// NVIDIA's.
@@ -25,13 +25,13 @@ pub enum Emulation {
 }
 
 impl Emulation {
-    /// Whether this is the emulator.
+    /// Whether this is an emulator.
     #[must_use]
     pub fn is_emulated(self) -> bool {
         self != Self::None
     }
 
-    /// What the results are made by, if it is no GPU.
+    /// The name of the emulator, if this is one.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         match self {
@@ -44,20 +44,20 @@ impl Emulation {
     }
 }
 
-/// Ranks without a GPU, unless said otherwise.
+/// The default number of ranks without a GPU.
 pub(super) const EMULATED_RANKS: usize = 4;
 
-/// Devices that the emulator has by itself.
+/// The emulator's default number of devices.
 const EMULATED_DEVICES: usize = 8;
 
-/// Puts the emulator in place where there is no GPU, with at least `devices` devices.
+/// Installs the emulator where there is no GPU, with at least `devices` devices.
 ///
 /// # Errors
-/// When the choice that the environment makes cannot be had.
+/// When the choice of the environment is not available.
 pub fn install(devices: usize) -> Result<Emulation, Failure> {
-    // The header of each program says it.
+    // The header of each program reports it.
     let mut emulator = nccl_emulator::Emulator::new().quiet();
-    // Unless the person wants to see what happens with another number.
+    // Unless the user asks for another number.
     if devices > EMULATED_DEVICES && std::env::var_os("NCCL_EMULATOR_DEVICES").is_none() {
         emulator = emulator.devices(devices as u32);
     }
@@ -109,7 +109,7 @@ pub(super) fn first_device() -> Result<usize, Failure> {
 
 /// The device of the rank that is `local_rank` on its host.
 ///
-/// A launcher may have given each rank a device of its own to see; then it is number 0 for all.
+/// A launcher may have made one device visible to each rank; then it is number 0 for all.
 pub(super) fn of_rank(
     local_rank: usize,
     first: usize,
@@ -126,7 +126,7 @@ pub(super) fn of_rank(
     }
 }
 
-/// Checks that `ranks` find devices on this host.
+/// Checks that there are devices for `ranks` ranks on this host.
 pub(super) fn check_fit(ranks: usize, first: usize, count: usize) -> Result<(), Failure> {
     if first + ranks <= count || (may_share() && first < count) {
         Ok(())
@@ -156,13 +156,13 @@ fn too_few(ranks: usize, first: usize, count: usize) -> Failure {
     ))
 }
 
-/// What rank 0 has to know about a rank's device, and its line in the header.
+/// Facts about a rank's device for rank 0, and its line in the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) line: DeviceLine,
     /// Bytes of one buffer that fit.
     pub(super) fitting: u64,
-    /// The host, as only it knows itself, and the device on it.
+    /// Identifies the host, and the device on it.
     pub(super) identity: String,
     /// Compute capability, as 90 for 9.0.
     pub(super) capability: u32,
@@ -238,7 +238,7 @@ impl Device {
         .into_bytes()
     }
 
-    /// What another rank encoded.
+    /// Reads the encoding of another rank's device.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let mut fields = text.split('\n');
@@ -263,7 +263,7 @@ impl Device {
     }
 }
 
-/// Two ranks on one device, where that is not meant: NCCL's own message would not say which.
+/// Refuses two ranks on one device, unless they may share it: NCCL's own message would not name them.
 pub(super) fn check_distinct(devices: &[Device]) -> Result<(), Failure> {
     if may_share() {
         return Ok(());
@@ -293,7 +293,7 @@ fn host() -> String {
     name.split('.').next().unwrap_or_default().to_owned()
 }
 
-/// The memory of a device in bytes, without touching it.
+/// The memory of a device in bytes, without a context on it.
 pub(super) fn total_memory(ordinal: usize) -> Result<u64, Failure> {
     let device =
         cudarc::driver::result::device::get(ordinal as i32).map_err(cuda("finding the device"))?;
@@ -303,7 +303,7 @@ pub(super) fn total_memory(ordinal: usize) -> Result<u64, Failure> {
     Ok(total as u64)
 }
 
-/// The bytes that one buffer may have so that all of them fit.
+/// The bytes that one buffer may have so that all buffers fit.
 fn fitting(total: u64, local_ranks: usize, options: &Options, emulation: Emulation) -> u64 {
     const GIB: u64 = 1 << 30;
     let mut buffers = 2;
@@ -312,7 +312,7 @@ fn fitting(total: u64, local_ranks: usize, options: &Options, emulation: Emulati
         buffers += if options.memcpy_ratio { 2 } else { 0 };
         total.min(available_memory() / local_ranks as u64 / 4 * 3)
     } else {
-        // As in nccl-tests, which has a third buffer on the device to verify with.
+        // As in nccl-tests, which has a third buffer on the device for the verification.
         buffers += u64::from(options.checks > 0);
         let reserved = (total.div_ceil(16 * GIB) * GIB).min(4 * GIB);
         total.saturating_sub(reserved + GIB)
@@ -320,7 +320,7 @@ fn fitting(total: u64, local_ranks: usize, options: &Options, emulation: Emulati
     usable / buffers / u64::from(options.aggregate)
 }
 
-/// What the kernel could give out just now; much, if it does not tell.
+/// The memory that the kernel has available; a large number if unknown.
 fn available_memory() -> u64 {
     let memory = Meminfo::current().ok();
     memory
@@ -328,7 +328,7 @@ fn available_memory() -> u64 {
         .unwrap_or(1 << 50)
 }
 
-/// Refuses sizes that no device can have, before anything is started.
+/// Refuses sizes that no device can hold, before any rank is started.
 pub(super) fn check_sizes(options: &Options, total: u64) -> Result<(), Failure> {
     let sweep = options.sweep;
     if sweep.max > total {
@@ -340,7 +340,7 @@ pub(super) fn check_sizes(options: &Options, total: u64) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The types of `-d` that the library and the devices have.
+/// The types of `-d` that the library and the devices support.
 pub(super) fn elements(
     options: &Options,
     library: &nccl::Library,

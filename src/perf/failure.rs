@@ -1,4 +1,4 @@
-//! What an error of the safe layer, the driver or the emulator means for a program.
+//! Converts errors of the safe layer, the driver and the emulator to failures of a program.
 
 use cudarc::driver::DriverError;
 use nccl::{ErrorKind, RootCause};
@@ -7,7 +7,7 @@ use crate::failure::{Exit, Failure};
 
 impl From<nccl::Error> for Failure {
     fn from(error: nccl::Error) -> Self {
-        // One rank sees the deadline pass, another is told of it first: what all agree on decides.
+        // One rank sees the deadline pass, another is told of it first: the agreed root cause decides.
         let agreed = error.fault().and_then(|fault| agreed(fault.root()));
         let exit = agreed.unwrap_or(match error.kind() {
             ErrorKind::Load(_)
@@ -21,7 +21,7 @@ impl From<nccl::Error> for Failure {
     }
 }
 
-/// What a root cause means for every rank alike; `None` where each goes by what it saw.
+/// The exit code of a root cause, for every rank alike; `None` where each goes by its own error.
 fn agreed(root: &RootCause) -> Option<Exit> {
     Some(match root {
         RootCause::Died { .. }
@@ -31,7 +31,7 @@ fn agreed(root: &RootCause) -> Option<Exit> {
         RootCause::CallFailed { .. }
         | RootCause::ResourceExhausted { .. }
         | RootCause::Warned { .. } => Exit::Nccl,
-        // All of these are looked for, and found, because something waited for too long.
+        // These are looked for, and found, because an operation waited too long.
         RootCause::NotAnswering { .. }
         | RootCause::NeverEntered { .. }
         | RootCause::Mismatch { .. }
@@ -45,7 +45,7 @@ fn agreed(root: &RootCause) -> Option<Exit> {
     })
 }
 
-/// What the driver said, and about what.
+/// Converts an error of the driver during `what`.
 pub(super) fn cuda(what: &'static str) -> impl FnOnce(DriverError) -> Failure {
     move |error| Failure::new(Exit::Nccl, format!("CUDA: {what}: {error}"))
 }

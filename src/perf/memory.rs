@@ -9,7 +9,7 @@ use crate::failure::{Exit, Failure};
 pub(super) enum Buffers<B: OwnedBuffer> {
     Free(B, B),
     Captured(CapturedPlan<(B, B)>),
-    /// On their way from one to the other; for ever when that failed.
+    /// Taken for a change from one to the other; for ever when that failed.
     Away,
 }
 
@@ -22,7 +22,7 @@ impl<B: OwnedBuffer<Element = u8>> Buffers<B> {
         }
     }
 
-    /// Both, to write.
+    /// Both buffers, for writing.
     pub(super) fn both(&mut self) -> Result<[CudaViewMut<'_, u8>; 2], Failure> {
         match self {
             Self::Free(first, second) => Ok([first.view_mut(), second.view_mut()]),

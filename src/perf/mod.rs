@@ -1,10 +1,9 @@
-//! A benchmark program, from its arguments to its exit code; what it measures is an [`Operation`] that it
-//! brings along.
+//! A benchmark program, from its arguments to its exit code; the program supplies the [`Operation`] to measure.
 //!
-//! [`main`] runs in three roles. Started by a person it is the *starter*: it checks everything that can
-//! be checked alone, so that bad input is one sentence and not one per rank, and starts the ranks
-//! (`start`). Started by itself, or by torchrun, srun or mpirun, it is one *rank* (`rank`); with
-//! `--spawn threads` the starter's threads are. Rank 0 prints (`printer`).
+//! [`main`] runs in three roles. Started by a user it is the *starter*: it checks everything that can be checked
+//! without ranks, so that bad input is one sentence and not one per rank, and starts the ranks (`start`). Started by
+//! itself, or by torchrun, srun or mpirun, it is one *rank* (`rank`); with `--spawn threads` the starter's threads are
+//! the ranks. Rank 0 prints (`printer`).
 //!
 //! Buffers, data, events and graphs are the same for all operations (`runner`), driven by the method in
 //! [`bench`](mod@crate::bench).

@@ -1,4 +1,4 @@
-//! What one program is about: the rest of a benchmark is the same for all of them.
+//! The part that differs between benchmark programs.
 
 use cudarc::driver::{CudaView, CudaViewMut};
 use nccl::{Communicator, Config, DataType, Erased, ErasedMut, Group, Library, Request};
@@ -9,19 +9,19 @@ use crate::program::Program;
 use crate::shape::{Case, Shape};
 use crate::verify::Contents;
 
-/// An operation that is measured: what a size means, what is issued, and what has to arrive.
+/// A measured operation: the meaning of a size, the calls, and the expected result.
 pub trait Operation: Sized {
-    /// What options and output depend on.
+    /// The properties that options and output depend on.
     const PROGRAM: &'static Program;
 
-    /// From the options, and from variables of its own.
+    /// Creates the operation from the options, and from variables of its own.
     ///
     /// # Errors
-    /// When a variable makes no sense.
+    /// When a variable is invalid.
     fn new(options: &Options) -> Result<Self, Failure>;
 
-    /// Looks whether the options fit to as many ranks, before any of them is started, and once more
-    /// where sizes were reduced.
+    /// Checks that the options fit this number of ranks, before any of them is started, and once more where sizes were
+    /// reduced.
     ///
     /// # Errors
     /// When they do not.
@@ -29,31 +29,31 @@ pub trait Operation: Sized {
         Ok(())
     }
 
-    /// What all ranks have to have alike, as bytes that differ where it does.
+    /// Settings that must agree on all ranks, as bytes that differ where the settings do.
     fn agreement(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Why NCCL cannot do this case among as many ranks, if it cannot.
+    /// The reason why NCCL does not support this case with this number of ranks, if any.
     fn lacks(&self, _case: Case, _ranks: usize) -> Option<&'static str> {
         None
     }
 
-    /// Changes what the communicator is created with.
+    /// Changes the config of the communicator.
     fn configure(&self, config: Config, _library: &Library) -> Config {
         config
     }
 
-    /// What a size of `bytes` per rank stands for.
+    /// The shape of a row with `bytes` per rank.
     fn shape(&self, bytes: u64, case: Case, ranks: usize) -> Shape;
 
-    /// What `rank` has to receive. What it sends is at the beginning of the buffer.
+    /// The expected result of `rank`. Its input is at the beginning of the buffer.
     fn contents(&self, shape: Shape, rank: usize) -> Contents;
 
-    /// Makes what operations of a shape need, before they are timed. All ranks do so at the same time.
+    /// Prepares operations of a shape, before they are timed. All ranks do so at the same time.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// When a resource is not available.
     fn prepare(&mut self, _communicator: &Communicator, _call: Call) -> Result<(), Failure> {
         Ok(())
     }
@@ -91,7 +91,7 @@ pub trait Operation: Sized {
 /// One operation, seen from one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// What it is.
+    /// Sizes and types.
     pub shape: Shape,
     /// This rank.
     pub rank: usize,
@@ -109,7 +109,7 @@ impl Call {
 pub enum Operands<'a> {
     /// One buffer is read, the other written.
     Apart(CudaView<'a, u8>, CudaViewMut<'a, u8>),
-    /// One for both: only for programs whose operation NCCL has in place.
+    /// One buffer for both: only for programs whose operation NCCL supports in place.
     InPlace(CudaViewMut<'a, u8>),
 }
 
@@ -117,7 +117,7 @@ impl<'a> Operands<'a> {
     /// The two buffers, as bytes.
     ///
     /// # Panics
-    /// When the operation is in place, which it never is for a program that has not said so.
+    /// When the operation is in place, which needs [`Program::in_place`].
     #[must_use]
     pub fn bytes(self) -> (CudaView<'a, u8>, CudaViewMut<'a, u8>) {
         match self {
@@ -129,7 +129,7 @@ impl<'a> Operands<'a> {
     /// The two buffers, as elements.
     ///
     /// # Errors
-    /// When they do not hold elements.
+    /// When they do not hold whole elements.
     ///
     /// # Panics
     /// As [`bytes`](Self::bytes).

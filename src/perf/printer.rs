@@ -1,4 +1,4 @@
-//! What rank 0 prints, to the terminal and to the JSON file.
+//! The output of rank 0, to the terminal and to the JSON file.
 
 use std::io::{self, Write};
 
@@ -15,28 +15,28 @@ use crate::program::Program;
 use crate::progress::Progress;
 use crate::shape::Shape;
 
-/// What the header has to say beyond nccl-tests'.
+/// Facts of the header beyond those of nccl-tests.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     /// The name of the program.
     pub(super) program: String,
-    /// NCCL's number of the headers that the bindings were made from.
+    /// The version number of the headers that the bindings were made from.
     pub(super) headers: u32,
-    /// NCCL's number of the library.
+    /// The version number of the library.
     pub(super) library: u32,
     /// The release of the library.
     pub(super) release: String,
-    /// Its file.
+    /// The path of the library.
     pub(super) library_path: String,
-    /// How the ranks came about.
+    /// How the ranks were started.
     pub(super) ranks_text: String,
-    /// Where they may run.
+    /// The cores that the ranks may run on.
     pub(super) binding: String,
-    /// The emulator, if this is one.
+    /// The emulator, if there is one.
     pub(super) emulator: Option<String>,
 }
 
-/// Prints on rank 0, and keeps quiet on the others.
+/// Prints on rank 0; silent on the others.
 pub(super) struct Printer {
     program: &'static Program,
     options: Options,
@@ -49,7 +49,7 @@ pub(super) struct Printer {
     ratios: Vec<String>,
     buffers: &'static str,
     plot: Plot,
-    /// Ranks, and the devices' name.
+    /// The number of ranks, and the name of the devices.
     devices: (usize, String),
 }
 
@@ -72,7 +72,7 @@ impl Printer {
         )
     }
 
-    /// The other ranks'.
+    /// The printer of the other ranks.
     pub(super) fn silent(program: &'static Program, options: &Options, facts: Facts) -> Self {
         Self::new(program, options, facts, None, Progress::silent(), None)
     }
@@ -122,7 +122,7 @@ impl Printer {
             })
     }
 
-    /// Everything up to the devices.
+    /// Prints everything up to the devices.
     pub(super) fn begin(&mut self, devices: &[DeviceLine]) -> Result<(), Failure> {
         let Facts {
             program,
@@ -153,7 +153,7 @@ impl Printer {
         self.print(&text)
     }
 
-    /// What stands below the devices, where nccl-tests has nothing.
+    /// The lines below the devices, where nccl-tests has none.
     fn comments(&self) -> String {
         let Facts {
             release,
@@ -185,7 +185,7 @@ impl Printer {
         text
     }
 
-    /// A size that does not fit was replaced.
+    /// Reports that the largest size was reduced to fit.
     pub(super) fn reduced(&mut self, max: u64) -> Result<(), Failure> {
         self.options.sweep.max = max;
         self.print(&format!(
@@ -193,7 +193,7 @@ impl Printer {
         ))
     }
 
-    /// What is known when there are buffers.
+    /// Prints what is known once there are buffers.
     pub(super) fn before_tables(
         &mut self,
         buffers: &'static str,
@@ -207,7 +207,7 @@ impl Printer {
         self.print(&text)
     }
 
-    /// The end of the table and everything below it.
+    /// Prints the end of the table and everything below it.
     pub(super) fn end(
         &mut self,
         totals: &Totals,
@@ -249,7 +249,7 @@ impl Printer {
         Ok(footer)
     }
 
-    /// What the picture says of itself.
+    /// The heading of the plot.
     fn heading(&self) -> Heading {
         let (facts, options) = (&self.facts, &self.options);
         let (ranks, device) = &self.devices;
@@ -280,7 +280,7 @@ impl Printer {
         }
     }
 
-    /// How a curve, or the line of a ratio, is told from the others: by what differs between them.
+    /// The label of a curve, or of a ratio's line: the properties that differ between them.
     fn label(&self, shape: Shape) -> Vec<String> {
         let options = &self.options;
         let algorithm = shape.case.algorithm;
@@ -295,7 +295,7 @@ impl Printer {
         parts.into_iter().flatten().collect()
     }
 
-    /// Writes the JSON file, if there is one, with the reason of a bad end.
+    /// Writes the JSON file, if requested, with the reason of a failure.
     pub(super) fn finish(mut self, failure: Option<&Failure>) -> Result<(), Failure> {
         self.progress.hide();
         let errors: Vec<String> = failure.iter().map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! One rank, from its world to its last row.
+//! One rank, from joining its world to its last row.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ use crate::json::Report;
 use crate::options::{Options, Register};
 use crate::shape::Case;
 
-/// What a rank has when its measurements begin.
+/// The state of a rank when its measurements begin.
 pub(super) struct Rank {
-    /// Who the others are.
+    /// The world of the ranks.
     pub(super) world: Arc<World>,
     /// The device.
     pub(super) context: Arc<CudaContext>,
     /// The stream of all operations.
     pub(super) stream: Arc<CudaStream>,
-    /// All ranks.
+    /// The communicator of all ranks.
     pub(super) communicator: Communicator,
     /// The options, with sizes that fit.
     pub(super) options: Options,
@@ -38,18 +38,18 @@ pub(super) struct Rank {
     pub(super) emulation: Emulation,
 }
 
-/// What all ranks of this process have in common.
+/// The data that all ranks of this process share.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
     pub(super) program: String,
     pub(super) options: Options,
     pub(super) emulation: Emulation,
-    /// How the ranks came about.
+    /// How the ranks were started.
     pub(super) ranks_text: String,
     pub(super) binding: String,
     /// Ranks on this host.
     pub(super) local_ranks: usize,
-    /// Whether somebody else than this program started the ranks.
+    /// Whether another program started the ranks.
     pub(super) launched: bool,
     /// The file that was reserved for `-J`.
     pub(super) json: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub(super) fn run<O: Operation>(common: &Common, world: World) -> Result<(), Fai
         Printer::silent(O::PROGRAM, &common.options, facts)
     };
     let result = measure::<O>(common, &library, Arc::new(world), &mut printer);
-    // The reason that counts is the first one.
+    // The first failure counts.
     let written = printer.finish(result.as_ref().err());
     result.and(written)
 }
@@ -107,7 +107,7 @@ fn measure<O: Operation>(
     )?;
     devices::check_sizes(&options, devices::total_memory(ordinal)?)?;
     let context = CudaContext::new(ordinal).map_err(cuda("opening the device"))?;
-    // Two events for each buffer of an operation would be timed as well, which nccl-tests does not have.
+    // Otherwise two events for each buffer of an operation would be timed as well, which nccl-tests does not have.
     // SAFETY: all that touches memory of the device is on one stream.
     unsafe { context.disable_event_tracking() };
     let own = Device::of(
@@ -236,7 +236,7 @@ fn measure<O: Operation>(
     ];
     let memory = largest(&ranks, memory)?;
     let footer = printer.end(&totals, needed_bus()?, options.memory.then_some(memory))?;
-    // All ranks end alike, whoever received the wrong element.
+    // All ranks end alike, whichever rank received the wrong element.
     ranks.barrier()?;
     if totals.out_of_bounds > 0 {
         let (n, s) = (
@@ -260,7 +260,7 @@ fn measure<O: Operation>(
     Ok(())
 }
 
-/// What is left to do when there are buffers, of whatever kind.
+/// The rest of the run, for any kind of buffers.
 struct Run<'a> {
     setting: Setting<'a>,
     left_out: &'a [String],
@@ -268,7 +268,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Measures everything, and says how much memory there was before and after.
+    /// Measures everything, and returns the memory in use before and after.
     fn with<O: Operation, B: OwnedBuffer<Element = u8>>(
         self,
         operation: O,
@@ -295,7 +295,7 @@ fn free_memory(context: &CudaContext) -> Result<i64, Failure> {
     }
 }
 
-/// What nccl-tests sets, and what `-x` asks for.
+/// The config of nccl-tests, with the policy of `-x`.
 fn config(options: &Options, library: &Library) -> Result<Config, Failure> {
     let mut config = Config::new();
     if library.version() >= nccl::Version::new(2, 28, 3) {
@@ -324,7 +324,7 @@ pub(super) fn needed_bus() -> Result<Option<f64>, Failure> {
     }
 }
 
-/// For each number, the largest that a rank has.
+/// For each number, the largest among the ranks.
 fn largest(ranks: &impl Ranks, own: [i64; 3]) -> Result<[i64; 3], Failure> {
     let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
     let mut largest = own;

@@ -1,4 +1,4 @@
-//! A world of the safe layer, as the benchmark method sees it.
+//! Adapts a world of the safe layer to the benchmark method.
 
 use nccl::World;
 

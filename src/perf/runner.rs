@@ -1,4 +1,4 @@
-//! An operation under measurement: buffers, data, events, graphs, waiting, and the copy to compare with.
+//! An operation under measurement: buffers, data, events, graphs, waiting, and the copy for comparison.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::self_test::SelfTest;
 use crate::shape::{Case, Shape};
 use crate::verify::Data;
 
-/// Bytes that are made, moved and compared at a time.
+/// Bytes that are generated, transferred and compared at a time.
 const PIECE: usize = 4 << 20;
 
 /// An operation with buffers of bytes; their element type changes from row to row.
@@ -27,12 +27,12 @@ pub(super) struct Runner<O, B: OwnedBuffer> {
     /// The last operation that was enqueued, and not yet waited for.
     pending: Option<Request>,
     events: Vec<CudaEvent>,
-    /// What the operation is compared with on the emulator.
+    /// The copy that the operation is compared with on the emulator.
     memcpy: Option<HostCopy>,
     /// Data on its way to and from the device, in pieces.
     staging: Vec<u8>,
     self_test: SelfTest,
-    /// One element, to meet with.
+    /// One element, for the alignment of ranks.
     meeting: CudaSlice<u8>,
 }
 
@@ -64,7 +64,7 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Runner<O, B> {
         }
     }
 
-    /// The bytes of both buffers that the operations at `shifts` use; those of a group lie side by side.
+    /// The bytes of both buffers that the operations at `shifts` use; operations of a group are adjacent.
     fn span(&self, shape: Shape, shifts: &[u64]) -> Range<usize> {
         let shift = shifts.first().copied().unwrap_or(0) as usize;
         let begin = shift + self.rank.options.unalign as usize * shape.element().size;
@@ -78,12 +78,12 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Runner<O, B> {
     }
 }
 
-/// Whether an operation is done in another buffer, and what arrived there copied back.
+/// Whether an operation uses another buffer, and its result is copied back.
 fn is_copied_back<O: Operation>(placement: Placement) -> bool {
     placement == Placement::InPlace && !O::PROGRAM.in_place
 }
 
-/// One operation as one call, several as one group.
+/// Issues one operation as one call, several as one group.
 fn issue<'a, O: Operation>(
     operation: &mut O,
     communicator: &'a Communicator,
@@ -97,7 +97,7 @@ fn issue<'a, O: Operation>(
     }
 }
 
-/// The operations of a group, which lie side by side.
+/// Records the operations of a group, whose places are adjacent.
 fn record<'a, O: Operation>(
     operation: &O,
     group: &mut Group<'a>,
@@ -207,7 +207,7 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Collective for Runner<O, B> {
                     record(operation, group, call, operands)
                 })?;
                 if swapped {
-                    // A graph of NCCL's operations has no other copies than messages to oneself.
+                    // In a graph of NCCL's operations, a copy is a message to oneself.
                     let from = Erased::from_bytes(first.slice(span.clone()), call.data_type())?;
                     let to = second.slice_mut(span.clone());
                     let to = ErasedMut::from_bytes(to, call.data_type())?;
@@ -240,8 +240,8 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Collective for Runner<O, B> {
         let Some(request) = self.pending.take() else {
             return Ok(());
         };
-        // As programs wait: the emulator does the work in the thread that waits, where it would otherwise share a core with the
-        // thread that asks. What does not end is ended by the watchdog after -T, and the request tells.
+        // As programs wait: the emulator does the work in the waiting thread; a thread that polls would share a core
+        // with it. The watchdog ends an operation that does not end, after -T, and the request returns the error.
         let synchronized = self.rank.stream.synchronize();
         request.wait()?;
         cuda(synchronized)
@@ -261,7 +261,7 @@ impl<O: Operation, B: OwnedBuffer<Element = u8>> Collective for Runner<O, B> {
         let span = self.span(shape, &[0]);
         let data = self.data(shape, repetition);
         let stream = &self.rank.stream;
-        // Both placements end there.
+        // Both placements end in the second buffer.
         let [_, mut received] = self.buffers.both()?;
         let rank = self.rank.world.rank();
         if let Some(byte) = self.self_test.flipped_byte(rank, span.len()) {

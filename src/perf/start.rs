@@ -1,4 +1,4 @@
-//! Whether this process starts ranks or is one, and starting them.
+//! Decides whether this process starts ranks or is one, and starts them.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -19,11 +19,10 @@ use crate::plot;
 use crate::progress;
 use crate::spawn::{Job, Launcher, Outcome, threads};
 
-/// Tells a rank which file was reserved for the JSON output.
+/// The file that was reserved for the JSON output, for the ranks.
 const JSON_VARIABLE: &str = "NCCL_TOOLS_JSON";
 
-/// A benchmark program: reads the arguments, starts ranks or is one, measures the operation, and says
-/// how it went.
+/// A benchmark program: reads the arguments, starts ranks or is one, measures the operation, and returns the exit code.
 pub fn main<O: Operation + 'static>() -> ExitCode {
     let mut arguments = std::env::args_os();
     let program = program_name(arguments.next());
@@ -41,11 +40,11 @@ pub fn main<O: Operation + 'static>() -> ExitCode {
     }
 }
 
-/// Says why, and with which code.
+/// Prints the failure and returns its exit code.
 fn end(program: &str, failure: &Failure) -> ExitCode {
     match failure.exit() {
         Exit::OutputClosed => {}
-        // One sentence, also where a list is what explains it best.
+        // One sentence, also where a list explains the failure best.
         Exit::Usage => {
             let text = failure.to_string();
             let lines: Vec<&str> = text
@@ -86,7 +85,7 @@ fn run<O: Operation + 'static>(program: &str, options: Options) -> Result<ExitCo
     }
 }
 
-/// This process is a rank.
+/// Runs this process as a rank.
 fn one_rank<O: Operation>(
     program: &str,
     options: Options,
@@ -101,16 +100,16 @@ fn one_rank<O: Operation>(
     }
     let local_ranks = launcher.local_world_size(lookup).unwrap_or(1);
     let emulation = devices::install(local_ranks + devices::first_device()?)?;
-    // Before anything else: the threads of the libraries shall be on the same core.
+    // First, so that threads of the libraries run on the same core.
     let place = binding::Place {
         rank: launcher.local_rank(lookup),
         ranks: local_ranks,
         is_launched: launched,
     };
     let binding = binding::bind(options.bind_to, emulation, place)?;
-    // Before the others wait for this one.
+    // Before other ranks wait for this one.
     Library::load()?;
-    // Variables that make no sense are bad input; ranks that do not come are not.
+    // Invalid variables are bad input; missing ranks are not.
     let rendezvous = Rendezvous::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     let world = World::join(rendezvous)?;
     let json = match (lookup(JSON_VARIABLE), &options.output_file) {
@@ -136,7 +135,7 @@ fn one_rank<O: Operation>(
     Ok(ExitCode::SUCCESS)
 }
 
-/// This process starts the ranks.
+/// Starts the ranks.
 fn start<O: Operation + 'static>(program: &str, options: Options) -> Result<ExitCode, Failure> {
     let first = devices::first_device()?;
     let wanted = options.ranks.unwrap_or(devices::EMULATED_RANKS);
@@ -205,7 +204,7 @@ fn start_threads<O: Operation + 'static>(
     if failure.running.is_empty() {
         return Ok(exit.into());
     }
-    // Threads that still wait for a rank that is gone cannot be ended; the process can.
+    // Threads that still wait for a missing rank cannot be ended; the process can.
     // SAFETY: ends the process at once; nothing is left to be written.
     unsafe { libc::_exit(exit as i32) }
 }
@@ -226,7 +225,7 @@ fn start_processes(
     let ended = Job::new(ranks).run(|_| {
         let mut command = Command::new(&executable);
         command.args(&arguments);
-        // What was found here holds for the ranks; looking for a GPU again would cost each a second.
+        // The result holds for the ranks; looking for a GPU again would cost each a second.
         command.env(
             "NCCL_EMULATOR",
             if emulation.is_emulated() { "1" } else { "0" },

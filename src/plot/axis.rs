@@ -1,11 +1,11 @@
-//! Logarithmic axes: where a value lies, and which values are written beside them.
+//! Logarithmic axes: the position of a value, and the values that label them.
 
 /// An axis from the least to the greatest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Axis {
     least: f64,
     greatest: f64,
-    /// Where both lie on the paper.
+    /// The positions of both on the picture.
     from: f64,
     to: f64,
 }
@@ -15,7 +15,7 @@ impl Axis {
     #[must_use]
     pub fn of_sizes(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Option<Self> {
         let (least, greatest) = bounds(values)?;
-        // A single size stands in the middle.
+        // A single size is placed in the middle.
         let beside = if least == greatest { 2.0 } else { 1.0 };
         Some(Self {
             least: least / beside,
@@ -41,15 +41,14 @@ impl Axis {
         })
     }
 
-    /// Where `value` lies on the paper.
+    /// The position of `value` on the picture.
     #[must_use]
     pub fn at(self, value: f64) -> f64 {
         let share = (value / self.least).log2() / (self.greatest / self.least).log2();
         self.from + share * (self.to - self.from)
     }
 
-    /// The round numbers on the axis, and whether they are written beside it: all while they are few, else
-    /// the powers of ten.
+    /// The round numbers on the axis, and whether each gets a label: all while they are few, else the powers of ten.
     #[must_use]
     pub fn round_numbers(self) -> Vec<(f64, bool)> {
         let all: Vec<f64> = round_numbers(self.least * 0.999, self.greatest * 1.001).collect();
@@ -60,7 +59,7 @@ impl Axis {
             .collect()
     }
 
-    /// The powers of two on the axis that leave `apart` between them on the paper.
+    /// The powers of two on the axis that are at least `apart` from each other on the picture.
     #[must_use]
     pub fn powers_of_two(self, apart: f64) -> Vec<f64> {
         let first = (self.least * 0.999).log2().ceil() as i32;

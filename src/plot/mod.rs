@@ -1,10 +1,10 @@
 //! The picture of `--plot`: bus bandwidth above, time below, both over the size, as SVG.
 //!
-//! All axes are logarithmic, and all algorithms, types and operators of a run are in one picture. It says
-//! itself where its figures come from, because pictures travel without their text.
+//! All axes are logarithmic, and all algorithms, types and operators of a run are in one picture. The picture states
+//! the origin of its figures, because pictures get separated from their text.
 //!
-//! - `axis`: where a value lies, and which values are written beside an axis;
-//! - `svg`: the marks on the paper.
+//! - `axis`: the position of a value, and the labels of an axis;
+//! - `svg`: the drawing.
 
 pub mod axis;
 mod svg;
@@ -15,16 +15,16 @@ use std::path::Path;
 use crate::bench::Row;
 use crate::failure::{Exit, Failure};
 
-/// What the picture says beside its curves.
+/// The texts beside the curves.
 #[derive(Clone, Debug, Default)]
 pub struct Heading {
-    /// What is shown, of how many ranks, and on what.
+    /// The operation, the number of ranks, and the device.
     pub title: String,
-    /// When, by what, and how.
+    /// Date, program and settings.
     pub details: String,
-    /// What nobody must overlook.
+    /// A warning that readers must see.
     pub warning: Option<String>,
-    /// What the time is that of.
+    /// What the time measures.
     pub time: &'static str,
 }
 
@@ -48,13 +48,12 @@ struct Point {
     /// Bus bandwidth in GB/s.
     bus: f64,
     seconds: f64,
-    /// The fastest iteration, and what 99 of 100 do not exceed, with `-I`.
+    /// The fastest iteration, and the 99th percentile, with `-I`.
     spread: Option<(f64, f64)>,
 }
 
 impl Plot {
-    /// Adds a row to the curve called `name`, which begins with its first row. Of several rows of one size
-    /// the last one counts.
+    /// Adds a row to the curve called `name`, creating it if needed. Of several rows of one size the last one counts.
     pub fn add(&mut self, name: &str, row: &Row, cpu_time: bool) {
         let measured = &row.out_of_place;
         let point = Point {
@@ -90,7 +89,7 @@ impl Plot {
         svg::draw(&self.series, heading)
     }
 
-    /// Writes the picture to `path`, in place of what may be there.
+    /// Writes the picture to `path`, replacing an existing file.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -111,7 +110,7 @@ impl Plot {
     }
 }
 
-/// Looks whether a picture can be written to `path`, before there is one.
+/// Checks that a picture can be written to `path`.
 ///
 /// # Errors
 /// When it cannot.
@@ -126,14 +125,14 @@ pub fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// A file that becomes `path` when it is complete.
+/// A temporary file in the directory of `path`, to be renamed to it when complete.
 fn beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     use std::os::unix::fs::PermissionsExt;
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // Readable as any file is, which temporary ones are not.
+    // The mode of ordinary files; temporary ones are readable by their owner only.
     let readable = std::fs::Permissions::from_mode(0o666);
     tempfile::Builder::new()
         .permissions(readable)

@@ -1,4 +1,4 @@
-//! The marks on the paper.
+//! Draws the picture.
 
 use std::fmt::Write as _;
 
@@ -9,27 +9,27 @@ const WIDTH: f64 = 860.0;
 /// The left and the right end of both panels.
 const LEFT: f64 = 90.0;
 const RIGHT: f64 = 830.0;
-/// The height of a panel, and what lies between two of them.
+/// The height of a panel, and the gap between two of them.
 const PANEL: f64 = 250.0;
 const GAP: f64 = 50.0;
-/// What a letter takes at most, for texts that stand beside each other.
+/// The greatest width of a letter, to place texts beside each other.
 const LETTER: f64 = 7.2;
 
-/// Colours that people who see few can tell apart (Okabe and Ito).
+/// Colours that are distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
 ];
-/// After all colours the same again, in pieces.
+/// After all colours, the same again with dashed lines.
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 
-/// Of more curves, spreads would only hide each other.
+/// With more curves, the spreads would hide each other.
 const MOST_SPREADS: usize = 6;
 
-/// What one panel shows.
+/// The contents of a panel.
 struct Panel<'a> {
     title: String,
     of: &'a dyn Fn(&Point) -> f64,
-    /// What a value is called beside the axis.
+    /// The label of a value on the axis.
     text: &'a dyn Fn(f64) -> String,
     has_spread: bool,
     nothing: &'static str,
@@ -159,7 +159,7 @@ fn draw_panel(
         for &(x, y) in &places {
             marker(body, index, x, y);
         }
-        // Beside each other, or the last one would hide the others.
+        // Beside each other, or the last spread would hide the others.
         let beside = 5.0 * (index as f64 - (all - 1) as f64 / 2.0);
         let spreads = points
             .iter()
@@ -179,7 +179,7 @@ fn draw_panel(
     }
 }
 
-/// Names with their lines and marks, in rows and columns; returns where the last row stands.
+/// Names with their lines and marks, in rows and columns; returns the position of the last row.
 fn legend(body: &mut String, series: &[Series], top: f64) -> f64 {
     let letters = series.iter().map(|series| series.name.chars().count());
     let width = 46.0 + LETTER * letters.max().unwrap_or(0) as f64 + 20.0;
@@ -213,7 +213,7 @@ fn line(body: &mut String, index: usize, places: &[(f64, f64)]) {
     );
 }
 
-/// A mark whose form differs as well as its colour.
+/// A mark that differs by form as well as by colour.
 fn marker(body: &mut String, index: usize, x: f64, y: f64) {
     let form = match index % 4 {
         0 => format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\""),

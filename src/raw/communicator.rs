@@ -1,4 +1,4 @@
-//! A communicator's handle, and what is done with any of them.
+//! A communicator's handle, and the calls of its life.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use nccl_sys::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
 use super::{IN_PROGRESS, Rank, library, text, wait_until};
 use crate::nccl_call;
 
-/// A handle that threads may pass around. It is never given back by itself.
+/// A handle that threads may share. It is never destroyed implicitly.
 #[derive(Clone, Copy, Debug)]
 pub struct Comm(pub ncclComm_t);
 
-// SAFETY: a number; NCCL allows it on any thread, and the programs that use it from two at a time do so
-// to see what happens, in a process of their own.
+// SAFETY: a number; NCCL allows it on any thread, and the programs that use it from two at a time do so to observe the
+// effect, in a process of their own.
 unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
@@ -21,10 +21,10 @@ impl Comm {
     /// No communicator.
     pub const NULL: Self = Self(std::ptr::null_mut());
 
-    /// All ranks of a world, with this config; the code after waiting for it.
+    /// Creates a communicator of all ranks of a world, with this config; returns it with the code after waiting.
     ///
     /// # Errors
-    /// The world's. NCCL's refusal is the code.
+    /// The world's. A refusal of NCCL is the code.
     pub fn init(rank: &Rank, name: &str, mut config: ncclConfig_t) -> super::Result<(Self, u32)> {
         let id = rank.unique_id(name)?;
         let mut comm = Self::NULL;
@@ -77,7 +77,7 @@ impl Comm {
         nccl_call!(ncclCommDestroy(self.0))
     }
 
-    /// The state that `ncclCommGetAsyncError` tells.
+    /// The state from `ncclCommGetAsyncError`.
     #[must_use]
     pub fn state(self) -> u32 {
         let mut state = ncclResult_t(0);
@@ -97,9 +97,9 @@ pub fn config(blocking: bool) -> ncclConfig_t {
     config
 }
 
-/// Waits until a call that returned `code` is over; [`IN_PROGRESS`] if it is not within `limit`.
+/// Waits until a call that returned `code` is complete; [`IN_PROGRESS`] if it is not within `limit`.
 ///
-/// NCCL's split, shrink and grow return success while the work is under way; only the state tells.
+/// NCCL's split, shrink and grow return success while the work is in progress; only the state shows that.
 #[must_use]
 pub fn settle(comm: Comm, mut code: u32, limit: Duration) -> u32 {
     if code != 0 && code != IN_PROGRESS {

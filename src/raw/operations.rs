@@ -1,4 +1,4 @@
-//! The operations that programs need most, on memory that is never freed.
+//! The operations that most programs use, on memory that is never freed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::nccl_call;
 pub struct Stream(Address);
 
 impl Stream {
-    /// The stream, which is kept alive for good.
+    /// Keeps the stream alive for good.
     #[must_use]
     pub fn of(stream: &Arc<CudaStream>) -> Self {
         std::mem::forget(Arc::clone(stream));
@@ -62,7 +62,7 @@ pub fn group_end() -> u32 {
     nccl_call!(ncclGroupEnd())
 }
 
-/// One send to and one receive from `peer` in a group; the code of its end.
+/// One send to and one receive from `peer` in a group; returns the code of the group's end.
 pub fn exchange(comm: Comm, [x, y]: [Memory; 2], bytes: usize, peer: usize, stream: Stream) -> u32 {
     group_start();
     send(comm, x, bytes, peer, stream);
@@ -70,7 +70,7 @@ pub fn exchange(comm: Comm, [x, y]: [Memory; 2], bytes: usize, peer: usize, stre
     group_end()
 }
 
-/// An exchange and an all-reduce between two ranks, waited for: later ones find their connections.
+/// An exchange and an all-reduce between two ranks, waited for: they establish the connections for later operations.
 ///
 /// # Errors
 /// When they fail.

@@ -25,10 +25,10 @@ pub enum Way {
 }
 
 impl Way {
-    /// By its name.
+    /// Parses the name.
     ///
     /// # Errors
-    /// Which names there are.
+    /// Lists the names.
     pub fn parse(name: &str) -> std::result::Result<Self, Failure> {
         match name {
             "threads" => Ok(Self::Threads),
@@ -52,7 +52,7 @@ impl fmt::Display for Way {
 /// One rank.
 #[derive(Debug)]
 pub struct Rank {
-    /// The others.
+    /// The world of the ranks.
     pub world: World,
     /// The device.
     pub context: Arc<CudaContext>,
@@ -76,10 +76,10 @@ impl Memory {
         self.at.0
     }
 
-    /// What is behind the first `bytes`.
+    /// The memory behind the first `bytes`.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// When the memory is shorter.
     #[must_use]
     pub fn from(self, bytes: usize) -> Self {
         assert!(bytes <= self.len);
@@ -91,7 +91,7 @@ impl Memory {
 }
 
 impl Rank {
-    /// The rank of `world`; ranks take the devices in turns.
+    /// The rank of `world`; ranks take the devices in turn.
     ///
     /// # Errors
     /// CUDA's.
@@ -150,13 +150,13 @@ impl Rank {
         Ok(stream)
     }
 
-    /// Device memory with these bytes in it.
+    /// Allocates device memory with these bytes.
     ///
     /// # Errors
     /// CUDA's.
     pub fn memory(&self, bytes: &[u8]) -> Result<Memory> {
         self.context.bind_to_thread()?;
-        // SAFETY: the context is current; what is returned is never freed.
+        // SAFETY: the context is current; the allocation is never freed.
         let address = unsafe { result::malloc_sync(bytes.len().max(1)) }?;
         // SAFETY: as many bytes were just allocated.
         unsafe { result::memcpy_htod_sync(address, bytes) }?;
@@ -166,7 +166,7 @@ impl Rank {
         })
     }
 
-    /// What is in it now.
+    /// Reads the current contents.
     ///
     /// # Errors
     /// CUDA's.
@@ -179,7 +179,7 @@ impl Rank {
         Ok(bytes)
     }
 
-    /// Whether the stream comes to its end within `limit`; the driver's error if it has one.
+    /// Whether the stream completes within `limit`; the driver's error if it has one.
     pub fn ends_within(&self, limit: Duration) -> std::result::Result<bool, String> {
         stream_ends_within(&self.stream, limit)
     }
@@ -203,18 +203,18 @@ pub fn stream_ends_within(
     }
 }
 
-/// Says to a process that it is a rank of [`run`].
+/// Marks a process as a rank of [`run`].
 const MARK: &str = "NCCL_TOOLS_RAW_RANK";
 
-/// Gives every process of [`run`] a host of its own, as far as NCCL can tell, when it is set.
+/// When set, gives every process of [`run`] a host of its own, as NCCL sees it.
 pub const HOSTS: &str = "NCCL_TOOLS_HOSTS";
 
-/// Runs `body` once per rank; with processes, this program is started again for each, with the same
-/// arguments. What ranks print on standard output is printed on ours at the end. Does not return in a
-/// process that is a rank.
+/// Runs `body` once per rank; with processes, this program is started again for each, with the same arguments. The
+/// ranks' standard output is printed on that of this process at the end. Does not return in a process that is a rank.
 ///
 /// # Errors
-/// Why a rank failed, as a [`RankFailure`](crate::spawn::RankFailure) where it is a process, or that not all ended in time.
+/// The failure of a rank, as a [`RankFailure`](crate::spawn::RankFailure) where it is a process, or that not all ended
+/// in time.
 pub fn run(
     way: Way,
     ranks: usize,
@@ -229,9 +229,9 @@ pub fn run(
             context,
             stream,
         } = rank;
-        // What is still enqueued would be waited for when the stream is destroyed.
+        // Destroying the stream would wait for operations that are still enqueued.
         std::mem::forget((context, stream));
-        // Says goodbye: the others may still wait for the last word of this rank.
+        // Leaves the world in order: others may still wait for this rank's last message.
         drop(world);
         result
     };
@@ -284,7 +284,7 @@ pub fn run(
     }
 }
 
-/// Ends the process at once: what hangs must not be waited for.
+/// Ends the process at once, without waiting for operations that hang.
 pub fn leave(code: i32) -> ! {
     use std::io::Write;
     let _ = std::io::stdout().flush();

@@ -1,10 +1,10 @@
-//! Waiting for one process that is no rank, with a limit.
+//! Waits for one process that is no rank, with a limit.
 
 use std::io;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// How `child` ended, if it does within `limit`.
+/// Returns how `child` ended, if it does within `limit`.
 ///
 /// ```
 /// use std::{process::Command, time::Duration};
@@ -30,7 +30,7 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> io::Result<Option<Exit
     }
 }
 
-/// As [`wait_within`]; a child that does not end by itself is killed and waited for.
+/// As [`wait_within`]; a child that is still running then is killed and waited for.
 ///
 /// # Errors
 /// As [`wait_within`].

@@ -1,17 +1,17 @@
-//! What a program can tell from its environment about who started it.
+//! Detects from the environment which launcher started a program.
 
-/// The variable in which a [`Job`](super::Job) tells its ranks the name of the job, beside `NCCL_RUN_JOB`. If the two
-/// differ, a launcher in between has started the process.
+/// The variable in which a [`Job`](super::Job) passes the name of the job to its ranks, beside `NCCL_RUN_JOB`. If the
+/// two differ, a launcher in between has started the process.
 pub(super) const JOB: &str = "NCCL_TOOLS_JOB";
 
-/// Who started this process as one rank among several.
+/// The launcher that started this process as one rank among several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// [`Job`](super::Job), in another process of the same program.
     Itself,
-    /// `nccl-run`, or whoever sets the same variables.
+    /// `nccl-run`, or another launcher that sets the same variables.
     NcclRun,
-    /// `torchrun`, and what sets its variables.
+    /// `torchrun`, or another launcher that sets its variables.
     Torchrun,
     /// `mpirun` of Open MPI.
     OpenMpi,
@@ -21,8 +21,8 @@ pub enum Launcher {
     Hydra,
 }
 
-/// For each launcher: variables of which all must be there, its rank, the number of ranks, its rank on
-/// the host, and the number of ranks on the host.
+/// For each launcher: the variables that must all be set, and those of the rank, the number of ranks, the rank on the
+/// host, and the number of ranks on the host.
 const VARIABLES: [(Launcher, &[&str], [&str; 4]); 6] = [
     (Launcher::Itself, &["NCCL_RUN_RANK", JOB], NCCL_RUN),
     (Launcher::NcclRun, &["NCCL_RUN_RANK"], NCCL_RUN),
@@ -41,7 +41,7 @@ const VARIABLES: [(Launcher, &[&str], [&str; 4]); 6] = [
             "OMPI_COMM_WORLD_LOCAL_SIZE",
         ],
     ),
-    // Hydra under srun sets both; what is nearer to the process wins.
+    // Hydra under srun sets both; the launcher closer to the process counts.
     (
         Launcher::Hydra,
         &["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
@@ -68,7 +68,7 @@ const NCCL_RUN: [&str; 4] = [
 ];
 
 impl Launcher {
-    /// Who started this process, judged by the variables that `lookup` finds; `None`: a person did.
+    /// The launcher that started this process, by the variables that `lookup` finds; `None`: a user started it.
     ///
     /// ```
     /// use nccl_tools::spawn::Launcher;
@@ -84,7 +84,7 @@ impl Launcher {
             .map(|&(launcher, ..)| launcher)
     }
 
-    /// Its name, as a person types it.
+    /// Its name, as a user types it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -97,21 +97,20 @@ impl Launcher {
         }
     }
 
-    /// Which of the ranks of this host this process is, from 0, if this launcher tells.
+    /// The index of this process among the ranks of its host, from 0, if this launcher sets it.
     pub fn local_rank(self, lookup: impl Fn(&str) -> Option<String>) -> Option<usize> {
         let &(_, _, [_, _, local_rank, _]) =
             VARIABLES.iter().find(|(launcher, ..)| *launcher == self)?;
         lookup(local_rank)?.parse().ok()
     }
 
-    /// How many ranks this launcher put on this host, if it tells; never fewer than the local rank
-    /// needs.
+    /// The number of ranks on this host, if this launcher sets it; never fewer than the local rank requires.
     pub fn local_world_size(self, lookup: impl Fn(&str) -> Option<String>) -> Option<usize> {
         let &(_, _, [_, size, local_rank, local_size]) =
             VARIABLES.iter().find(|(launcher, ..)| *launcher == self)?;
         let number = |name: &str| {
             let text = lookup(name)?;
-            // Slurm writes `4(x2),3`: four on the first two nodes. The most is always enough.
+            // Slurm writes `4(x2),3`: four on the first two nodes. The largest is always enough.
             let numbers = text.split(',').filter_map(|part| {
                 part.split('(')
                     .next()

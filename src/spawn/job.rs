@@ -1,4 +1,4 @@
-//! One process per rank, from start to the last one's end: a [`Fleet`] with a limit, of which all output is kept.
+//! A job, one process per rank: a [`Fleet`] with a deadline, which keeps the last output of each rank.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use super::environment::JOB;
 use super::output::{Output, Printed};
 use super::report::{RankEnd, RankFailure, describe_process};
 
-/// How long the other ranks may go on after one failed, to say what they know.
+/// How long the other ranks may go on after one failed, to report what they know.
 const LINGER: Duration = Duration::from_millis(500);
 /// How long they may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often to look whether our standard output still has a reader.
+/// How often to check whether standard output still has a reader.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The ranks of a world, a process each.
@@ -40,7 +40,7 @@ pub struct Job {
     deadline: Option<Duration>,
 }
 
-/// How a job ended, and every rank of it.
+/// The ends of a job and of its ranks.
 #[derive(Debug)]
 pub struct Ended {
     /// How the job ended.
@@ -56,9 +56,9 @@ pub enum Outcome {
     Succeeded,
     /// A rank failed, and the others were ended.
     Failed(Box<RankFailure>),
-    /// The deadline passed, and all ranks were ended; the text says what each was doing.
+    /// The deadline passed, and all ranks were ended; the text has the state of each.
     TimedOut(String),
-    /// Nobody reads our standard output any more; all ranks were ended.
+    /// Standard output has no reader any more; all ranks were ended.
     OutputClosed,
 }
 
@@ -80,7 +80,7 @@ impl Job {
         self
     }
 
-    /// After this long everything is ended; without it, ranks that run well may run forever.
+    /// Sets the time after which all ranks are ended; without it, ranks may run forever.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
@@ -89,11 +89,10 @@ impl Job {
 
     /// Starts the ranks by the commands that `command` returns, and waits for their end.
     ///
-    /// Each rank finds what a [`Fleet`] tells its ranks in its environment, and nothing on standard input.
+    /// Each rank gets the variables that a [`Fleet`] sets, and an empty standard input.
     ///
     /// # Errors
-    /// When a rank could not be started; those that were are ended. What goes wrong later is an
-    /// [`Outcome`].
+    /// When a rank cannot be started; started ranks are ended. Later failures are an [`Outcome`].
     pub fn run(self, command: impl FnMut(usize) -> Command) -> nccl::Result<Ended> {
         let name = format!("tools-{}", std::process::id());
         let mut commands: Vec<Command> = (0..self.size).map(command).collect();
@@ -110,7 +109,7 @@ impl Job {
             })))
             .linger(LINGER)
             .grace(GRACE)
-            // The ranks are to notice each other's ends as they do without a launcher.
+            // The ranks are to notice each other's ends as without a launcher.
             .observe(false)
             // No rank is started twice.
             .start(move |rank| std::mem::replace(&mut commands[rank], Command::new("false")))?;
@@ -120,7 +119,8 @@ impl Job {
         Ok(summary(self.size, &report, &printed, verdict, begun))
     }
 
-    /// Waits until all ranks have ended, or are to be ended for another reason than a rank's failure: that reason.
+    /// Waits until all ranks have ended, or must be ended for another reason than a rank's failure; returns that
+    /// reason.
     fn wait(&self, fleet: &Fleet, printed: &Printed, begun: Instant) -> Option<Outcome> {
         let pids = fleet.pids();
         loop {
@@ -146,7 +146,7 @@ impl Job {
     }
 }
 
-/// What each rank is doing just now; `pids` are those that were started.
+/// The current state of each rank; `pids` are the processes that were started.
 fn states(fleet: &Fleet, pids: &[Option<u32>], printed: &Printed) -> String {
     let mut ends = vec![None; pids.len()];
     let mut events = fleet.events();
@@ -202,7 +202,7 @@ fn summary(
         }
     };
     let failed = |end: &&launch::RankEnd| end.is_failure();
-    // An error is often what a rank makes of the death of another that was killed.
+    // An error is often the consequence of another rank's death by a signal.
     let cause = report
         .ranks()
         .filter(failed)

@@ -1,4 +1,4 @@
-//! What ranks print, on its way to the person.
+//! Forwards or keeps the ranks' output.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 /// Where the ranks' output goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Rank 0's standard output goes to ours as it is; all other lines go to standard error, with the
+    /// Rank 0's standard output goes to that of this process unchanged; all other lines go to standard error, with the
     /// rank before them.
     Forward,
-    /// Nowhere: the last lines are kept, for whoever asks.
+    /// Nowhere: only the last lines are kept.
     Collect,
 }
 
@@ -24,18 +24,17 @@ const KEPT_COLLECTED: usize = 500;
 /// Erases the line that the cursor is in, on a terminal.
 pub const CLEAR_LINE: &str = "\r\x1b[K";
 
-/// How a line of standard error begins that is progress: shown in place of the last such line while it is
-/// true, and not kept.
+/// The beginning of a progress line on standard error: it replaces the previous progress line, and is not kept.
 pub const PROGRESS: &str = "\r";
 
-/// The output of all ranks: what is kept of it, and how the rest is forwarded. Both threads of a fleet use it.
+/// The output of all ranks: keeps the last lines, and forwards. Both threads of a fleet use it.
 pub(super) struct Printed {
     output: Output,
     /// By rank and stream.
     kept: Vec<[Mutex<VecDeque<String>>; 2]>,
-    /// Whether a line of progress is on our standard error.
+    /// Whether a line of progress is on standard error.
     progress_shown: Mutex<bool>,
-    /// Nobody reads our standard output any more.
+    /// Whether standard output has no reader any more.
     closed: AtomicBool,
 }
 
@@ -59,14 +58,14 @@ impl Printed {
         kept.iter().cloned().collect()
     }
 
-    /// Keeps a line, and passes it on.
+    /// Keeps a line, and forwards it.
     pub(super) fn take(&self, line: Line<'_>) {
         let text = String::from_utf8_lossy(line.bytes);
         let is_forwarded = self.output == Output::Forward;
         if line.stream == Stream::Stderr
             && let Some(progress) = text.strip_prefix(PROGRESS)
         {
-            // Shown by overwriting, so only where that works; an empty line takes it away.
+            // Shown by overwriting, so only on a terminal; an empty line removes it.
             if is_forwarded && io::stderr().is_terminal() {
                 let mut shown = self.progress_shown.lock();
                 let _ = write!(io::stderr().lock(), "{CLEAR_LINE}{progress}");
@@ -96,7 +95,7 @@ impl Printed {
                 self.closed.store(true, Ordering::Release);
             }
         } else {
-            // Standard error that nobody reads any more is no reason to stop.
+            // A standard error without a reader is no reason to stop.
             let _ = writeln!(io::stderr().lock(), "[rank {}] {text}", line.rank);
         }
     }

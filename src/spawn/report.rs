@@ -1,4 +1,4 @@
-//! Saying how a rank ended, and what one that has not ended is doing.
+//! Texts about how a rank ended, and about the state of a running one.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use nccl::launch::Exit;
 use procfs::process::{Process, Status};
 
-/// A rank at the end of its job.
+/// The end of a rank.
 #[derive(Clone, Debug)]
 pub struct RankEnd {
     /// The rank.
@@ -23,14 +23,14 @@ pub struct RankEnd {
     pub stderr: Vec<String>,
 }
 
-/// The rank that failed, and so ended the others.
+/// The rank whose failure ended the others.
 #[derive(Clone, Debug)]
 pub struct RankFailure {
     /// The rank and how it ended.
     pub end: RankEnd,
     /// Ranks that were still running and were ended.
     pub ended: Vec<usize>,
-    /// Those of them that stood still, which may well be why others waited too long.
+    /// Ranks among `ended` that were stopped, which may be why others waited too long.
     pub stopped: Vec<usize>,
 }
 
@@ -44,7 +44,7 @@ impl RankFailure {
 
 impl std::error::Error for RankFailure {}
 
-/// The alternate form is without what differs from run to run: the process and the time.
+/// The alternate form leaves out what differs from run to run: the process and the time.
 impl fmt::Display for RankFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RankEnd {
@@ -106,8 +106,8 @@ fn list(ranks: &[usize]) -> String {
     }
 }
 
-/// What the threads of a process are doing, one line each: name, state, and where in the kernel they
-/// wait, as far as the kernel tells.
+/// The threads of a process, one line each: name, state, and the kernel function in which it waits, as far as the
+/// kernel shows it.
 #[must_use]
 pub fn describe_process(pid: u32) -> String {
     let process = i32::try_from(pid).map(Process::new);

@@ -1,7 +1,7 @@
 //! The ranks of a world as threads of this process.
 //!
-//! A thread cannot be ended from outside. So the first failure comes back while other ranks may still
-//! be running, and the caller is expected to end the process.
+//! A thread cannot be ended from outside. So the first failure is returned while other ranks may still run, and the
+//! caller is expected to end the process.
 
 use std::any::Any;
 use std::fmt;
@@ -16,7 +16,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// The rank that failed first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadFailure<E> {
-    /// What came of the rank.
+    /// Why the rank failed.
     pub cause: Cause<E>,
     /// Ranks that are still running.
     pub running: Vec<usize>,
@@ -83,7 +83,7 @@ where
             .name(format!("rank {rank}"))
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| body(rank, world)));
-                // Nobody listens any more once another rank failed.
+                // The receiver is gone once another rank failed.
                 let _ = sender.send((rank, result));
             });
         if let Err(error) = thread {

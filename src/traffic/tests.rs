@@ -64,11 +64,11 @@ fn a_matrix_is_scaled_and_rounded_down_and_the_busiest_rank_counts() {
     let shape = one.shape(1024, Case::of(element::FLOAT), 3);
     let expected = vec![vec![96, 192, 144], vec![48, 96, 64], vec![288, 144, 192]];
     assert_eq!(bytes(&one, shape), expected);
-    // What rank 2 sends.
+    // The bytes that rank 2 sends.
     assert_eq!((shape.count, shape.bytes), (0, 624));
     let double = matrix(text, 2.0).unwrap();
     assert_eq!(double.bytes(shape, 1, 2), 144);
-    // Of a larger matrix its first rows and columns.
+    // A larger matrix is cut to its first rows and columns.
     let shape = one.shape(1024, Case::of(element::FLOAT), 2);
     assert_eq!(bytes(&one, shape), vec![vec![96, 192], vec![48, 96]]);
     assert_eq!(shape.bytes, 288);

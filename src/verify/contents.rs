@@ -1,26 +1,26 @@
-//! What an operation moves, and what a buffer has to hold after it.
+//! The data of an operation, and the expected contents of a buffer after it.
 
 use nccl::ReduceOp;
 
 use super::{Numbers, Source};
 use crate::element::Element;
 
-/// What one rank receives.
+/// The result that one rank expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// What ranks sent, in blocks one behind another.
+    /// Data of ranks, in consecutive blocks.
     Copied(Vec<Block>),
-    /// What all ranks sent, reduced.
+    /// The data of all ranks, reduced.
     Reduced(ReduceOp),
 }
 
-/// A part of what arrives; one of 0 bytes is none.
+/// A part of the result; it may have 0 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Who sent it, and where it was in the buffer there, in bytes (a multiple of 8); `None` for bytes that
-    /// nobody sends, and that have to be left as they were.
+    /// The sender, and the offset in its buffer in bytes (a multiple of 8); `None` for bytes that no rank sends, and
+    /// that must be left unchanged.
     pub from: Option<(usize, u64)>,
-    /// How many bytes it has.
+    /// The size of the block.
     pub bytes: u64,
 }
 
@@ -35,13 +35,13 @@ pub struct Data {
 
 #[derive(Debug)]
 enum Kind {
-    /// Each block with where it begins, and where the last one ends.
+    /// Each block with its offset, and the end of the last one.
     Copied(Vec<(u64, Block)>),
     Reduced(Numbers),
 }
 
 impl Data {
-    /// What `rank`, one of `ranks`, sends and receives.
+    /// The data that `rank`, one of `ranks`, sends and receives.
     #[must_use]
     pub fn new(
         contents: Contents,
@@ -71,7 +71,7 @@ impl Data {
         }
     }
 
-    /// Writes what the rank sends from byte `start` on, a multiple of 8.
+    /// Writes the rank's data from byte `start` on, a multiple of 8.
     pub fn fill(&self, start: u64, bytes: &mut [u8]) {
         match &self.kind {
             Kind::Copied(_) => Source::new(self.repetition, self.rank).fill(start, bytes),
@@ -81,8 +81,8 @@ impl Data {
         }
     }
 
-    /// How many of the elements that arrived, from byte `start` on, are not what they should be. All that
-    /// lies behind the last block is wrong.
+    /// Returns how many of the received elements, from byte `start` on, are wrong. Everything behind the last block is
+    /// wrong.
     #[must_use]
     pub fn count_wrong(&self, start: u64, bytes: &[u8]) -> u64 {
         match &self.kind {

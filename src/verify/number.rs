@@ -1,13 +1,13 @@
-//! How elements hold numbers: integers, and floats of any width by their bits.
+//! The encodings of numbers: integers, and floats of any width by their bits.
 
 use crate::element::Element;
 
 /// A kind of number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
-    /// So many bits, without a sign.
+    /// This many bits, without a sign.
     Unsigned(u32),
-    /// So many bits, in two's complement.
+    /// This many bits, in two's complement.
     Signed(u32),
     /// A sign, an exponent and a significand without its first bit.
     Float(Float),
@@ -36,7 +36,7 @@ impl Number {
             "bfloat16" => float(8, 7, 127),
             "float" => float(8, 23, 127),
             "double" => float(11, 52, 1023),
-            // Has no infinities, and numbers where others have these.
+            // Has no infinities, and numbers in their place.
             "f8e4m3" => float(4, 3, 8),
             "f8e5m2" => float(5, 2, 15),
             name if name.starts_with('u') => Self::Unsigned(8 * element.size as u32),
@@ -46,17 +46,17 @@ impl Number {
 }
 
 impl Float {
-    /// Up to 2 to the power of this, all whole numbers are there.
+    /// All whole numbers up to 2 to the power of this are representable.
     pub(super) fn digits(self) -> u32 {
         self.fraction_bits + 1
     }
 
-    /// The exponent of the least numbers that have all their digits.
+    /// The exponent of the least normal numbers.
     pub(super) fn least(self) -> i32 {
         2 - (1 << (self.exponent_bits - 1))
     }
 
-    /// The nearest number that there is, ties to even.
+    /// The nearest representable number, ties to even.
     pub(super) fn rounded(self, value: f64) -> f64 {
         if value == 0.0 || self.fraction_bits == 52 {
             return value;
@@ -66,7 +66,7 @@ impl Float {
         (value / unit).round_ties_even() * unit
     }
 
-    /// The bits of a number that there is.
+    /// The bits of a representable number.
     pub(super) fn bits(self, value: f64) -> u64 {
         if self.fraction_bits == 52 {
             return value.to_bits();
@@ -78,14 +78,14 @@ impl Float {
         }
         let exponent = exponent(value).max(self.least());
         let unit = 2f64.powi(exponent - self.fraction_bits as i32);
-        // With the first digit, which counts as one more in the exponent; without it where that is the least.
+        // Includes the first digit, which adds one to the exponent; subnormal numbers lack it.
         let digits = (value / unit) as u64;
         let biased = (exponent - self.least()) as u64;
         sign | ((biased << self.fraction_bits) + digits)
     }
 }
 
-/// The power of two that is not greater than a number that has all its digits in a double.
+/// The exponent of a number that is normal as a double.
 fn exponent(value: f64) -> i32 {
     ((value.to_bits() >> 52) & 0x7FF) as i32 - 1023
 }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn bits_are_those_of_the_types_themselves() {
-        // With the bits that the OCP specification of 8-bit floats gives them.
+        // The bits according to the OCP specification of 8-bit floats.
         let values = [
             (0.0, 0x00, 0x00),
             (1.0, 0x38, 0x3C),

@@ -1,10 +1,10 @@
-//! Numbers to be reduced, whose result does not depend on the order, and is known to each rank.
+//! Numbers for reductions, whose result does not depend on the order, and is known to each rank.
 //!
-//! Integers are any: their arithmetic wraps, so that the order does not matter. Floats are chosen so that
-//! nothing is ever rounded: summed are whole numbers, times a power of two, that are so small that all sums
-//! of them are there; multiplied are powers of two, and one number with all its digits. The least and the
-//! greatest are one of the numbers. Only a mean has to be rounded, and where is NCCL's business: of it only
-//! two ranks contribute something, and as in nccl-tests a result may be two units in the last place away.
+//! Integers are arbitrary: their arithmetic wraps, so that the order does not matter. Floats are chosen so that nothing
+//! is ever rounded: for sums, whole numbers times a power of two, so small that all their sums are representable; for
+//! products, powers of two, and one number with all its digits. The minimum and the maximum are one of the numbers.
+//! Only a mean has to be rounded, at a point that NCCL chooses: only two ranks contribute to a mean, and as in
+//! nccl-tests a result may be two units in the last place away.
 
 use nccl::ReduceOp;
 
@@ -15,17 +15,17 @@ use crate::element::Element;
 /// How many ranks change the exponent of a product: fewer than the narrowest type can hold.
 const FACTORS: u64 = 5;
 
-/// What all ranks contribute to a reduction, in one repetition.
+/// The contributions of all ranks to a reduction, in one repetition.
 #[derive(Clone, Debug)]
 pub struct Numbers {
     number: Number,
     size: usize,
     op: ReduceOp,
-    /// What a rank contributes depends on this, and on the position.
+    /// For each rank, the key of its contributions.
     keys: Vec<u64>,
-    /// What a position is like, for all ranks.
+    /// The key of properties of a position that all ranks share.
     position_key: u64,
-    /// 1 over the number of ranks, as NCCL multiplies with it.
+    /// 1 over the number of ranks, by which NCCL multiplies.
     inverse: f64,
 }
 
@@ -63,7 +63,7 @@ impl Numbers {
         }
     }
 
-    /// Writes what `rank` contributes, from element `first` on.
+    /// Writes the contributions of `rank`, from element `first` on.
     ///
     /// # Panics
     /// When there is no such rank.
@@ -77,7 +77,7 @@ impl Numbers {
         }
     }
 
-    /// How many elements, from element `first` on, are not what all contributions make.
+    /// How many elements, from element `first` on, are not the result of all contributions.
     #[must_use]
     pub fn count_wrong(&self, first: u64, bytes: &[u8]) -> u64 {
         let tolerance = match (self.number, self.op) {
@@ -102,7 +102,7 @@ impl Numbers {
         match self.number {
             Number::Float(float) => float.bits(self.expected_float(float, index)),
             Number::Unsigned(bits) => self.expected_integer(index, bits, |value| value),
-            // The order of two's complement is that of numbers whose first bit is the other one.
+            // Two's complement is in the order of unsigned numbers once the sign bit is flipped.
             Number::Signed(bits) => {
                 self.expected_integer(index, bits, |value| value ^ (1 << (bits - 1)))
             }
@@ -111,7 +111,7 @@ impl Numbers {
 
     fn integer(&self, rank: usize, index: u64) -> u64 {
         let word = Self::word(self.keys[rank], index);
-        // Of numbers that are not odd, products would soon be nothing but zeros.
+        // Products of even numbers would soon be nothing but zeros.
         word | u64::from(self.op == ReduceOp::Prod)
     }
 
@@ -143,7 +143,7 @@ impl Numbers {
         let word = Self::word(self.keys[rank], index);
         let position = Self::word(self.position_key, index);
         let ranks = self.keys.len() as u64;
-        // Who does something that not all ranks do: another one at each position.
+        // Selects ranks for the parts that not all ranks contribute: others at each position.
         let turn = (rank as u64).wrapping_add(position >> 8) % ranks;
         let sign = if word & 1 == 0 { 1.0 } else { -1.0 };
         let word = word >> 1;
@@ -160,17 +160,17 @@ impl Numbers {
                 sign * digits * 2f64.powi(exponent)
             }
             ReduceOp::Max | ReduceOp::Min => {
-                // All exponents that lead neither to infinity nor to numbers with fewer digits.
+                // All exponents that lead neither to infinity nor to subnormal numbers.
                 let exponents = (float.greatest - float.least()) as u64;
                 let exponent = float.least() + (word % exponents) as i32;
                 sign * one_to_two(float, word >> 11) * 2f64.powi(exponent)
             }
             ReduceOp::Avg if turn > 1 => 0.0,
             ReduceOp::Avg => {
-                // So large that the product with the inverse has all its digits.
+                // So large that the product with the inverse is normal.
                 let above = (ranks.next_power_of_two().ilog2() as i32).min(float.greatest - 2);
-                // Both contributions alike, or the tolerance would be that of the larger one; other positions
-                // others, or the few numbers of a narrow type would be too near to each other.
+                // Both contributions have the same exponent, or the tolerance would be that of the larger one; the
+                // exponent differs by position, or the few numbers of a narrow type would be too close to each other.
                 let further = position % (float.greatest - above).min(8) as u64;
                 one_to_two(float, word) * 2f64.powi(above + further as i32)
             }
@@ -199,7 +199,7 @@ impl Numbers {
                 let parts = all.map(|value| float.rounded(value * self.inverse));
                 float.rounded(parts.sum())
             }
-            // Begun with the positive zero, which a sum of numbers that cancel out is.
+            // Starts with positive zero, the sum of numbers that cancel out.
             _ => all.fold(0.0, |sum, value| sum + value),
         }
     }
@@ -230,7 +230,7 @@ mod tests {
         (0..ranks).map(one).collect()
     }
 
-    /// Reduces as the type itself does, in the order of the ranks or from the last one on.
+    /// Reduces with the arithmetic of the type, in the order of the ranks or in reverse.
     macro_rules! reduced {
         ($type:ty, $parts:expr, $backwards:expr, $with:expr) => {{
             let width = size_of::<$type>();

@@ -1,4 +1,4 @@
-//! What a rank sends where bytes are only moved.
+//! The data of a rank for operations that only move bytes.
 
 /// Identifies the data of one rank in one repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// What `rank` sends in `repetition`.
+    /// The data that `rank` sends in `repetition`.
     ///
     /// ```
     /// use nccl_tools::verify::Source;

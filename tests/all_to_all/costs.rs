@@ -1,4 +1,4 @@
-//! What a model says of an exchange, and what is carried.
+//! The costs that a model predicts for an exchange, and the actual messages.
 
 use nccl::{AllToAll, AllToAllAlgorithm as By, CostModel, Parts, World};
 
@@ -31,7 +31,7 @@ fn measured(world: &World) -> Outcome {
         let memory = || stream.alloc_zeros::<f32>(counts.iter().sum());
         plan.enqueue(&memory()?, &mut memory()?)?.wait()?;
     }
-    // One that cannot make it keeps nobody from it for longer than that takes to tell.
+    // If one rank cannot build the plan, all ranks fail with its reason, and none waits for it.
     let plan = AllToAll::plan(&comm).per_peer::<f32>(64).measured();
     let plan = match world.rank() {
         0 => plan.ranks_per_node(3),
@@ -49,7 +49,7 @@ fn measured_constants_are_the_same_on_all_ranks() {
     ranks_as_threads(4, |world| measured(&world));
 }
 
-/// What the model's formulas count for all ranks: messages, and the bytes of them.
+/// The messages and bytes that the model's formulas count for all ranks.
 fn counted(by: By, packed: bool, ranks: usize, local: usize, block: usize) -> (usize, usize) {
     let nodes = ranks / local;
     let (messages, bytes) = match by {

@@ -99,7 +99,7 @@ fn captured(world: &World) -> Outcome {
             let in_place = AllToAll::plan(&comm).per_peer::<f32>(3).in_place();
             let in_place = in_place.scratch_limit(16).build()?;
             let mut swapped = in_place.capture_in_place(memory()?)?;
-            // The memory that the graphs use is theirs.
+            // The graphs own the memory that they use.
             drop((plan, in_place));
             for round in 0..4 {
                 let x: Vec<f32> = sent(round).collect();

@@ -1,5 +1,5 @@
-//! The all-to-all family on random worlds: every algorithm equals what each rank was to get, whatever is exchanged, on
-//! whatever streams, late, in steps, in place, or from a graph.
+//! The all-to-all family on random worlds: the result of every algorithm equals the reference on each rank, for any
+//! data, on any streams, late, in steps, in place, or from a graph.
 
 mod costs;
 mod in_place;
@@ -20,7 +20,7 @@ use support::{Ranks, ranks_as_threads};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// Late enough that a rank that does not wait for the others, or for its own steps, reads what is not there yet.
+/// Late enough that a rank that does not wait for the others, or for its own steps, reads data that has not arrived.
 const LATE: Duration = Duration::from_micros(300);
 
 fn plans(world: &World, turns: u64) -> Outcome {
@@ -62,7 +62,7 @@ fn plans(world: &World, turns: u64) -> Outcome {
             for devices in &mut twice {
                 done.push(enqueue(&mut plan, devices, &matrices)?);
             }
-            // The order of streams is enough for who reads the results.
+            // The order of streams is enough for readers of the results.
             if random.bool() {
                 done.iter().try_for_each(Request::wait)?;
             }
@@ -125,7 +125,7 @@ fn hosts_are_the_nodes_of_two_levels() {
         .processes(|world| over_hosts(&world));
 }
 
-/// One rank has much to send, the others next to nothing, so that each by itself would hold something else for the
+/// One rank has much to send, the others next to nothing, so that each by itself would choose another algorithm as the
 /// fastest.
 fn unequal(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
@@ -161,7 +161,7 @@ fn unequal(world: &World) -> Outcome {
         let expected: Vec<u8> = received.iter().enumerate().flat_map(of).collect();
         assert!(stream.clone_dtoh(&y)? == expected);
     }
-    // What are equal parts to one rank, and not to another, are none.
+    // Parts that are equal on one rank, and not on another, are not equal.
     let plan = AllToAll::plan(&comm).ranks_per_node(2);
     let counts = vec![3; ranks];
     let plan = match rank {
@@ -181,7 +181,7 @@ fn all_ranks_choose_the_same_however_unequal_their_parts_are() {
     ranks_as_threads(4, |world| unequal(&world));
 }
 
-/// Of a communicator whose ranks cannot ask each other.
+/// For a communicator whose ranks have no connection to ask each other.
 #[test]
 fn ranks_that_nobody_can_ask_take_one_group_for_unequal_parts() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -224,7 +224,7 @@ fn calls(world: &World) -> Outcome {
         comm.all_to_all_with(&x, &mut y, by.parse()?)?.wait()?;
         assert_eq!(stream.clone_dtoh(&y)?, expected, "{by}");
     }
-    // As many elements to each rank as it has a number, from back to front.
+    // Rank r sends p + r elements to rank p, in reverse order.
     let counts: Vec<usize> = (0..ranks).map(|peer| peer + rank).collect();
     let mut at: Vec<usize> = counts.clone();
     let mut next = 1;
@@ -244,7 +244,7 @@ fn calls(world: &World) -> Outcome {
     let (x, mut y) = (stream.clone_htod(&sent)?, stream.alloc_zeros::<u64>(next)?);
     comm.all_to_all_v_at(&x, parts, &mut y, parts)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y)?, expected);
-    // What would be written twice is refused, wherever it lies.
+    // Overlapping parts are refused, wherever they are.
     if ranks > 1 {
         let twos = vec![2; ranks];
         let mut overlapping: Vec<_> = (0..ranks).map(|peer| 8 + 2 * peer).collect();
@@ -301,7 +301,7 @@ fn windows(world: &World) -> Outcome {
     assert!(x.is_effective() && y.is_effective());
     plan.enqueue(&x, &mut y)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y.view())?, expected);
-    // Where NCCL would silently take another way, the plan says so.
+    // Where NCCL would silently take another way, the plan fails.
     let mut elsewhere = comm.buffer::<u32>(ranks * 5)?;
     let error = plan.enqueue(&x, &mut elsewhere).unwrap_err();
     assert!(error.to_string().contains("symmetric windows"), "{error}");
@@ -309,7 +309,7 @@ fn windows(world: &World) -> Outcome {
     let mut y = comm.register_window(y)?;
     plan.enqueue(&x, &mut y)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y.view())?, expected);
-    // A window that is no more is none.
+    // A deregistered window counts as none.
     let mut y = y.into_inner()?;
     assert!(plan.enqueue(&x, &mut y).is_err());
     drop(plan);

@@ -1,4 +1,4 @@
-//! What is exchanged: random counts and bytes, their buffers, and the plans for them.
+//! The data of an exchange: random counts and bytes, their buffers, and the plans for them.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const TYPES: [DataType; 6] = [
     DataType::FLOAT64,
 ];
 
-/// What every rank gives every rank: the same on all of them.
+/// The elements that every rank sends to every rank: the same matrix on all ranks.
 pub(crate) struct Matrix {
     pub(crate) data_type: DataType,
     pub(crate) size: usize,
@@ -85,12 +85,12 @@ impl Matrix {
         counts.iter().map(at).collect()
     }
 
-    /// What rank `rank` sends, and what it is to have afterwards; `rest` fills what no part covers.
+    /// The send buffer of rank `rank`, and its expected receive buffer; `rest` fills bytes that no part covers.
     pub(crate) fn buffers(&self, rank: usize, rest: u8) -> (Vec<u8>, Vec<u8>) {
         let lay = |counts: Vec<usize>, part: &dyn Fn(usize) -> Vec<u8>| {
             let displacements = self.displacements(&counts);
             let elements: usize = counts.iter().map(|count| count + self.gap).sum();
-            // No allocator gives memory for nothing.
+            // Allocators refuse to allocate 0 bytes.
             let mut bytes = vec![rest; elements.max(1) * self.size];
             for (peer, at) in displacements.iter().enumerate() {
                 let part = part(peer);
@@ -122,7 +122,7 @@ impl Matrix {
     }
 }
 
-/// One payload on the device of one rank.
+/// One exchange on the device of one rank.
 pub(crate) struct Device {
     pub(crate) x: CudaSlice<u8>,
     pub(crate) y: CudaSlice<u8>,
@@ -152,7 +152,7 @@ impl Device {
     }
 }
 
-/// What a plan can be asked for; `nodes` of so many ranks, if they can be divided.
+/// The algorithms that a plan supports for `ranks` ranks, with nodes of equal size, if that is possible.
 pub(crate) fn algorithms(ranks: usize, uniform: bool) -> Vec<(By, Option<usize>)> {
     let mut all = vec![
         (By::Auto, None),
@@ -173,7 +173,7 @@ pub(crate) fn algorithms(ranks: usize, uniform: bool) -> Vec<(By, Option<usize>)
     all
 }
 
-/// Models in whose eyes copies are cheap, or dear: packed or not.
+/// Models in which copies are cheap, or expensive: the plan packs or not.
 pub(crate) fn model(packs: bool) -> CostModel {
     CostModel {
         copy_us: if packs { 1e-6 } else { 1e6 },

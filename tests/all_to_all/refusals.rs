@@ -1,4 +1,4 @@
-//! What a plan says instead of exchanging anything wrong.
+//! The errors of a plan that would exchange wrong data.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn refused(world: &World) -> Outcome {
         Ok(plan) => panic!("{}", plan.explain()),
         Err(error) => (error.to_string(), error),
     };
-    // The ranks want different ways: the same sentence on all.
+    // The ranks ask for different algorithms: the same error on all.
     let by = if rank == 2 {
         By::Pairwise { width: few(1) }
     } else {
@@ -35,7 +35,7 @@ fn refused(world: &World) -> Outcome {
         "{said}"
     );
     assert!(said.contains("rank 2 ("), "{said}");
-    // One expects more than it is sent.
+    // One rank expects more than it is sent.
     let mut counts = vec![3; 3];
     let send = counts.clone();
     if rank == 1 {
@@ -50,7 +50,7 @@ fn refused(world: &World) -> Outcome {
         said.contains("rank 1") && said.contains('5') && said.contains('3'),
         "{said}"
     );
-    // One has nothing to exchange: its own error there, and what it was elsewhere.
+    // One rank sets no payload: its own error there, and its reason on the others.
     let empty = if rank == 0 {
         plan()
     } else {
@@ -64,7 +64,7 @@ fn refused(world: &World) -> Outcome {
             "{said}"
         ),
     }
-    // What this communicator cannot do, with the reason.
+    // Algorithms that this communicator does not support, with the reason.
     let cannot = |by| text(plan().per_peer::<f32>(4).algorithm(by)).0;
     assert!(cannot(By::TwoLevel).contains("all ranks are on one node"));
     assert!(cannot(By::CopyEngine).contains("cta_policy(CtaPolicy::Zero)"));
@@ -76,7 +76,7 @@ fn refused(world: &World) -> Outcome {
     let parts = Parts::packed(&send);
     let (said, _) = text(plan().parts::<f32>(parts, parts).algorithm(By::Native));
     assert!(said.contains("it is for equal parts"), "{said}");
-    // Nothing of this has cost the communicator anything.
+    // None of these errors has affected the communicator.
     let mut good = plan().per_peer::<f32>(4).build()?;
     let said = good.explain().to_string();
     assert!(
@@ -92,7 +92,7 @@ fn refused(world: &World) -> Outcome {
         stream.alloc_zeros::<f32>(12)?,
     );
     good.enqueue(&x, &mut y)?.wait()?;
-    // Nor what is wrong with buffers, later.
+    // Nor do later errors about buffers.
     let short = stream.alloc_zeros::<f32>(11)?;
     let error = good.enqueue(&short, &mut y).unwrap_err();
     assert!(error.to_string().contains("the send buffer"), "{error}");
@@ -115,7 +115,7 @@ fn refused(world: &World) -> Outcome {
     Ok(())
 }
 
-/// Rank 1 has no memory for it, after all ranks have agreed.
+/// Rank 1 has no memory for the plan, after all ranks have agreed.
 fn without_memory(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("memory").stream(&stream).build()?;
@@ -158,7 +158,7 @@ fn a_rank_without_memory_for_a_plan_is_named_before_the_first_exchange() {
     }
 }
 
-/// One rank asks for nothing that can be made, and another one does not come at all.
+/// One rank asks for an impossible plan, and another one does not take part.
 #[test]
 fn what_is_wrong_here_is_said_here_whoever_does_not_come() {
     ranks_as_threads(3, |world| -> Outcome {

@@ -1,4 +1,4 @@
-//! One host, and ranks that are processes.
+//! `nccl-doctor` on one host, and among ranks that are processes.
 
 use std::process::Stdio;
 
@@ -19,7 +19,7 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
     );
     assert_eq!(one(&value, "communicate")["severity"], "ok");
 
-    // It is NCCL that is asked, and several ranks are as many devices.
+    // The check uses NCCL, and several ranks use as many devices.
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("nccl.log");
     let mut command = doctor(&["--emulator", "--json", "--communicate", "--ranks", "3"]);
@@ -31,12 +31,12 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
     assert_eq!(communicate["severity"], "ok", "{communicate}");
     assert_eq!(communicate["ranks"], serde_json::json!([0, 1, 2]));
     let log = std::fs::read_to_string(log).unwrap();
-    // Of each an idle parent, and the child that carries the data.
+    // Each rank has an idle parent, and the child that carries the data.
     for call in ["ncclCommInitRankConfig", "ncclCommSplit"] {
         let made = |line: &&str| line.contains(call) && line.contains("Init COMPLETE");
         assert_eq!(log.lines().filter(made).count(), 3, "{log}");
     }
-    // More than there are devices is an error by itself.
+    // More ranks than devices are an error.
     let value = json(&run(doctor(&[
         "--emulator",
         "--json",
@@ -58,7 +58,7 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
     assert!(!quiet.contains('✓'), "{quiet}");
 }
 
-/// Three ranks of this host communicate, of which one cannot.
+/// Three ranks of this host communicate; `fault` stops one of them.
 fn three_with(fault: &str) -> serde_json::Value {
     let mut command = doctor(&["--emulator", "--json", "--ranks", "3", "--communicate"]);
     command.args(["--timeout", "3"]);
@@ -70,7 +70,7 @@ fn three_with(fault: &str) -> serde_json::Value {
 
 #[test]
 fn a_device_that_cannot_be_opened_is_named_and_nobody_waits_for_its_rank() {
-    // The last one is opened first, to be looked at.
+    // The last device is opened first, for the check.
     let value = three_with("call=cuDevicePrimaryCtxRetain,nth=3,action=fail=2");
     let driver = one(&value, "driver");
     assert_eq!(driver["severity"], "error");
@@ -86,7 +86,7 @@ fn a_driver_that_does_not_come_back_does_not_keep_the_doctor_from_its_report() {
     let value = three_with("call=cuMemcpyDtoHAsync,nth=1,action=hang");
     let findings = value["findings"].as_array().unwrap();
     let communicate = findings.iter().filter(|one| one["check"] == "communicate");
-    // The others cannot end their communicator without it, and say so.
+    // The others cannot end their communicator without it, and report that.
     let (away, back): (Vec<_>, Vec<_>) = communicate.partition(|one| {
         let what = one["what"].as_str().unwrap();
         what.contains("has not come back")

@@ -1,4 +1,4 @@
-//! Logs: of releases that are written down here, and of emulated ranks.
+//! Logs: of recorded releases, and of emulated ranks.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ fn idle_parents_are_no_communicators() {
         let value = json(&run(doctor(&["log", "--json", &path])));
         (value, text(&run(doctor(&["log", &path])).stdout))
     };
-    // The second one without the lines by which it is known.
+    // The second one without the lines that identify it.
     for (name, content) in [("named", whole.clone()), ("unnamed", without("Comm name"))] {
         let (value, stdout) = judge(name, &content);
         let all = value["processes"][0]["communicators"].as_array().unwrap();
@@ -77,7 +77,7 @@ fn idle_parents_are_no_communicators() {
         assert!(all[0]["parent"].is_string(), "{name}: {value:#}");
         assert!(stdout.contains("came up"), "{name}: {stdout}");
     }
-    // Where the split comes to nothing, what the user asked for has not come up.
+    // Where the split does not complete, the user's communicator has not come up.
     let begun: String = whole
         .lines()
         .take_while(|line| !line.contains(split))
@@ -134,13 +134,13 @@ fn what_is_no_log_cannot_be_checked() {
         value["processes"].as_array().unwrap().len() > 15,
         "{value:#}"
     );
-    // What can be read of several is.
+    // Readable files are read even if others are not.
     let output = run(doctor(&["log", &nowhere, &log("2.30-fine.log")]));
     assert_eq!(code(output.status), 1);
     assert!(text(&output.stdout).contains("! log-file: "));
 }
 
-/// What three emulated ranks that make a communicator do and log; `fault` is for rank 2.
+/// Runs three emulated ranks that create a communicator, with logs; `fault` is for rank 2.
 fn emulated(release: Option<&str>, fault: Option<&str>) -> (TempDir, Vec<PathBuf>, Vec<Output>) {
     let logs = tempfile::tempdir().unwrap();
     let pattern = logs.path().join("nccl.%h.%p").display().to_string();
@@ -170,7 +170,7 @@ fn emulated(release: Option<&str>, fault: Option<&str>) -> (TempDir, Vec<PathBuf
     (logs, files, outputs)
 }
 
-/// What the doctor says of these.
+/// The doctor's report on these files.
 fn judged(files: &[PathBuf]) -> Value {
     let mut arguments: Vec<OsString> = vec!["log".into(), "--json".into()];
     arguments.extend(
@@ -230,7 +230,7 @@ fn a_rank_that_is_killed_in_its_init_is_named_by_the_check_and_by_the_logs() {
         .iter()
         .any(|one| one["severity"] == "error" && one["what"].to_string().contains("rank 2"));
     assert!(named, "{value:#}");
-    // Whoever only has the logs sees who never came.
+    // The logs alone show which rank is missing.
     let value = judged(&files);
     let init = one(&value, "log-init");
     assert!(

@@ -15,15 +15,15 @@ use nccl_tools::spawn::end_within;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long a doctor may take, on a machine that has other work to do.
+/// How long a doctor may take, on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Like `nccl-doctor ARGUMENTS`, without what the environment of the test says about ranks and NCCL.
+/// `nccl-doctor ARGUMENTS`, without the test's own variables about ranks and NCCL.
 fn doctor(arguments: &[&str]) -> Command {
     doctor_behind(&[], arguments)
 }
 
-/// The same, run by the command `before`.
+/// As [`doctor`], run by the command `before`.
 fn doctor_behind(before: &[&str], arguments: &[&str]) -> Command {
     let doctor = programs::program("nccl-doctor").display().to_string();
     let words = [before, &[&doctor], arguments].concat();
@@ -40,7 +40,7 @@ fn doctor_behind(before: &[&str], arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end, which has to come before the deadline.
+/// Runs the command to its end, which must come before the deadline.
 fn run(mut command: Command) -> Output {
     let child = command
         .stdout(Stdio::piped())
@@ -80,7 +80,7 @@ fn code(status: ExitStatus) -> i32 {
     status.code().expect("it was not killed")
 }
 
-/// The JSON that it printed, whose severities and exit code have to fit.
+/// The JSON output; its severities must fit the exit code.
 #[track_caller]
 fn json(output: &Output) -> Value {
     let stdout = text(&output.stdout);
@@ -122,7 +122,7 @@ fn log(name: &str) -> String {
     )
 }
 
-/// Doctors that are ranks.
+/// Doctors that run as ranks.
 struct Ranks {
     directory: TempDir,
     size: usize,

@@ -1,4 +1,4 @@
-//! Recordings of several ranks become one page; what cannot be read is said.
+//! Recordings of several ranks become one page; unreadable files are reported.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{doctor, doctor_behind, run, text};
 
-/// A recording of one rank of two, as its process would have left it.
+/// A recording of one rank of two, as its process would have written it.
 fn recording(rank: u64, calls: u64) -> String {
     let mut value: Value = serde_json::from_str(&recorder::snapshot().to_json()).unwrap();
     value["pid"] = json!(5000 + rank);
@@ -79,7 +79,7 @@ fn a_directory_of_recordings_becomes_a_page_and_the_summary_names_who_is_behind(
     assert_eq!(trace["otherData"]["epoch"], 1);
     let all = std::fs::read_to_string(path("all.json")).unwrap();
     assert_eq!(Timeline::from_json(&all).unwrap().ranks.len(), 2);
-    // What it wrote, it reads.
+    // It reads its own output.
     let again = run(doctor(&[
         "timeline",
         "--out",

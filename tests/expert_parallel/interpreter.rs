@@ -1,8 +1,7 @@
-//! Executes the kernels' PTX on the host: the few instructions that they have, as PTX's manual says, one warp after the
-//! other, with every access to memory checked.
+//! Executes the kernels' PTX on the host: the few instructions that they use, as defined in PTX's manual, one warp
+//! after the other, with every access to memory checked.
 //!
-//! No GPU has run the kernels yet, and the emulator runs Rust functions in their place. This is the other side of that:
-//! what the text itself does.
+//! No GPU has run the kernels yet, and the emulator runs Rust functions in their place. This tests the PTX itself.
 
 use std::collections::HashMap;
 
@@ -18,20 +17,20 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// A buffer with these bytes; its address, which is a multiple of 256.
+    /// Adds a buffer with these bytes; returns its address, which is a multiple of 256.
     pub(crate) fn add(&mut self, bytes: Vec<u8>) -> u64 {
         let address = (self.buffers.len() as u64 + 1) << 32;
         self.buffers.push((address, bytes));
         address
     }
 
-    /// What is in a buffer now.
+    /// The current contents of a buffer.
     pub(crate) fn bytes(&self, address: u64) -> &[u8] {
         let found = self.buffers.iter().find(|(start, _)| *start == address);
         &found.expect("a buffer").1
     }
 
-    /// `len` bytes, aligned to as many as GPUs want.
+    /// `len` bytes, aligned to their length as GPUs require.
     fn at(&mut self, address: u64, len: usize) -> &mut [u8] {
         assert!(
             address.is_multiple_of(len as u64),
@@ -64,7 +63,7 @@ pub(crate) struct Grid {
 }
 
 struct Instruction {
-    /// The predicate, and what it has to be.
+    /// The predicate, and the value that it must have.
     guard: Option<(String, bool)>,
     /// The operation and its qualifiers.
     code: Vec<String>,
@@ -85,7 +84,7 @@ fn names(text: &str) -> Vec<String> {
     trimmed.filter(|one| !one.is_empty()).collect()
 }
 
-/// Operands, of which one in braces is one.
+/// Splits operands; operands in braces count as one.
 fn operands(text: &str) -> Vec<String> {
     let (mut all, mut depth) = (vec![String::new()], 0);
     for letter in text.chars() {
@@ -125,7 +124,7 @@ impl Kernel {
             body: Vec::new(),
             labels: HashMap::new(),
         };
-        // A label stands before the next statement.
+        // A label precedes the next statement.
         for statement in body.split(';') {
             let mut statement = statement.trim();
             while let Some((label, rest)) = statement.split_once(':') {
@@ -208,7 +207,7 @@ fn run_warp(warp: &mut [Thread<'_>], memory: &mut Memory) {
         if stopped.iter().all(|stop| matches!(stop, Stop::Ended)) {
             return;
         }
-        // All lanes vote in the same place, or the warp would hang.
+        // All lanes vote at the same place, or the warp would hang.
         let places: Vec<_> = warp.iter().map(|thread| thread.at).collect();
         assert!(
             places.iter().all(|at| *at == places[0]),
@@ -243,7 +242,7 @@ struct Thread<'k> {
     at: usize,
 }
 
-/// The low bits.
+/// The low `bits` bits of a value.
 fn cut(value: u64, bits: u32) -> u64 {
     match bits {
         64 => value,
@@ -371,7 +370,7 @@ impl<'k> Thread<'k> {
             }
             ["ld", "global", _] => {
                 let value = memory.load(address(self, 1), bits as usize / 8);
-                // A register may be wider than what is loaded, which is extended with zeros.
+                // A register may be wider than the loaded value, which is extended with zeros.
                 let width = self.kernel.widths[operands[0]];
                 self.set(operands[0], width.max(bits), value);
             }
@@ -433,7 +432,7 @@ impl<'k> Thread<'k> {
                 let value = product.wrapping_add(read(self, 3));
                 self.set(operands[0], bits, value);
             }
-            // The second operand of a shift has 32 bits, whatever the first has.
+            // The second operand of a shift has 32 bits, whatever the width of the first.
             ["shl", _] => {
                 let by = self.value(operands[2], 32);
                 self.set(operands[0], bits, read(self, 1) << by);

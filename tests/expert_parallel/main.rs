@@ -1,4 +1,4 @@
-//! Mixture of experts: what arrives and what comes back, against a plain reference, to the bit.
+//! Mixture of experts: the results of dispatch and combine equal a plain reference, to the bit.
 //!
 //! Random worlds: a failure names its seed. `NCCL_TEST_SEED=N` runs that one.
 
@@ -41,7 +41,7 @@ fn made(comm: &Communicator, case: &Case, row_bytes: usize) -> nccl::Result<Expe
         .build()
 }
 
-/// An arrangement that all ranks make of the same numbers.
+/// An arrangement that all ranks derive from the same random numbers.
 fn random_case(random: &mut fastrand::Rng, ranks: usize) -> Case {
     let experts = ranks * random.usize(1..=4);
     let max_tokens = random.usize(1..=24);
@@ -61,7 +61,7 @@ fn random_case(random: &mut fastrand::Rng, ranks: usize) -> Case {
     }
 }
 
-/// The tokens of all ranks: some without any, some that all want the same experts, some that want none.
+/// The tokens of all ranks: some ranks have none, some tokens all choose the same experts, some choose none.
 fn random_step(random: &mut fastrand::Rng, case: &Case) -> Step {
     let mut step = Step {
         topk: Vec::new(),
@@ -110,7 +110,7 @@ fn random_rows<T: Element>(random: &mut fastrand::Rng, step: &Step, width: usize
     lengths.into_iter().map(&mut row).collect()
 }
 
-/// To the device; also nothing.
+/// Copies values to the device; also none.
 fn up<T: Element>(stream: &Arc<CudaStream>, values: &[T]) -> Result<CudaSlice<T>, DriverError> {
     match values {
         [] => stream.null::<T>(),
@@ -122,7 +122,7 @@ fn flat<T: Copy>(values: &[Vec<T>]) -> Vec<T> {
     values.concat()
 }
 
-/// The experts of one rank do their work, on the host.
+/// The work of the experts of one rank, on the host.
 fn experts_work<T: Weighed>(case: &Case, rank: usize, y: &[T], width: usize) -> Vec<T> {
     let places = case.places(rank);
     let rows = y.chunks_exact(width).zip(places);
@@ -134,7 +134,7 @@ fn experts_work<T: Weighed>(case: &Case, rank: usize, y: &[T], width: usize) -> 
     .collect()
 }
 
-/// Routes, dispatches, lets the experts work, and combines; compares all of it.
+/// Routes, dispatches, runs the experts, and combines; compares all results.
 fn one_step<T: Weighed>(
     what: &str,
     ep: &mut ExpertParallel,
@@ -152,7 +152,7 @@ fn one_step<T: Weighed>(
 
     let mine = up(&stream, &x[rank])?;
     let mut y = stream.alloc_zeros::<T>(case.rows() * width)?;
-    // What was there before does not shine through.
+    // Earlier contents must not be visible in the result.
     stream.memcpy_htod(&vec![T::narrow(7.0); case.rows() * width], &mut y)?;
     ep.dispatch(routing, &mine, &mut y)?;
     let found = stream.clone_dtoh(&y)?;
@@ -173,7 +173,7 @@ fn one_step<T: Weighed>(
     Ok(())
 }
 
-/// Either all that were routed, or the right complaint.
+/// Asserts that the counts are correct, or that the error is.
 fn counts_are_right(what: &str, routing: &Routing, case: &Case, step: &Step, rank: usize) {
     let all = case.counts(step);
     let own = rank * case.own()..(rank + 1) * case.own();
@@ -235,7 +235,7 @@ fn random_world(world: &World, seed: u64) -> Outcome {
     Ok(())
 }
 
-/// The number of ranks of each.
+/// The number of ranks for each seed.
 const SEEDS: [usize; 8] = [1, 2, 3, 4, 8, 2, 3, 4];
 
 fn random_worlds(late: &str) {

@@ -1,5 +1,5 @@
-//! The kernels as they are launched, against an interpreter of their PTX: on the emulator, that the Rust functions which
-//! run in their place give the same bits; on a GPU, that the GPU does.
+//! Compares the kernels as they are launched with an interpreter of their PTX: on the emulator, the Rust functions in
+//! their place must give the same bits; on a GPU, the GPU must.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ enum Argument {
     Narrow(u32),
 }
 
-/// Where the kernels are run besides the interpreter.
+/// The device that runs the kernels besides the interpreter.
 struct Device {
     stream: Arc<CudaStream>,
     module: sys::CUmodule,
@@ -100,7 +100,7 @@ fn numbers(values: &[i32]) -> Argument {
     bytes(values, |value| value.to_le_bytes())
 }
 
-/// Memory that holds something else before.
+/// Memory with arbitrary contents.
 fn dirt(len: usize) -> Argument {
     Argument::Buffer((0..len).map(|at| at as u8 ^ 0xa5).collect())
 }
@@ -124,7 +124,7 @@ fn routing_is_what_the_ptx_says() {
                     _ => random.i32(0..experts.cast_signed()),
                 })
                 .collect();
-            // Something, so that the buffer is there.
+            // Not empty, so that there is a buffer.
             let topk = numbers(&[&topk[..], &[0]].concat());
             let grid = Grid {
                 blocks: [experts + 1, 1],
@@ -178,7 +178,7 @@ fn rows_are_copied_as_the_ptx_says() {
     });
 }
 
-/// The kernels that add up, and the bytes of their elements.
+/// The kernels that add rows, and the sizes of their elements.
 const COMBINES: [(&str, usize); 3] = [("f32", 4), ("f16", 2), ("bf16", 2)];
 
 #[test]
@@ -190,7 +190,7 @@ fn rows_are_added_up_as_the_ptx_says() {
             for _ in 0..10 {
                 let (tokens, top_k) = (random.usize(1..5), random.usize(1..6));
                 let (rows, width) = (random.usize(1..7), random.usize(1..700));
-                // Any bits: infinities, numbers that are none and tiny ones among them.
+                // Any bits: infinities, NaNs and subnormal numbers among them.
                 let y: Vec<u8> = (0..rows * width * size).map(|_| random.u8(..)).collect();
                 let slot = |_| match random.u8(..) {
                     0..30 => -1,
@@ -225,7 +225,7 @@ fn rows_are_added_up_as_the_ptx_says() {
     });
 }
 
-/// One times each weight: of every exponent, with the mantissas on both sides of where a rounding turns.
+/// One times each weight: of every exponent, with mantissas on both sides of each rounding boundary.
 #[test]
 fn sums_are_rounded_as_the_ptx_says() {
     ranks_as_threads(1, |world: World| -> Outcome {

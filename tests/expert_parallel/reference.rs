@@ -1,4 +1,4 @@
-//! What the experts receive, and what comes back, worked out on the host in the plainest way.
+//! The rows that the experts receive, and the combined results, computed on the host in the plainest way.
 
 use std::fmt;
 
@@ -22,19 +22,19 @@ pub(crate) struct Case {
 pub(crate) struct Step {
     /// `[rank][token][choice]`
     pub(crate) topk: Vec<Vec<Vec<i32>>>,
-    /// Likewise.
+    /// As `topk`.
     pub(crate) weights: Vec<Vec<Vec<f32>>>,
 }
 
 /// An element whose bits can be compared.
 pub(crate) trait Element: NcclType + DeviceRepr + ValidAsZeroBits + fmt::Debug {
     const ZERO: Self;
-    /// Any bits.
+    /// Arbitrary bits.
     fn random(random: &mut fastrand::Rng) -> Self;
     fn bits(self) -> u64;
 }
 
-/// An element that can be weighed.
+/// An element that can be weighted.
 pub(crate) trait Weighed: Element {
     fn wide(self) -> f32;
     fn narrow(wide: f32) -> Self;
@@ -65,7 +65,7 @@ macro_rules! floats {
                 const ZERO: Self = $zero;
                 fn random(random: &mut fastrand::Rng) -> Self {
                     match random.u8(..) {
-                        // Infinities, numbers that are none, tiny ones.
+                        // Infinities, NaNs, subnormal numbers.
                         0..8 => Self::from_bits(random.$any(..)),
                         _ => Self::narrow((random.f32() - 0.5) * 8.0),
                     }
@@ -96,7 +96,7 @@ floats! {
     bf16, bf16::ZERO, u16, 0x7fff, |value| value.to_f32(), |wide| bf16::from_f32(wide);
 }
 
-/// What an expert makes of an element.
+/// The output of an expert for an element.
 pub(crate) fn expert<T: Weighed>(expert: usize, element: T) -> T {
     T::narrow(element.wide() * (expert as f32 + 0.25) - 1.0)
 }
@@ -114,7 +114,7 @@ impl Case {
         usize::try_from(choice).is_ok_and(|expert| expert < self.experts)
     }
 
-    /// The tokens of one rank that want one expert, each as often as it wants it.
+    /// The tokens of one rank that choose one expert, each as often as it chooses it.
     fn wanting(&self, topk: &[Vec<i32>], expert: usize) -> Vec<usize> {
         let mut tokens = Vec::new();
         for (token, choices) in topk.iter().enumerate() {
@@ -127,7 +127,7 @@ impl Case {
         tokens
     }
 
-    /// How many tokens of each rank want each expert: `[rank][expert]`.
+    /// How many tokens of each rank choose each expert: `[rank][expert]`.
     pub(crate) fn counts(&self, step: &Step) -> Vec<Vec<u32>> {
         let of = |topk: &Vec<Vec<i32>>| {
             let count = |expert| self.wanting(topk, expert).len() as u32;
@@ -136,7 +136,7 @@ impl Case {
         step.topk.iter().map(of).collect()
     }
 
-    /// The expert and the source of each row that `rank` receives, and its place among those of the two.
+    /// For each row that `rank` receives: the expert, the source rank, and its index among the rows of the two.
     pub(crate) fn places(&self, rank: usize) -> Vec<(usize, usize, usize)> {
         let mut places = Vec::new();
         let mut add = |source, own| {
@@ -158,7 +158,7 @@ impl Case {
         places
     }
 
-    /// What `rank` receives of rows `x` of all ranks, each `[token][width]`.
+    /// The rows that `rank` receives from the rows `x` of all ranks, each `[token][width]`.
     pub(crate) fn received<T: Element>(
         &self,
         step: &Step,
@@ -176,7 +176,7 @@ impl Case {
         y
     }
 
-    /// What `rank` gets back for rows `x` of its own, when each expert did what [`expert`] does.
+    /// The result that `rank` gets back for its rows `x`, when each expert computes [`expert`].
     pub(crate) fn combined<T: Weighed>(
         &self,
         step: &Step,

@@ -1,4 +1,4 @@
-//! One promise each.
+//! Tests of one guarantee each.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::reference::{Case, Step, assert_same};
 use super::support::{needs_emulator, ranks_as_threads};
 use super::{Outcome, experts_work, flat, made, nothing_was_caught, random_rows, start, up};
 
-/// Two experts on each of two ranks, of which each has room for two tokens of each rank.
+/// Two experts on each of two ranks; each expert has room for two tokens of each rank.
 const CASE: Case = Case {
     ranks: 2,
     experts: 4,
@@ -47,7 +47,7 @@ fn an_expert_that_is_full_is_told_by_both_ends_and_the_tokens_are_not_numbers() 
         let (rank, stream) = (world.rank(), comm.stream().clone());
         let mut ep = made(&comm, &CASE, WIDTH * 4)?;
         let mut routing = ep.routing()?;
-        // Rank 0 alone has a third token for expert 3, which is rank 1's.
+        // Rank 0 alone has a third token for expert 3, which is on rank 1.
         let mut step = both(&[[3, 0], [1, 3], [-1, 2], [0, 3]]);
         step.topk[1][3][1] = 2;
         let x = random_rows::<f32>(&mut fastrand::Rng::with_seed(1), &step, WIDTH);
@@ -81,7 +81,7 @@ fn an_expert_that_is_full_is_told_by_both_ends_and_the_tokens_are_not_numbers() 
         assert_eq!((source, expert, tokens, capacity), (0, 3, 3, 2), "{error}");
         let operation = error.operation().expect("the routing");
         assert_eq!(operation.kind(), OperationKind::Route);
-        // The communicator is as good as before, and so is the handle.
+        // The communicator and the handle still work.
         let step = both(&[[3, 0], [1, 3]]);
         ep.route(&up(&stream, &flat(&step.topk[rank]))?, &mut routing)?;
         assert_eq!(routing.counts()?.sent(), [1, 1, 0, 2]);
@@ -149,7 +149,7 @@ fn a_token_may_choose_an_expert_twice() {
     });
 }
 
-/// Rows of any length: whole words of 16 and 4 bytes, and odd ones, in both orders.
+/// Rows of any length: whole words of 16 and 4 bytes, and odd lengths, in both orders.
 #[test]
 fn rows_travel_with_their_scales() {
     ranks_as_threads(2, |world: World| -> Outcome {
@@ -174,7 +174,7 @@ fn rows_travel_with_their_scales() {
                 let (y, t) = (stream.clone_dtoh(&y)?, stream.clone_dtoh(&t)?);
                 assert_same(&what, &y, &case.received(&step, rank, &x, bytes), bytes);
                 assert_same(&what, &t, &case.received(&step, rank, &s, scales), scales);
-                // Without them, from the middle of a buffer: at no round address.
+                // Without scales, from the middle of a buffer: at an unaligned address.
                 let mut all = vec![9u8];
                 all.extend(&x[rank]);
                 let mine = up(&stream, &all)?;
@@ -213,7 +213,7 @@ fn two_routings_are_in_use_at_once() {
             received.push(y);
         }
         drop(late);
-        // Back in the other order, and one of them twice.
+        // Back in reverse order, and one of them twice.
         for at in [1, 0, 1] {
             let y = stream.clone_dtoh(&received[at])?;
             let z = up(&stream, &experts_work(&CASE, rank, &y, WIDTH))?;
@@ -356,7 +356,7 @@ fn what_does_not_fit_is_refused_before_anything_is_issued() {
         let error = ep.combine(&routing, erased, &weights, mismatch);
         assert!(kind_of(error).starts_with("DataTypeMismatch"));
 
-        // Nothing of all that was issued, on either rank.
+        // None of these calls was issued, on either rank.
         let mut y = zeros(rows * WIDTH);
         let done = ep.dispatch(&routing, &x, &mut y)?;
         assert_eq!(done.sequence(), before + 1, "rank {rank}");
@@ -391,7 +391,7 @@ fn a_stream_that_is_capturing_is_refused() {
         );
         let operation = refused.operation().map(|operation| operation.kind());
         assert_eq!(operation, Some(OperationKind::Dispatch));
-        // Nothing of it got into the graph, and it works as before.
+        // Nothing was captured into the graph, and the handle still works.
         assert!(graph?.is_some());
         ep.dispatch(&routing, &x, &mut y)?.wait()?;
         Ok(())
@@ -421,22 +421,22 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
             error.contains("RankMajor on rank 0 and ExpertMajor on rank 1"),
             "{error}"
         );
-        // One that cannot work is told by that rank, and the others do not wait for it.
+        // A rank with an invalid setting gets its own error, and the others do not wait for it.
         let own = if world.rank() == 1 { 0 } else { 4 };
         let error = text(builder().max_tokens(4).capacity(own).build());
         match world.rank() {
             1 => assert!(error.contains("`capacity`: it has to be given"), "{error}"),
             _ => assert!(error.contains("rank 1 could not make its part"), "{error}"),
         }
-        // What may differ.
+        // Settings that may differ.
         let ep = builder().max_tokens(world.rank() + 1).capacity(2).build()?;
         assert_eq!((ep.experts(), ep.own_experts(), ep.capacity()), (6, 2, 2));
         Ok(())
     });
 }
 
-/// The memory of everything that a step touches is freed right after the call, on its own streams, while all of it
-/// runs late; with cudarc's events and without them.
+/// The memory that a step uses is freed right after the call, on its own streams, while the step runs late; with
+/// cudarc's events and without them.
 #[test]
 fn memory_outlives_kernels_and_messages_that_run_late() {
     if !needs_emulator("work that runs late on purpose") {
@@ -480,7 +480,7 @@ fn memory_outlives_kernels_and_messages_that_run_late() {
             let combined = another.clone_dtoh(&out)?;
             let expected = CASE.combined(&step, rank, &x[rank], width);
             assert_same("combined", &combined, &expected, width);
-            // Everything at once, under work that has not begun.
+            // Issued at once, behind work that has not begun.
             let mine = up(comm.stream(), &x[rank])?;
             let mut y = comm.stream().alloc_zeros::<f32>(CASE.rows() * width)?;
             let done = ep.dispatch(&routing, &mine, &mut y)?;
@@ -502,7 +502,7 @@ fn a_rank_that_does_not_come_is_waited_for_no_longer_than_the_limit() {
         let ep = made(&comm.within(limit), &CASE, 4)?;
         let mut routing = ep.routing()?;
         if world.rank() == 0 {
-            // Issued at once; the host waits for the other only here.
+            // Issued at once; the host waits for the other rank only here.
             ep.route(&stream.clone_htod(&[0i32, 1])?, &mut routing)?;
             let error = routing.counts().expect_err("nobody answered");
             assert!(error.is_timeout() || error.fault().is_some(), "{error}");
@@ -525,7 +525,7 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
         let ep = made(&comm, &CASE, 4)?;
         let mut routing = ep.routing()?;
         let topk = stream.clone_htod(&[0i32, 1])?;
-        // Otherwise the other rank may still be waiting for what it builds.
+        // Otherwise the other rank may still be waiting during its own build.
         world.barrier("built")?;
         const OUT_OF_MEMORY: u32 = 2;
         let fault = (world.rank() == 0).then(|| {
@@ -535,7 +535,7 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
         let routed = ep.route(&topk, &mut routing);
         let error = match fault {
             Some(_) => routed.expect_err("it cannot be launched"),
-            // Perhaps the message was on its way before the other rank failed.
+            // The message may have been in transit before the other rank failed.
             None => routed
                 .and_then(|_| routing.counts())
                 .expect_err("nobody answers"),

@@ -1,8 +1,8 @@
-//! The side of a rank in a row: what it has, what it can do, and what it says.
+//! The rank's side of a row: its state, its actions, and its output.
 //!
-//! A rank says, each at the beginning of a line: `ready`; `harm` when it is about to do the wrong thing
-//! itself; `fault: ` and the cause as JSON; `kind: ` and the kind of the error; `ended: ` and the cause, or `refused: ` and an error, or `unharmed`; `on: ` when it works again;
-//! `leaks: ` and what it holds more than before, or nothing.
+//! A rank prints lines that begin with: `ready`; `harm` when it is about to do the wrong thing itself; `fault: ` and
+//! the cause as JSON; `kind: ` and the kind of the error; `ended: ` and the cause, or `refused: ` and an error, or
+//! `unharmed`; `on: ` when it works again; `leaks: ` and the resources that it holds more than before, or nothing.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::support;
 use crate::support::held::{Held, held};
 use crate::switch::on_the_host;
 
-/// Within this, those that live go on.
+/// Time within which the surviving ranks continue.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What a rank of a row has.
+/// The state of a rank of a row.
 pub(crate) struct Actor {
     pub(crate) world: World,
     pub(crate) stream: Arc<CudaStream>,
-    /// Of all ranks; not in rows that begin without.
+    /// The communicator of all ranks; `None` in rows that begin without.
     comm: Option<Communicator>,
     pub(crate) limit: Duration,
 }
@@ -59,7 +59,7 @@ impl Actor {
             .wait()
     }
 
-    /// Works until it cannot.
+    /// Works until an error.
     pub(crate) fn work(&self) -> nccl::Result<()> {
         loop {
             self.all_reduce()?;
@@ -68,7 +68,7 @@ impl Actor {
 
     /// Works for a while.
     pub(crate) fn work_for(&self, time: Duration) -> nccl::Result<()> {
-        // All do as many turns: who is late makes the others wait.
+        // All ranks do the same number of turns: a late rank makes the others wait.
         for _ in 0..time.as_millis() / 10 {
             self.all_reduce()?;
             std::thread::sleep(Duration::from_millis(10));
@@ -76,26 +76,26 @@ impl Actor {
         Ok(())
     }
 
-    /// All are here, and the wrong thing happens now.
+    /// All ranks are here, and the fault happens now.
     pub(crate) fn harm(&self) {
         self.world.barrier("harm").expect("all are there");
         println!("harm");
     }
 
-    /// Does nothing until the communicator has ended; then what a call says.
+    /// Makes no call until the communicator has ended; returns the result of the next call.
     pub(crate) fn hear(&self) -> nccl::Result<()> {
         hear(self.comm())?;
         self.all_reduce()
     }
 }
 
-/// Does nothing until a communicator has ended.
+/// Makes no call until a communicator has ended.
 pub(crate) fn hear(comm: &Communicator) -> nccl::Result<()> {
     hear_any(&[comm]);
     Ok(())
 }
 
-/// The same of several: the one that has.
+/// As [`hear`], for several; returns the one that has ended.
 pub(crate) fn hear_any<'c>(comms: &[&'c Communicator]) -> &'c Communicator {
     let begun = Instant::now();
     loop {
@@ -119,7 +119,7 @@ fn build(
         .build()
 }
 
-/// A right result with all ranks of `comm`, over the connections that the work of a row uses.
+/// Checks a result with all ranks of `comm`, over the connections that the work of a row uses.
 fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<()> {
     let mut y = stream.clone_htod(&vec![1f32; 1 << 10]).expect("memory");
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -148,7 +148,7 @@ pub(crate) fn rank(row: &'static Row) {
         comm: None,
         limit: row.limit,
     };
-    // A process keeps some things from its first.
+    // The first communicator creates permanent resources of a process.
     let first = actor.build("first").expect("all are there");
     sum(&first, &actor.stream).expect("all are there");
     first.finalize().expect("all are there");
@@ -191,18 +191,18 @@ pub(crate) fn rank(row: &'static Row) {
     }
     println!("main returns");
     if !row.aside.is_empty() {
-        // All hosts have one list of processes here: an end would be seen across a cut cable.
+        // All hosts share one list of processes here: an end would be seen across a cut cable.
         std::thread::sleep(LONG);
     }
 }
 
-/// Shows that this process is as good as before.
+/// Shows that this process still works.
 fn go_on(row: &Row, mut actor: Actor, before: &Held) {
     let rank = actor.world.rank();
     let is_successor = rank > 0 && (0..rank).all(|before| row.lost.contains(&before));
     let goes_on = matches!(row.then, Then::Epoch | Then::Behind);
-    // The rank that coordinates now listens where ranks meet. The connections of the epoch before stay until the next one:
-    // to the coordinator, to the launcher, and what watches their processes.
+    // The current coordinator listens at the rendezvous address. The connections of the previous epoch stay until the
+    // next one: to the coordinator, to the launcher, and the watches of their processes.
     let line = match row.cast {
         Cast::Fleet(_) => 4,
         Cast::Processes(_) | Cast::Hosts(_) => 3,
@@ -244,13 +244,14 @@ fn go_on(row: &Row, mut actor: Actor, before: &Held) {
     println!("leaks: {}", leaks(before, more));
 }
 
-/// What this process holds more than before, when what it lets go of is gone; so many descriptors may be more.
+/// The resources that this process holds more than before, once dropped objects are gone; `allowed` descriptors may be
+/// more.
 fn leaks(before: &Held, allowed: usize) -> String {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let now = held().expect("/proc says");
         let mut more = String::new();
-        // What some other thread is just closing may be counted.
+        // A descriptor that another thread is just closing may be counted.
         if now.descriptors > before.descriptors + allowed + 2 {
             let _ = write!(
                 more,

@@ -1,5 +1,5 @@
-//! Whatever breaks, every rank that lives has the same cause within a bound, the right one, and can go on:
-//! every row of the table is tried with real processes, and `docs/faults.md` has exactly these rows.
+//! Whatever fails, every surviving rank has the same, correct cause within a bound, and can continue: every row of the
+//! table is tried with real processes, and `docs/faults.md` has exactly these rows.
 //!
 //! ```text
 //! cargo test -p nccl-tests --test fault_matrix -- --nocapture            what was measured
@@ -17,7 +17,7 @@ mod programs;
 mod row;
 mod rows;
 mod stage;
-// Of the rooms of these tests, each uses a part.
+// Each test file uses a part of these modules.
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../support/switch.rs"]
@@ -35,15 +35,16 @@ use support::table::{try_all, written_or_same};
 
 /// Rows that are tried at the same time.
 const TOGETHER: usize = 3;
-/// What a loaded machine may take on top of every bound.
+/// Allowance for a loaded machine on top of every bound.
 const LOADED: Duration = Duration::from_secs(2);
-/// A side that is cut off goes on looking for the others for twelve seconds after it has lost them.
+/// A side that is cut off looks for the others for twelve seconds after it has lost them.
 const ASIDE: Duration = Duration::from_secs(22);
-/// And a connection that has ended may come back for so long.
+/// How long a lost connection may take to be resumed.
 const RESUMES: Duration = Duration::from_secs(2);
-/// A rank that has lost the coordinator is told by those that have not that it lives, and asks them again two or three seconds later.
+/// A rank that has lost the coordinator is told by the others that the coordinator is alive, and asks them again two or
+/// three seconds later.
 const ASKS_AGAIN: Duration = Duration::from_secs(6);
-/// Until ranks are there, and until they are gone.
+/// Until ranks have started, and until they have ended.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// Every row, in the order of the page.
@@ -52,18 +53,18 @@ fn all() -> Vec<&'static Row> {
     sections.flat_map(|section| section.rows).collect()
 }
 
-/// What was measured in a row.
+/// The measurements of a row.
 struct Measured {
     /// From the fault until the last rank has its error.
     ended: Duration,
     /// Until the last rank has a right result again.
     on: Duration,
     outcome: Outcome,
-    /// What the ranks were told.
+    /// The sentences that the ranks got.
     sentences: BTreeSet<String>,
 }
 
-/// Tries a row; what is wrong with it.
+/// Tries a row; the error says what is wrong with it.
 fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
     let mut stage = Stage::start(test, row)?;
     let ranks = 0..row.cast.ranks();
@@ -73,7 +74,7 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
     let begun = match row.harm {
         Some(harm) => {
             harm(&mut stage)?;
-            // Commands that make a firewall or a namespace's link take seconds on a busy machine.
+            // Commands that change a firewall or a namespace's link take seconds on a busy machine.
             Instant::now()
         }
         None => {
@@ -195,7 +196,7 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
     })
 }
 
-/// The ranks that a root has together: of a circle, of a host.
+/// The ranks that a root names together: of a cycle, of a host.
 fn ranks_at_fault(told: &str) -> Option<Vec<usize>> {
     let (_, root) = told.split_once("): ")?;
     let mut values = serde_json::Deserializer::from_str(root).into_iter();
@@ -203,7 +204,7 @@ fn ranks_at_fault(told: &str) -> Option<Vec<usize>> {
     serde_json::from_value(root["ranks"].clone()).ok()
 }
 
-/// What is not as the row says in what a rank says.
+/// The first deviation of a rank's output from the row.
 fn wrong(stage: &Stage, row: &Row, said: &str, others: Option<&String>) -> Option<String> {
     let all_of = |says: &[&str]| {
         let missing = says.iter().find(|says| !said.contains(**says));
@@ -232,7 +233,7 @@ fn wrong(stage: &Stage, row: &Row, said: &str, others: Option<&String>) -> Optio
             if !is_right {
                 return Some(format!("it is of none of {culprits:?}"));
             }
-            // Where several are at fault together, all of them, and nobody else.
+            // Where several ranks are at fault together, all of them, and no others.
             if let Some(ranks) = ranks_at_fault(of)
                 && !culprits.iter().all(|rank| ranks.contains(rank))
                     | !ranks.iter().all(|rank| culprits.contains(rank))
@@ -291,7 +292,7 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
                 row.name
             )),
             (Ok(found), None) => {
-                // NVIDIA's library has its own words, and those of a call that fails are not ours.
+                // NVIDIA's library has its own texts, and those of a failed call are not this crate's.
                 if !nvidias {
                     let compared =
                         outcomes.compare(row.name, found.outcome.clone(), found.sentences.clone());

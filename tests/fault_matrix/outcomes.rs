@@ -1,9 +1,10 @@
-//! What came of every row once, kept as data, so that a change of how the crate is built shows where it changes what people
-//! are told: `outcomes.json`, beside this file.
+//! The recorded outcomes of every row, so that a change of the crate's structure shows where it changes what users are
+//! told: `outcomes.json`, beside this file.
 //!
-//! Of each row it has the outcomes that were seen: what the ranks that live are told, as values, and how every process ended. Class,
-//! root, culprit, role, kind and the ends have to be those of an outcome there. Sentences differ with the moment: a sentence that is not
-//! there is printed, and is an error with `NCCL_TEST_OUTCOMES=strict`. `NCCL_TEST_OUTCOMES=write` adds what it sees.
+//! For each row it has the outcomes that were seen: what the surviving ranks are told, as values, and how every process
+//! ended. Class, root, culprit, role, kind and the ends must be those of a recorded outcome. Sentences vary with
+//! timing: an unknown sentence is printed, and is an error with `NCCL_TEST_OUTCOMES=strict`. `NCCL_TEST_OUTCOMES=write`
+//! adds new outcomes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -13,21 +14,21 @@ use serde_json::Value;
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fault_matrix/outcomes.json");
 
-/// What came of a row, without what is another one each time: numbers of processes, times, names of hosts.
+/// The outcome of a row, without values that vary: process numbers, times, host names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Outcome {
-    /// Of the fault that all are told; empty where the row ends otherwise.
+    /// Of the fault that all ranks get; empty where the row ends otherwise.
     pub(crate) class: String,
     pub(crate) root: String,
     pub(crate) role: String,
     pub(crate) culprit: Option<usize>,
-    /// Of the errors of all ranks: its name, and whether it is one by time.
+    /// The kind of all ranks' errors: its name, and whether it is a timeout.
     pub(crate) kind: String,
     /// How each process ended: its exit code, its signal, or that it runs.
     pub(crate) ends: Vec<String>,
 }
 
-/// What was seen of a row.
+/// The recorded outcomes of a row.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Seen {
     outcomes: BTreeSet<Outcome>,
@@ -38,7 +39,7 @@ struct Seen {
 /// By the row's name.
 type Kept = BTreeMap<String, Seen>;
 
-/// The outcomes that are kept, and what is new.
+/// The recorded outcomes, and how to treat new ones.
 pub(crate) struct Outcomes {
     kept: Mutex<Kept>,
     how: How,
@@ -66,7 +67,7 @@ impl Outcomes {
         }
     }
 
-    /// Looks whether this is known of the row; what is new in it.
+    /// Compares an outcome with those of the row; returns what is new.
     pub(crate) fn compare(
         &self,
         row: &str,
@@ -98,7 +99,7 @@ impl Outcomes {
         }
     }
 
-    /// Writes what is known by now, if that was asked for.
+    /// Writes the recorded outcomes, if requested.
     pub(crate) fn write(self) {
         if self.how == How::Write {
             let kept = self.kept.into_inner().unwrap();
@@ -110,7 +111,7 @@ impl Outcomes {
 }
 
 impl Outcome {
-    /// Of a fault as its form for serde has it, none where the row ends otherwise.
+    /// From the serde form of a fault; `None` where the row ends otherwise.
     pub(crate) fn of(fault: Option<&Value>, kind: String, ends: Vec<String>) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let none = Value::Null;
@@ -128,7 +129,7 @@ impl Outcome {
     }
 }
 
-/// Every sentence in a value, without what is another one each time.
+/// Collects every sentence in a value, without parts that vary.
 pub(crate) fn sentences(value: &Value, host: &str, into: &mut BTreeSet<String>) {
     match value {
         Value::String(text) if text.contains(' ') => {
@@ -142,7 +143,7 @@ pub(crate) fn sentences(value: &Value, host: &str, into: &mut BTreeSet<String>) 
     }
 }
 
-/// A text without the name of this host, and with `#` for every number that is not one of ranks.
+/// A text without the name of this host, and with `#` for every number that is not a rank.
 pub(crate) fn lasting(text: &str, host: &str) -> String {
     let text = match host {
         "" => text.to_owned(),

@@ -1,4 +1,4 @@
-//! One row of the table: what happens, what every rank that lives has to be told, and within what.
+//! One row of the table: the fault, what every surviving rank must be told, and within which time.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use crate::stage::{Stage, Unable};
 
 /// A limit of operations that is meant to pass.
 pub(crate) const SHORT: Duration = Duration::from_secs(1);
-/// A limit that is not meant to pass: what ends before it was told by somebody.
+/// A limit that is not meant to pass: an earlier end was caused by a report.
 pub(crate) const LONG: Duration = Duration::from_secs(40);
 
-/// Who takes part.
+/// The processes of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cast {
-    /// So many processes, whose parent says nothing.
+    /// This many processes, whose parent reports nothing.
     Processes(usize),
-    /// So many, started by `nccl::launch`, which tells how they ended.
+    /// This many, started by `nccl::launch`, which reports how they ended.
     Fleet(usize),
-    /// So many on each host, which are network namespaces.
+    /// This many on each host, which are network namespaces.
     Hosts(&'static [usize]),
 }
 
@@ -33,17 +33,17 @@ impl Cast {
     }
 }
 
-/// What is to come of it.
+/// The expected end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ends {
-    /// Every rank that lives is told this, the same on all.
+    /// Every surviving rank gets this cause, the same on all.
     Cause {
-        /// The ranks of which one is at fault, whichever it is; none where no rank is to be named as the culprit.
+        /// The ranks of which one is at fault, whichever it is; empty where no rank is to be named as the culprit.
         culprits: &'static [usize],
         class: FaultClass,
-        /// `RootCause`, as its form for serde names it.
+        /// The name of `RootCause` in its serde form.
         root: &'static str,
-        /// What the cause says, among other things.
+        /// Texts that the cause must contain.
         says: &'static [&'static str],
     },
     /// A call fails with this, on these ranks; nothing else happens.
@@ -51,12 +51,12 @@ pub(crate) enum Ends {
         on: &'static [usize],
         says: &'static [&'static str],
     },
-    /// Nothing.
+    /// Nothing happens.
     Nothing,
 }
 
 impl Ends {
-    /// A process is gone, and with this every rank is told so.
+    /// A process has died, and every rank is told so with these texts.
     pub(crate) const fn died(culprits: &'static [usize], says: &'static [&'static str]) -> Self {
         Self::Cause {
             culprits,
@@ -66,7 +66,7 @@ impl Ends {
         }
     }
 
-    /// A limit passes, and this is why.
+    /// A limit passes, for this reason.
     pub(crate) const fn timed_out(
         root: &'static str,
         culprits: &'static [usize],
@@ -81,33 +81,33 @@ impl Ends {
     }
 }
 
-/// With what those who live show that they are usable.
+/// How the surviving ranks show that they are usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// `World::next_epoch`, without those that are gone.
+    /// `World::next_epoch`, without the dead ranks.
     Epoch,
     /// `World::next_epoch_leaving_behind`.
     Behind,
     /// Another communicator of the same ranks in the same world.
     Again,
-    /// `Communicator::shrink` without those that are gone, in the same world.
+    /// `Communicator::shrink` without the dead ranks, in the same world.
     Shrink,
     /// The communicator that they have.
     Same,
 }
 
-/// What comes of a row on NVIDIA's own library.
+/// The result of a row on NVIDIA's own library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnNvidias {
     /// The same as on the emulator's own NCCL.
     Same,
-    /// Something else, and what.
+    /// Another result, described here.
     Differs(&'static str),
-    /// It is not tried, and why.
+    /// Not tried, for this reason.
     NotTried(&'static str),
 }
 
-/// What is done to the ranks from outside.
+/// An action on the ranks from outside.
 pub(crate) type Harm = fn(&mut Stage) -> Result<(), Unable>;
 
 pub(crate) struct Row {
@@ -115,29 +115,29 @@ pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) fault: &'static str,
     pub(crate) cast: Cast,
-    /// Of operations.
+    /// The limit of operations.
     pub(crate) limit: Duration,
-    /// In the environment of the ranks.
+    /// Variables of the ranks.
     pub(crate) variables: &'static [(&'static str, &'static str)],
-    /// Whether the ranks have a communicator, that has worked, before it begins.
+    /// Whether the ranks have a working communicator before the row begins.
     pub(crate) built: bool,
-    /// What a rank does; an error is how it ended.
+    /// The code of a rank; an error is how it ended.
     pub(crate) play: fn(&Actor) -> nccl::Result<()>,
-    /// What is done to the ranks; otherwise they say themselves when it begins.
+    /// The action on the ranks; otherwise they announce the fault themselves.
     pub(crate) harm: Option<Harm>,
     pub(crate) ends: Ends,
-    /// Those that do not live to tell it, or cannot.
+    /// The ranks that die, or cannot report.
     pub(crate) lost: &'static [usize],
-    /// Those that are told as all are, and end then: nothing more can be done in their process.
+    /// The ranks that get the fault like all others, and then end: their process is no longer usable.
     pub(crate) leave: &'static [usize],
-    /// Those that are cut off from the others, and what they are told.
+    /// The ranks that are cut off from the others, and what they are told.
     pub(crate) aside: &'static [usize],
     pub(crate) aside_says: &'static str,
-    /// From the fault until the last rank that lives has its error.
+    /// From the fault until the last surviving rank has its error.
     pub(crate) bound: Duration,
     pub(crate) then: Then,
     pub(crate) on_nvidias: OnNvidias,
-    /// What is not right yet; such a row is not run unless it is asked for.
+    /// A known defect; such a row is run only on request.
     pub(crate) not_yet: Option<&'static str>,
 }
 
@@ -163,7 +163,7 @@ pub(crate) const ROW: Row = Row {
 };
 
 impl Row {
-    /// What a table has of it.
+    /// The row of the table.
     pub(crate) fn line(&self) -> String {
         let who = match self.cast {
             Cast::Processes(ranks) => format!("{ranks} processes"),

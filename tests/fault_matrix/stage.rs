@@ -1,4 +1,4 @@
-//! The test's side of a row: starts the ranks, hears what they say and when, and does them harm.
+//! The test's side of a row: starts the ranks, reads their output with its times, and causes the fault.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::switch::{Hosts, Kind};
 
 enum Heard {
     Line(usize, String, Instant),
-    /// After its last line.
+    /// Follows the last line of a rank.
     Ended(usize, Exit),
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Stage {
     heard: Receiver<Heard>,
     said: Vec<Vec<(String, Instant)>>,
     ended: Vec<Option<Exit>>,
-    /// Ranks do not end by themselves.
+    /// Whether ranks do not end by themselves.
     stays: bool,
     pub(crate) hosts: Option<Hosts>,
     pub(crate) group: Option<Group>,
@@ -109,17 +109,17 @@ impl Stage {
         })
     }
 
-    /// Also of a rank that is gone.
+    /// Also of an ended rank.
     pub(crate) fn pid(&self, rank: usize) -> u32 {
         self.pids[rank]
     }
 
-    /// Sends a signal to a rank; it has begun when this returns.
+    /// Sends a signal to a rank; returns once it is sent.
     pub(crate) fn signal(&mut self, rank: usize, signal: Signal) {
         self.fleet.signal(rank, signal);
     }
 
-    /// Takes what is heard next; whether something was, before `deadline`.
+    /// Receives the next line or end; returns whether there was one before `deadline`.
     fn hear(&mut self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         match self.heard.recv_timeout(left) {
@@ -130,7 +130,7 @@ impl Stage {
         true
     }
 
-    /// Waits until a rank has said a line that begins with `word`; what follows, and when it was heard.
+    /// Waits until a rank has printed a line that begins with `word`; returns the rest, and when it was received.
     pub(crate) fn says(
         &mut self,
         rank: usize,
@@ -156,7 +156,7 @@ impl Stage {
         }
     }
 
-    /// What a rank has said in a line that begins with `word`, if it has.
+    /// The rest of a line of a rank that begins with `word`, if there is one.
     pub(crate) fn has_said(&self, rank: usize, word: &str) -> Option<&str> {
         let mut lines = self.said[rank].iter();
         lines.find_map(|(line, _)| line.strip_prefix(word))
@@ -172,7 +172,7 @@ impl Stage {
             .collect()
     }
 
-    /// What was heard, for somebody who has to find out why.
+    /// All output so far, to find the reason of a failure.
     pub(crate) fn told(&self, what: &str) -> String {
         let mut text = what.to_owned();
         for (rank, said) in self.said.iter().enumerate() {
@@ -183,7 +183,7 @@ impl Stage {
         text
     }
 
-    /// Waits until a rank has ended, well.
+    /// Waits until a rank has ended successfully.
     pub(crate) fn ends_well(&mut self, rank: usize, within: Duration) -> Result<(), String> {
         self.says(rank, "main returns", within)?;
         if self.stays {
@@ -204,12 +204,12 @@ impl Stage {
     }
 }
 
-/// What a rank is, in the namespace and under the host name of `inside`, if it is on a host.
+/// The command of a rank, in the namespace and under the host name of `inside`, if it is on a host.
 fn command(test: &str, row: &Row, inside: Option<&[String; 2]>) -> Command {
     let mut command = again(test, row.name);
     if let Some([namespace, name]) = inside {
         let plain = command;
-        // The emulator's own NCCL does not go from one namespace to another: there the world alone is inside.
+        // The emulator's own NCCL does not cross namespaces: there only the world is inside.
         let whole = support::on_nvidias();
         command = match whole {
             true => Command::new("ip"),

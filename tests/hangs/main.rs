@@ -1,7 +1,7 @@
-//! No call that hangs inside NCCL or CUDA makes a rank hang: every row of the table is tried with two
-//! processes, and each of them ends, as the row says, within its bound.
+//! No call that hangs inside NCCL or CUDA makes a rank hang: every row of the table is tried with two processes, and
+//! each of them ends, as in the row, within its bound.
 
-// Of the rooms of these tests, each uses a part.
+// Each test file uses a part of these modules.
 #[path = "../support/mod.rs"]
 mod support;
 mod table;
@@ -22,16 +22,16 @@ use table::{
 };
 
 const RANKS: usize = 2;
-/// What a loaded machine may take on top of every bound.
+/// Allowance for a loaded machine on top of every bound.
 const LOADED: Duration = Duration::from_secs(15);
-/// Of ranks that are not to run into a limit of their own.
+/// The limit of ranks that are not meant to time out.
 const LONG: Duration = Duration::from_secs(60);
-/// The call that is tried has come back.
+/// Announces that the tried call has returned.
 const TRIED: &str = "tried";
-/// Rows that are tried at the same time: they sleep most of it.
+/// Rows that are tried at the same time: they mostly sleep.
 const TOGETHER: usize = 12;
 
-/// A communicator with the limits of the table, or of a rank that is not to run into one of its own.
+/// A communicator with the limits of the table, or with [`LONG`] for a rank that is not meant to time out.
 fn build(world: &World, stream: &Arc<CudaStream>, patient: bool) -> nccl::Result<Communicator> {
     let limit = |limit| if patient { LONG } else { limit };
     world
@@ -87,12 +87,12 @@ fn plan(
     })
 }
 
-/// What is to grow: of rank 0 alone.
+/// The communicator to grow: of rank 0 alone.
 fn part(comm: &Communicator) -> nccl::Result<Option<Communicator>> {
     comm.split("part", (comm.rank() == 0).then_some(0), 0)
 }
 
-/// To both ranks.
+/// Grows to both ranks.
 fn grow(
     world: &World,
     part: Option<&Communicator>,
@@ -105,15 +105,15 @@ fn grow(
     }
 }
 
-/// The rank on which it happens: what it does up to there, and how long the call in question took.
+/// The rank with the hanging call: what it does before, and how long the call took.
 fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl::Result<()>) {
     let hang = || {
         if !row.call.is_empty() {
             let fault = faults::at_call(row.call).nth(1);
             let fault = match row.program {
-                // The watchdog asks the same, and who is first differs.
+                // The watchdog makes the same query, and which comes first varies.
                 Program::Wait => fault.on_this_thread(),
-                // Who awaits asks once itself.
+                // The awaiting thread makes one query itself.
                 Program::Await => fault.on_other_threads(),
                 _ => fault,
             };
@@ -150,7 +150,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         Program::Absent | Program::Build | Program::FirstContact => unreachable!("they are above"),
         Program::AllReduce => {
             meet();
-            // Who looks for calls that do not come back sleeps by then.
+            // The thread that looks for hanging calls sleeps by then.
             std::thread::sleep(Duration::from_millis(1500));
             let begun = hang();
             timed(begun, all_reduce(&comm, &mut y))
@@ -197,7 +197,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         Program::AbortLent => {
             meet();
             let begun = hang();
-            // A message to nobody: its launch waits, with the memory.
+            // A message without a receiver: its launch waits, with the memory.
             let fresh = comm.split("fresh", Some(0), 0);
             let _ = fresh.map(|fresh| fresh.map(|fresh| exchange(&fresh, stream)));
             timed(begun, Ok(()))
@@ -208,7 +208,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let begun = hang();
             let waited = plan.launch().and_then(|done| done.wait());
             assert!(waited.is_err_and(|error| error.is_timeout()));
-            // They do not come back: NCCL may still use them.
+            // The buffers are not returned: NCCL may still use them.
             timed(begun, plan.into_buffers().map(drop))
         }
         Program::Finalize => {
@@ -218,7 +218,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         }
         Program::DropCommunicator => {
             if row.call == "ncclCommAbort" {
-                // Nobody sends: its finalize does not end, and an abort has to end it.
+                // No rank sends: its finalize does not end, and an abort has to end it.
                 drop(waiting());
             }
             meet();
@@ -277,7 +277,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             meet();
             let raw = comm.as_raw().expect("it is in use");
             let begun = hang();
-            // SAFETY: it never gets as far as to use it.
+            // SAFETY: the call fails before it uses the handle.
             let other = unsafe { Communicator::from_raw(comm.library(), raw, "other", stream) };
             timed(begun, other.map(drop))
         }
@@ -334,7 +334,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
 /// The other rank.
 fn other(row: &Row, world: &World, stream: &Arc<CudaStream>) -> nccl::Result<()> {
     if row.program == Program::Absent {
-        // It is there, and never comes.
+        // It runs, and never enters.
         std::thread::sleep(INIT + Duration::from_secs(2));
         return Ok(());
     }
@@ -387,7 +387,7 @@ fn other(row: &Row, world: &World, stream: &Arc<CudaStream>) -> nccl::Result<()>
     }
 }
 
-/// Waits until the communicator has ended, without a call on it; then what a call says.
+/// Waits until the communicator has ended, without a call on it; returns the result of the next call.
 fn heard(comm: &Communicator) -> nccl::Result<()> {
     let begun = Instant::now();
     while comm.fault().is_none() && begun.elapsed() < LONG {
@@ -396,9 +396,9 @@ fn heard(comm: &Communicator) -> nccl::Result<()> {
     all_reduce(comm, &mut memory(comm.stream()))
 }
 
-/// One rank of one row; what it says is read by the test.
+/// One rank of one row; the test reads its output.
 fn rank(row: &Row, world: &World) {
-    // The last words of a process are among what it says.
+    // The last output of a process is part of it.
     // SAFETY: both are open.
     unsafe { libc::dup2(1, 2) };
     let stream = support::device(world)
@@ -413,14 +413,15 @@ fn rank(row: &Row, world: &World) {
     } else {
         println!("other: {}", said(other(row, world, &stream)));
         if row.program == Program::ShrinkAborting {
-            // The one that is tried may still agree with this one on what to make, and is not to hear that it left.
+            // The tried rank may still be agreeing with this one on a communicator, and must not get the report that it
+            // left.
             let _ = world.barrier(TRIED);
         }
     }
     println!("main returns");
 }
 
-/// The kind of an error, whom it names, and what it says, in one line.
+/// The kind of an error, the rank that it names, and its text, in one line.
 fn said(result: nccl::Result<()>) -> String {
     let error = match result {
         Ok(()) => return String::from("returned"),
@@ -448,10 +449,10 @@ fn row(index: usize) -> Row {
     ROWS[index].of(support::launch_mode())
 }
 
-/// Tries one row; what is wrong with it.
+/// Tries one row; the error says what is wrong with it.
 fn attempt(test: &str, index: usize) -> Result<(), String> {
     let row = &row(index);
-    // An abort that is not disturbed is over within its limit.
+    // An undisturbed abort is complete within its limit.
     let quick = [("NCCL_EMULATOR_PROXY_POLL_MS", "100")];
     let mut ranks = apart::start(test, &index.to_string(), RANKS, &quick);
     let victim = ranks.remove(row.rank);
@@ -514,7 +515,7 @@ fn attempt(test: &str, index: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// What it says, and how it ended; or that it did not.
+/// The output of a rank, and how it ended; or that it did not.
 fn end(rank: Apart, limit: Duration) -> Result<(String, ExitStatus), String> {
     let ended = rank.try_end(limit);
     ended.map_err(|said| format!("its process did not end within {limit:?}; it said:\n{said}"))
@@ -550,7 +551,7 @@ fn every_call_that_hangs_ends_as_the_table_says() {
 #[test]
 fn the_page_has_the_table() {
     let page = include_str!("../../docs/deadlines-and-abort.md");
-    // Of a call that is made in one mode alone there is no line for the other one.
+    // Calls that only one mode makes have no line for the other mode.
     let is_made = |row: &&Row| !(row.call == "ncclCommSplit" && row.program == Program::Build);
     let other = ROWS.iter().filter(|row| row.differs()).filter(is_made);
     let other = other.map(|row| row.of(LaunchMode::NonBlocking).line());

@@ -1,5 +1,5 @@
-//! What a rank meets, call by call, and what comes of it: the table of `docs/deadlines-and-abort.md`, which
-//! is compared with this one, and of which every row is tried.
+//! The effects of hanging calls, call by call: the table of `docs/deadlines-and-abort.md`, which is compared with this
+//! one, and of which every row is tried.
 
 use std::time::Duration;
 
@@ -7,12 +7,13 @@ use nccl::LaunchMode;
 
 use super::support;
 
-/// The limits of every communicator here: short, and each another one.
+/// The limits of every communicator here: short, and all different.
 pub(crate) const INIT: Duration = Duration::from_secs(3);
 pub(crate) const OPERATION: Duration = Duration::from_millis(1000);
 pub(crate) const FINALIZE: Duration = Duration::from_millis(800);
 pub(crate) const CONFIRM: Duration = Duration::from_millis(700);
-/// NVIDIA's library looks twice a second whether it is aborted, and sleeps up to 3.4 s between two attempts to connect.
+/// NVIDIA's library checks twice a second whether it is aborted, and sleeps up to 3.4 s between two attempts to
+/// connect.
 pub(crate) fn abort() -> Duration {
     match support::on_nvidias() {
         true => Duration::from_secs(5),
@@ -20,10 +21,10 @@ pub(crate) fn abort() -> Duration {
     }
 }
 
-/// Of what has no communicator.
+/// The limit of operations without a communicator.
 const DEFAULT_OPERATION: Duration = Duration::from_secs(30);
 
-/// What the rank is doing that the call belongs to; the name is that of our call.
+/// The operation of the rank that makes the call; named after this crate's method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Absent,
@@ -62,34 +63,34 @@ pub(crate) enum Program {
     GrowNew,
 }
 
-/// What becomes of the rank on which it happens.
+/// The result on the rank with the hanging call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
-    /// The call fails with this kind of error, or one of these, which says this.
+    /// The call fails with this kind of error, or one of these, with this text.
     Error(&'static str, &'static str),
-    /// The call succeeds, as if nothing had happened.
+    /// The call succeeds, as if there was no fault.
     Returns,
     /// The process ends, with this sentence.
     Process(&'static str),
 }
 
-/// What the other ranks hear.
+/// The result on the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Others {
     /// Their calls fail, with this rank as the cause.
     Told,
-    /// Their calls fail, with no rank as the cause, and with this one as the first that ran out of time: it may have waited
+    /// Their calls fail, with no rank as the cause, and with this one as the first that timed out: it may have waited
     /// for them.
     ToldFirst,
-    /// Their calls fail, with the rank as the cause for which this one waits, and which does not come.
+    /// Their calls fail; the cause is the rank that this one waits for, and that does not enter.
     ToldOfPeer,
-    /// Their call fails as well, whether or not they know why.
+    /// Their call fails as well, with or without the reason.
     Fail,
-    /// Nothing happens to them.
+    /// They are not affected.
     Unharmed,
 }
 
-/// Within what.
+/// The time bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bound {
     AtOnce,
@@ -105,7 +106,7 @@ pub(crate) enum Bound {
 }
 
 impl Bound {
-    /// With the limits of these tests.
+    /// The bound with the limits of these tests.
     pub(crate) fn time(self) -> Duration {
         let sentinel = OPERATION + Duration::from_secs(2) + abort() + Duration::from_secs(6);
         match self {
@@ -138,20 +139,20 @@ impl Bound {
     }
 }
 
-/// What is different in launch mode `BlockingChild`.
+/// The differences in launch mode `BlockingChild`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockingChild {
-    /// Nothing.
+    /// None.
     Same,
-    /// What comes of it.
+    /// Another result.
     Other(Ends, Bound, Others),
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
-    /// The C function that does not come back; none where it is a rank that does not come.
+    /// The C function that hangs; empty where a rank does not enter.
     pub(crate) call: &'static str,
-    /// On which of the two ranks.
+    /// The rank of the call.
     pub(crate) rank: usize,
     pub(crate) program: Program,
     pub(crate) ends: Ends,
@@ -179,7 +180,7 @@ const fn row(
 }
 
 impl Row {
-    /// As it is in `mode`.
+    /// The row in `mode`.
     pub(crate) fn of(self, mode: LaunchMode) -> Self {
         match (mode, self.in_child) {
             (LaunchMode::BlockingChild, BlockingChild::Other(ends, bound, others)) => Self {
@@ -266,7 +267,7 @@ impl Row {
     }
 }
 
-/// Calls that may block and that this crate does not make, so that they have no row; and why there is none.
+/// Blocking calls that this crate does not make, so that they have no row; with the reason.
 pub(crate) const NEVER_CALLED: &[(&str, &str)] = &[
     ("ncclCommInitRank", "always blocks"),
     ("ncclCommInitAll", "always blocks"),
@@ -275,7 +276,7 @@ pub(crate) const NEVER_CALLED: &[(&str, &str)] = &[
     ("cuStreamSynchronize", "waits without a limit"),
 ];
 
-/// The line of the page about one of them.
+/// The line of the page about one of these.
 pub(crate) fn never_called((call, why): (&str, &str)) -> String {
     format!("| (none) | `{call}` | is never called: {why} | | |")
 }

@@ -1,6 +1,6 @@
 //! Ranks as processes of a test, on this host or on hosts that are network namespaces.
 //!
-//! A test binary that uses this has a test `a_rank`, which calls [`run_a_rank`]: what the ranks run.
+//! A test binary that uses this has a test `a_rank`, which calls [`run_a_rank`]: the code of the ranks.
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nccl::{Rendezvous, World};
 
-/// What a rank runs; returns at once where this process is none.
+/// The code of a rank; returns at once if this process is none.
 pub(crate) fn run_a_rank() {
     let Ok(script) = std::env::var("NCCL_TEST_SCRIPT") else {
         return;
@@ -38,7 +38,7 @@ pub(crate) fn run_a_rank() {
                 Ok(())
             }
             "leave a child and wait" => {
-                // SAFETY: the child does nothing but sleep, and ends without any of this process's code.
+                // SAFETY: the child only sleeps, and ends without any of this process's code.
                 unsafe {
                     if libc::fork() == 0 {
                         libc::sleep(12);
@@ -73,7 +73,7 @@ pub(crate) fn run_a_rank() {
                 let second = second.expect_err("it dies as well");
                 world.phase("heard of rank 1");
                 println!("result: {first} / {second}");
-                // So that an observer finds who has taken over.
+                // So that an observer finds the successor.
                 std::thread::sleep(Duration::from_secs(1));
                 Ok(())
             }
@@ -86,11 +86,11 @@ pub(crate) fn run_a_rank() {
                     }
                     let next = world.next_epoch(Duration::from_secs(60))?;
                     world = next;
-                    // It stays: an observer comes into the epoch when it has heard of that.
+                    // It stays: an observer enters the epoch when it has received that.
                     world.phase(&format!("in an epoch of {}", world.size()));
                     if world.size() == 1 {
                         println!("result: alone");
-                        // So that an observer hears of it.
+                        // So that an observer receives it.
                         std::thread::sleep(Duration::from_secs(1));
                         return Ok(());
                     }
@@ -151,8 +151,8 @@ pub(crate) fn run_a_rank() {
     }
 }
 
-/// Two namespaces, joined by a cable whose ends have different names, each with an interface that looks
-/// like docker's and leads nowhere.
+/// Two namespaces, joined by a cable whose ends have different names, each with an interface that looks like docker's
+/// and leads nowhere.
 pub(crate) struct Hosts {
     pub(crate) names: [String; 2],
 }
@@ -172,7 +172,7 @@ pub(crate) fn ip(arguments: &str) {
 }
 
 impl Hosts {
-    /// `None`, aloud, where this process may not make them.
+    /// `None`, with a message, where this process may not create them.
     pub(crate) fn new(addresses: [&[&str]; 2]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -204,15 +204,15 @@ impl Hosts {
         Some(hosts)
     }
 
-    /// What the host finds in `/etc/hosts`.
+    /// Sets the host's `/etc/hosts`.
     pub(crate) fn know(&self, host: usize, names: &str) {
-        // What `ip netns exec` puts in the place of the files of `/etc`.
+        // The directory whose files `ip netns exec` mounts over those of `/etc`.
         let directory = format!("/etc/netns/{}", self.names[host]);
         std::fs::create_dir_all(&directory).expect("a directory of the namespace");
         std::fs::write(format!("{directory}/hosts"), names).expect("its hosts");
     }
 
-    /// A rank on host `host`.
+    /// Starts a rank on host `host`.
     pub(crate) fn start(
         &self,
         host: usize,
@@ -226,7 +226,7 @@ impl Hosts {
     }
 }
 
-/// A rank that a command of `before` runs.
+/// Starts a rank through the command `before`.
 pub(crate) fn start(
     before: &[&str],
     rank: usize,
@@ -238,7 +238,7 @@ pub(crate) fn start(
     start_with(&before, rank, size, script, more)
 }
 
-/// A rank that is a child of this process, or of the command `before`.
+/// Starts a rank as a child of this process, or of the command `before`.
 pub(crate) fn start_with(
     before: &[&str],
     rank: usize,
@@ -286,7 +286,7 @@ pub(crate) fn result(output: &Output) -> String {
     rest.lines().next().unwrap_or(rest).to_owned()
 }
 
-/// What a rank says at its end; a child of it may have its output open for longer.
+/// The result line of a rank; a child of it may hold its output open for longer.
 pub(crate) fn last_words(mut rank: Child) -> String {
     let mut out = BufReader::new(rank.stdout.take().expect("a pipe"));
     let mut line = String::new();

@@ -14,7 +14,7 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The first `size` ranks have a communicator, which grows to all. `why` it is not NCCL that does it.
+/// The first `size` ranks have a communicator, which grows to all. `why`: the reason why NCCL does not do it itself.
 fn grow_to_all(world: World, size: usize, why: Option<&str>) -> Outcome {
     let (stream, all) = start(&world, LIMIT)?;
     let part = all.split("part", (world.rank() < size).then_some(0), 0)?;
@@ -37,7 +37,7 @@ fn grow_to_all(world: World, size: usize, why: Option<&str>) -> Outcome {
     let right: f32 = (0..world.size()).map(|rank| 10f32.powi(rank as i32)).sum();
     assert_eq!(sum(&whole, &stream)?, right);
     if let Some(part) = part {
-        // Nothing has happened to it.
+        // It is not affected.
         assert_eq!(part.rank(), world.rank());
         sum(&part, &stream)?;
         part.finalize()?;
@@ -98,7 +98,7 @@ fn a_communicator_whose_ranks_are_not_the_first_is_made_anew() {
             None => world.communicator("whole").stream(&stream).build()?,
         };
         assert_eq!(sum(&whole, &stream)?, 111.0);
-        // All of them are in the world's: there is nobody to take in.
+        // All of them are in the world: there is no rank to take in.
         let same = all.grow(&world, "same")?;
         assert!(
             same.way.to_string().contains("nobody is new"),
@@ -110,7 +110,7 @@ fn a_communicator_whose_ranks_are_not_the_first_is_made_anew() {
     });
 }
 
-/// A rank works, goes on with all others when `newcomers` want to come in, and grows what it has.
+/// A rank works, goes to the next epoch with all others when `newcomers` want to join, and grows its communicator.
 fn take_in(world: World, comm: Option<Communicator>) -> Outcome {
     let stream = support::device(&world)?.new_stream()?;
     let comm = match comm {
@@ -123,7 +123,7 @@ fn take_in(world: World, comm: Option<Communicator>) -> Outcome {
         assert!(begun.elapsed() < LIMIT, "nobody comes");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Each hears of it at its own moment.
+    // Each rank gets the report at its own time.
     world.barrier("somebody comes")?;
     let next = world.next_epoch_keeping(&[&comm], LIMIT)?;
     drop(world);
@@ -232,7 +232,7 @@ fn failing_grow(world: World, call: &'static str, on: usize) -> Outcome {
         world.all_gather("cause", b"")?;
     }
     assert_eq!(nccl::leaked_communicators(), 0);
-    // The others are as they were, and the ranks can try again.
+    // The other communicators still work, and the ranks can try again.
     assert_eq!(sum(&all, &stream)?, 111.0);
     let again = world.communicator("again").stream(&stream).build()?;
     assert_eq!(sum(&again, &stream)?, 111.0);
@@ -278,7 +278,7 @@ fn a_rank_that_does_not_come_is_named_and_nothing_has_happened() {
     });
 }
 
-/// What is left when rank `victim` of three is killed in the middle of a grow.
+/// The surviving ranks when rank `victim` of three is killed in the middle of a grow.
 fn survive_a_grow(world: World, victim: usize) -> Outcome {
     let stream = support::device(&world)?.new_stream()?;
     let all = world.communicator("all").stream(&stream).build()?;
@@ -319,7 +319,7 @@ fn a_rank_that_dies_while_a_communicator_grows_is_the_cause_and_the_others_go_on
     if !support::needs_emulator("a rank that dies in a chosen call") {
         return;
     }
-    // An old one, and one that is new.
+    // An old rank, and a new one.
     for victim in [1, 2] {
         let mut ranks = apart::start(&test, &victim.to_string(), RANKS, &[]);
         let dead = ranks.remove(victim);

@@ -1,8 +1,7 @@
-//! Communicators without some of their ranks, and with more: by NCCL's own way, and where that is not possible by
-//! another.
+//! Communicators without some of their ranks, and with more: by NCCL's own functions, and otherwise by another way.
 
 mod grow;
 mod shrink;
-// Of the rooms of these tests, each uses a part.
+// Each test file uses a part of these modules.
 #[path = "../support/mod.rs"]
 mod support;

@@ -31,7 +31,7 @@ fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
         let three = shrunk.communicator;
         assert_eq!(three.rank(), [0, 9, 1, 2][world.rank()]);
         assert_eq!(sum(&three, &stream)?, 111.0);
-        // Once more, from what was shrunk.
+        // Once more, from the shrunk communicator.
         if three.rank() != 0 {
             let two = three.shrink("two", &[0])?.communicator;
             assert_eq!(sum(&two, &stream)?, 11.0);
@@ -39,7 +39,7 @@ fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
         }
         three.finalize()?;
     }
-    // Nothing has happened to the others.
+    // The other communicators are not affected.
     assert_eq!(sum(&comm, &stream)?, 1111.0);
     comm.finalize()?;
     Ok(())
@@ -93,7 +93,7 @@ fn nccl_shrinks_a_communicator_in_either_launch_mode_until_its_idle_parent_has_e
     }
 }
 
-/// The rank that asked for a mode may be the one that is left out.
+/// The rank that asked for a mode may be the excluded one.
 #[test]
 fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
     for asks in 0..3 {
@@ -115,7 +115,7 @@ fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
                     assert_eq!(sum(&two, &stream)?, 11.0);
                     two.finalize()?;
                 }
-                // The rank that is new has no part in the choice.
+                // The new rank has no part in the choice.
                 let pair = comm.split("pair", (world.rank() != 2).then_some(0), 0)?;
                 let grown = match pair {
                     Some(pair) => {
@@ -152,7 +152,7 @@ fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
         assert_eq!(sum(&comm, &stream)?, 111.0);
         let begun = Instant::now();
         if world.rank() == 2 {
-            // It does not come to the operation, and hears that it is not wanted any more.
+            // It does not enter the operation, and gets the report that it is excluded.
             while comm.fault().is_none() {
                 assert!(begun.elapsed() < LIMIT, "nobody told");
                 std::thread::sleep(Duration::from_millis(1));
@@ -193,7 +193,7 @@ fn with_a_launch_under_way_a_shrink_that_aborts_makes_a_new_one() {
         let world = world.with_launch_mode(LaunchMode::NonBlocking);
         let (stream, comm) = start(&world, LIMIT)?;
         if world.rank() == 2 {
-            // It does not come to the first message, for which the launch of rank 0 waits.
+            // It does not enter the first message, for which the launch of rank 0 waits.
             world.barrier("shrunk")?;
             return Ok(());
         }
@@ -288,11 +288,11 @@ fn ranks_that_want_to_leave_out_others_are_told() {
     });
 }
 
-/// Rank 3 of four is to be left out, and `ncclCommShrink` fails on rank 1.
+/// Rank 3 of four is to be excluded, and `ncclCommShrink` fails on rank 1.
 fn failing_shrink(world: World, aborting: bool) -> Outcome {
-    /// What waits in vain for an abort, or for another rank's end, waits so long.
+    /// How long a wait takes that no abort and no end of another rank completes.
     const IN_VAIN: Duration = Duration::from_secs(120);
-    /// Far below it, and far above what all of this takes.
+    /// Far below that, and far above the duration of this test.
     const DEADLINE: Duration = Duration::from_secs(40);
     let stream = support::device(&world)?.new_stream()?;
     let timeouts = Timeouts::new().abort(IN_VAIN).confirm(IN_VAIN);
@@ -318,7 +318,7 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
         assert!(!error.contains("did not confirm"), "{error}");
         assert!(begun.elapsed() < DEADLINE, "{:?}", begun.elapsed());
     }
-    // On the one that is left out as well: nothing is left of it.
+    // On the excluded rank as well: its communicator has ended.
     while comm.state() != State::Aborted {
         assert!(begun.elapsed() < DEADLINE, "{}", comm.state());
         std::thread::sleep(Duration::from_millis(1));
@@ -331,7 +331,7 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
         "one cause"
     );
     assert_eq!(nccl::leaked_communicators(), 0);
-    // What else there is has not noticed, and the ranks make another one.
+    // Other communicators are not affected, and the ranks create another one.
     assert_eq!(sum(&untouched, &stream)?, 1111.0);
     if world.rank() < 3 {
         let shrunk = comm.shrink("again", &[3])?;
@@ -352,13 +352,13 @@ fn a_shrink_that_fails_ends_what_was_to_shrink_for_one_cause() {
         return;
     }
     ranks_as_processes(4, |world| failing_shrink(world, false));
-    // Where calls block, `ncclCommShrink` has no part in a shrink that aborts.
+    // Where calls block, an aborting shrink does not use `ncclCommShrink`.
     ranks_as_processes(4, |world| {
         failing_shrink(world.with_launch_mode(LaunchMode::NonBlocking), true)
     });
 }
 
-/// As it is when NCCL has an asynchronous error on rank 1 of four, and has not yet noticed it on the others.
+/// NCCL has an asynchronous error on rank 1 of four, and has not yet noticed it on the others.
 fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
     const REFUSED: &str = "NCCL refused: remote error";
     let (stream, comm) = start(&world, LIMIT)?;
@@ -391,7 +391,7 @@ fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
         assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
         shrunk.communicator.finalize()?;
     }
-    // On the one that is left out as well, which hears why.
+    // On the excluded rank as well, which gets the reason.
     while comm.state() != State::Aborted {
         assert!(begun.elapsed() < LIMIT / 2, "{}", comm.state());
         std::thread::sleep(Duration::from_millis(1));
@@ -422,12 +422,12 @@ fn where_nccl_refuses_on_one_rank_all_leave_its_call_and_make_a_new_communicator
     };
     in_mode(NonBlocking, false, false);
     in_mode(BlockingChild, false, false);
-    // Where calls block, `ncclCommShrink` has no part in these.
+    // Where calls block, these do not use `ncclCommShrink`.
     in_mode(NonBlocking, true, false);
     in_mode(NonBlocking, false, true);
 }
 
-/// A rank of three is killed that shared nothing with the others but sockets; what they do behind it depends on `role`.
+/// A rank of three is killed that shares only sockets with the others; what they do after it depends on `role`.
 fn go_on_over_sockets(role: &str, world: World) -> Outcome {
     let (stream, comm) = start(&world, LIMIT)?;
     assert_eq!(sum(&comm, &stream)?, 111.0);
@@ -484,7 +484,7 @@ fn after_a_death_over_sockets_new_communicators_are_made() {
                 let way = rank.says("way: ");
                 println!("{role}: {way}");
                 let why = match (mode, what) {
-                    // What was revoked has no connections whose end NCCL could notice.
+                    // A revoked communicator has no connections whose end NCCL could notice.
                     (NonBlocking, "revoke") => "by ncclCommShrink",
                     _ => "aborted",
                 };
@@ -554,7 +554,7 @@ fn a_rank_that_dies_while_a_communicator_shrinks_is_the_cause_and_the_others_go_
     let mut ranks = apart::start(&test, "", RANKS, &[]);
     let dead = ranks.remove(2);
     for (place, mut rank) in ranks.into_iter().enumerate() {
-        // The last of them was to be left out.
+        // The last of them was to be excluded.
         if place < 2 {
             let cause = rank.says("ended: ");
             assert!(cause.contains(&format!("pid {}", dead.pid())), "{cause}");

@@ -1,4 +1,4 @@
-//! Which rank is said to have died first, how, and with what exit code.
+//! Which rank is reported to have died first, how, and the exit code.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::running::{Notes, Running, options_only, run, script, send};
 #[test]
 fn the_first_that_died_is_reported_although_others_die_of_it() {
     let notes = Notes::new();
-    // The others see that rank 2 is gone, say so, and fail with other codes.
+    // The others see that rank 2 has died, report it, and fail with other codes.
     let text = format!(
         "if [ $NCCL_RUN_RANK = 2 ]; then {} echo no such weights >&2; exit 3; fi
          while ! [ -e {dead}/dead ]; do sleep 0.01; done; read -r pid < {dead}/dead
@@ -164,7 +164,7 @@ fn a_rank_that_fails_when_the_others_have_ended_well_does_not_start_the_job_agai
     assert_eq!(run.stdout().matches("ran\n").count(), 3, "{run:?}");
     let why = "ranks have ended well, and none is left that could take it in";
     assert_eq!(run.stderr.matches(why).count(), 1, "{run:?}");
-    // All that failed are started again, as one restart; they die while nccl-run stands still.
+    // All failed ranks are restarted, as one restart; they die while nccl-run is stopped.
     let notes = Notes::new();
     let text = format!(
         "[ $NCCL_RUN_EPOCH = 0 ] || {{ echo ran; exit 0; }}; {} exec sleep 50",
@@ -185,7 +185,7 @@ fn a_rank_that_fails_when_the_others_have_ended_well_does_not_start_the_job_agai
 
 #[test]
 fn ranks_that_outlive_a_death_may_go_on_and_give_the_exit_code() {
-    // Rank 1 is killed, rank 2 too if it is told so, and the others work on for longer than anybody lingers.
+    // Rank 1 is killed, rank 2 too if `SECOND` says so, and the others work on for longer than the linger time.
     let text = "case $NCCL_RUN_RANK in
         1) kill -KILL $$;;
         2) sleep 1; [ $SECOND = killed ] && kill -KILL $$; exit $SECOND;;
@@ -203,7 +203,7 @@ fn ranks_that_outlive_a_death_may_go_on_and_give_the_exit_code() {
             "{run:?}"
         );
     }
-    // Of nobody but the dead, there is theirs.
+    // If no rank survives, the code is that of the dead rank.
     let alone = run("-n 1 --keep-others", "kill -KILL $$");
     assert_eq!(alone.code, 137, "{alone:?}");
     let well = run("-n 2 --keep-others", "exit 0");
@@ -235,7 +235,7 @@ fn the_oom_killer_is_named() {
         );
         return;
     };
-    // The launcher and its ranks live in the group; the kernel takes the one that holds most.
+    // The launcher and its ranks are in the group; the kernel kills the largest process.
     let enter = format!(
         "echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"",
         group.0.display()

@@ -1,4 +1,4 @@
-//! `nccl-run` as a person uses it: what it prints, its exit codes, signals, and that nothing is left behind.
+//! `nccl-run` as a user runs it: its output, exit codes and signals, and that it leaves no process behind.
 
 mod blame;
 #[path = "../support/cgroup.rs"]

@@ -1,4 +1,4 @@
-//! Nothing outlives nccl-run, however it ends.
+//! No process outlives nccl-run, however it ends.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,8 +8,7 @@ use nccl_tools::testing::{eventually, lives};
 
 use super::running::{Notes, Run, Running, all_gone, options_only, run, script, send};
 
-/// What a rank of the tests below starts: a child that ignores what can be ignored, with a child of its own,
-/// and whose output goes elsewhere.
+/// The child of a rank of the tests below: it ignores signals, has a child of its own, and its output goes elsewhere.
 fn family(notes: &Notes) -> String {
     format!(
         "r=$NCCL_RUN_RANK
@@ -21,7 +20,7 @@ fn family(notes: &Notes) -> String {
     )
 }
 
-/// Everything that the ranks have started.
+/// The process numbers of all processes that the ranks have started.
 fn members(notes: &Notes, ranks: usize) -> Vec<u32> {
     let mut pids = Vec::new();
     for rank in 0..ranks {
@@ -43,7 +42,7 @@ fn private_directory(notes: &Notes) -> PathBuf {
     socket.parent().expect("a directory").to_owned()
 }
 
-/// The children of a process: ranks, and the shell that watches over them.
+/// The children of a process: ranks, and the keeper.
 fn children(pid: u32) -> Vec<u32> {
     let path = format!("/proc/{pid}/task");
     let tasks = std::fs::read_dir(path).expect("it is there").flatten();
@@ -120,7 +119,7 @@ fn a_rank_that_ends_takes_with_it_what_it_has_started() {
 
 #[test]
 fn what_a_rank_leaves_to_write_its_log_may_finish_that() {
-    // As with `exec > >(tee log)` in bash: the rank ends before what writes for it.
+    // As with `exec > >(tee log)` in bash: the rank ends before the process that writes for it.
     let run = run("-n 1", "(sleep 0.05; echo late) & exit 0");
     assert_eq!((run.code, run.stdout().as_str()), (0, "[0] late\n"));
 }
@@ -155,9 +154,9 @@ fn a_keeper_that_is_killed_is_missed_by_nobody() {
     send(keeper.expect("there is one"), Signal::KILL);
     running.signal(Signal::KILL);
     assert_eq!(running.finish().code, 137);
-    // The kernel ends what nccl-run itself has started.
+    // The kernel ends the processes that nccl-run itself has started.
     all_gone(&ranks);
-    // Nobody was left to do that.
+    // The keeper was killed, and could not do that.
     std::fs::remove_dir_all(private_directory(&notes)).unwrap();
 }
 
@@ -179,7 +178,7 @@ fn a_job_under_a_job_ends_with_it() {
 
 #[test]
 fn ranks_inherit_nothing_but_their_streams() {
-    // Whoever runs the tests may leave descriptors open to everybody.
+    // The environment of the tests may leave inheritable descriptors open.
     let without = Command::new("ls").arg("/proc/self/fd").output().unwrap();
     let without = String::from_utf8(without.stdout).unwrap();
     let mut command = options_only("-n 2 --no-prefix --");
@@ -190,7 +189,7 @@ fn ranks_inherit_nothing_but_their_streams() {
 
 #[test]
 fn as_the_first_process_of_a_container_it_keeps_no_zombies() {
-    // The rank's child leaves a grandchild behind, which comes to nccl-run and ends there.
+    // The rank's child leaves a grandchild behind, which becomes a child of nccl-run and ends.
     let rank = "sh -c 'sleep 0.1 &'; sleep 0.6
         for s in /proc/[0-9]*/stat; do read -r line < $s && case $line in *') Z '*) echo zombie $line;; esac; done
         echo pid 1 is $(cat /proc/1/comm)";
@@ -212,7 +211,7 @@ fn as_the_first_process_of_a_container_it_keeps_no_zombies() {
         ));
         return;
     }
-    // The system keeps 15 bytes of a name.
+    // The kernel keeps 15 bytes of a name.
     let (_, name) = super::running::PROGRAM.rsplit_once('/').unwrap();
     let expected = format!("[0] pid 1 is {}\n", &name[..name.len().min(15)]);
     assert_eq!(run.stdout(), expected, "{run:?}");

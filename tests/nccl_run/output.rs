@@ -1,4 +1,4 @@
-//! What ranks print, and where it goes.
+//! The output of ranks, and its destinations.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +12,7 @@ use super::running::{Notes, PROGRAM, Running, run, script};
 
 #[test]
 fn lines_stay_whole_and_say_whose_they_are() {
-    // Each line comes in two pieces, from both ranks at once.
+    // Each line is written in two pieces, by both ranks at once.
     let run = run(
         "-n 2",
         "i=0; while [ $i -lt 200 ]; do printf 'be'; printf 'gin %s end\\n' $i; i=$((i+1)); done; printf rest",
@@ -69,7 +69,7 @@ fn ranks_wide_as_the_largest() {
 fn a_rank_that_floods_holds_up_nobody_and_fills_nothing() {
     const BYTES: usize = 100_000_000;
     let notes = Notes::new();
-    // Half of it in lines, half of it without a single one.
+    // Half of it in lines, half of it without a newline.
     let text = format!(
         "if [ $NCCL_RUN_RANK = 0 ]; then yes 'much ado' | head -c {half}; head -c {half} /dev/zero; {}
          else i=0; while ! [ -e {}/flooded ]; do echo tick $i >&2; i=$((i+1)); sleep 0.02; done; fi",
@@ -116,7 +116,7 @@ fn a_reader_that_stands_still_does_not_hide_what_is_said_on_standard_error() {
     let held = running.take_stdout();
     let begun = Instant::now();
     std::thread::sleep(Duration::from_secs(2));
-    // Only now is there somebody to read what rank 0 has to say.
+    // Only now is the output of rank 0 read.
     let drain = std::thread::spawn(move || std::io::copy(&mut { held }, &mut std::io::sink()));
     let run = running.finish();
     drain.join().unwrap().unwrap();
@@ -195,7 +195,7 @@ fn ranks_notice_that_nobody_reads_any_more() {
     assert!(lines.next().unwrap().unwrap().ends_with("] y"));
     drop(lines);
     let run = running.finish();
-    // As `yes | head -1` does: SIGPIPE, or the shell's word for it.
+    // As with `yes | head -1`: SIGPIPE, or the shell's code for it.
     assert!(run.code == 141 || run.code == 2 || run.code == 1, "{run:?}");
     assert!(run.took < Duration::from_secs(20), "{run:?}");
 }

@@ -1,4 +1,4 @@
-//! `--record`: what the ranks of a job did last, when one of them is killed.
+//! `--record`: the last calls of the ranks of a job, when one of them is killed.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use nccl_tools::perf;
 
 use super::running::{Running, options_only};
 
-/// Not a test of its own: what the ranks of the others run.
+/// Not a test of its own: the code of the other tests' ranks.
 #[test]
 fn a_recorded_rank() {
     if std::env::var_os("NCCL_TEST_RECORDED").is_none() {
@@ -28,7 +28,7 @@ fn a_recorded_rank() {
         for step in 0.. {
             nccl::recorder::note(&format!("step {step}"));
             if (world.rank(), step) == (1, 3) {
-                // The others have called theirs.
+                // The others have made their calls.
                 std::thread::sleep(std::time::Duration::from_millis(200));
                 let own = rustix::process::getpid();
                 rustix::process::kill_process(own, rustix::process::Signal::KILL)?;
@@ -83,7 +83,7 @@ fn when_a_rank_is_killed_the_others_leave_recordings_and_one_page_shows_who_is_b
         assert_eq!((count("X"), count("s"), count("f")), (14, 7, 7));
     };
     run(["timeline.html", "trace.json"]);
-    // Another run into the same directory replaces nothing, and is not mixed with the first.
+    // Another run into the same directory overwrites nothing, and is not mixed with the first.
     run(["timeline.2.html", "trace.2.json"]);
 }
 
@@ -92,7 +92,7 @@ fn recordings_that_a_full_disk_does_not_take_are_told_and_no_piece_of_one_is_lef
     let directory = tempfile::tempdir().expect("a directory");
     let full = directory.path().join("full");
     std::fs::create_dir(&full).expect("a directory");
-    // A small file system, which only these processes see, and a file that takes it.
+    // A small file system, which only these processes see, and a file that fills it.
     let script = "mount -t tmpfs -o size=16k full $0 || exit 99
         head -c $TAKEN /dev/zero > $0/other
         \"$@\"; code=$?; echo left: $(ls -A $0); exit $code";
@@ -105,7 +105,7 @@ fn recordings_that_a_full_disk_does_not_take_are_told_and_no_piece_of_one_is_lef
         "the timeline cannot be written to {}: No space left",
         full.display()
     );
-    // Either no recording has room, or the timeline has none beside them.
+    // Either no recording fits, or the timeline does not fit beside them.
     for (taken, told, left) in [
         ("16384", none, "left: other\n"),
         ("0", some, "left: other rank-"),
@@ -137,7 +137,7 @@ fn recordings_that_a_full_disk_does_not_take_are_told_and_no_piece_of_one_is_lef
     }
 }
 
-/// Another program in the same environment.
+/// Another program with the environment of `command`.
 fn in_the_environment_of(command: &Command, program: &str) -> Command {
     let mut other = Command::new(program);
     for (name, value) in command.get_envs() {

@@ -1,4 +1,4 @@
-//! Running `nccl-run`, with a limit on how long that may take.
+//! Runs `nccl-run`, with a limit on the duration.
 
 use std::fmt;
 use std::io::Read;
@@ -24,7 +24,7 @@ pub(crate) static PROGRAM: LazyLock<String> =
 
 /// What a run printed, and how it ended.
 pub(crate) struct Run {
-    /// As a shell has it.
+    /// As a shell reports it.
     pub(crate) code: i32,
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: String,
@@ -32,7 +32,7 @@ pub(crate) struct Run {
 }
 
 impl fmt::Debug for Run {
-    /// Of floods, the beginning.
+    /// Of long output, the beginning.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &self.stdout[..self.stdout.len().min(4000)];
         write!(
@@ -52,7 +52,7 @@ impl Run {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// What `nccl-run` itself says at the end, without its name.
+    /// The report of `nccl-run` itself at the end, without its name.
     pub(crate) fn report(&self) -> &str {
         let at = self.stderr.rfind("nccl-run: ").unwrap_or_else(|| {
             panic!("there is no report: {self:?}");
@@ -68,8 +68,8 @@ pub(crate) fn script(options: &str, script: &str) -> Command {
     command
 }
 
-/// Tests may run in the background of a shell, which ignores Ctrl-C for them and all that they start; and a
-/// shell does not heed what was ignored when it began.
+/// Tests may run in the background of a shell, which ignores Ctrl-C for them and all their children; and a shell cannot
+/// catch signals that were ignored when it began.
 fn heed_the_keyboard(command: &mut Command) {
     // SAFETY: between fork and exec, `signal` may be called, and nothing else is done.
     unsafe {
@@ -99,7 +99,7 @@ pub(crate) fn run(options: &str, text: &str) -> Run {
     Running::start(script(options, text)).finish()
 }
 
-/// A run that has not ended.
+/// A running `nccl-run`.
 pub(crate) struct Running {
     child: Child,
     pub(crate) begun: Instant,
@@ -171,7 +171,7 @@ pub(crate) fn send(pid: u32, signal: Signal) {
     kill_process(pid, raw).expect("it is there");
 }
 
-/// A directory in which the processes of a test say that they are there.
+/// A directory in which the processes of a test report themselves.
 pub(crate) struct Notes(tempfile::TempDir);
 
 impl Notes {
@@ -187,13 +187,13 @@ impl Notes {
         self.path().join(name)
     }
 
-    /// A line of shell that notes `text` under `name`, whole or not at all.
+    /// A line of shell that writes `text` under `name`, atomically.
     pub(crate) fn noting(&self, name: &str, text: &str) -> String {
         let file = self.file(name).display().to_string();
         format!("echo \"{text}\" > \"{file}.$$\"; mv \"{file}.$$\" \"{file}\";")
     }
 
-    /// What is noted under `name`, once it is.
+    /// The text under `name`, once it is written.
     pub(crate) fn read(&self, name: &str) -> String {
         let file = self.file(name);
         eventually(&format!("{name} is noted"), || file.exists());
@@ -206,7 +206,7 @@ impl Notes {
     }
 }
 
-/// That none of these processes is there, soon.
+/// Asserts that all of these processes end soon.
 pub(crate) fn all_gone(pids: &[u32]) {
     let begun = Instant::now();
     eventually("nothing is left", || !pids.iter().any(|&pid| lives(pid)));

@@ -1,4 +1,4 @@
-//! Signals that nccl-run gets.
+//! Signals to nccl-run.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nccl_tools::testing::{eventually, lives};
 
 use super::running::{Notes, Running, script};
 
-/// Starts two ranks that do what `text` says, and waits until both are there.
+/// Starts two ranks that run `text`, and waits until both have started.
 fn two_ranks(options: &str, notes: &Notes, text: &str) -> Running {
     let text = format!(
         "{text}; {} while :; do sleep 0.05; done",
@@ -19,7 +19,7 @@ fn two_ranks(options: &str, notes: &Notes, text: &str) -> Running {
     running
 }
 
-/// Whether this process ignores a signal, and what it starts does.
+/// Whether this process, and so its children, ignores a signal.
 fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -78,7 +78,7 @@ fn what_does_not_end_is_killed_after_the_grace_period() {
 
 #[test]
 fn an_interrupt_is_no_success_where_others_are_kept() {
-    // Rank 0 ends well when it is asked, and rank 1 has to be killed.
+    // Rank 0 ends successfully when it is asked, and rank 1 has to be killed.
     let notes = Notes::new();
     let text = "if [ $NCCL_RUN_RANK = 0 ]; then trap 'exit 0' INT; else trap '' INT; fi";
     let running = two_ranks("--keep-others --grace 300ms", &notes, text);
@@ -104,7 +104,7 @@ fn a_second_ctrl_c_kills_at_once() {
     let notes = Notes::new();
     let running = two_ranks("--grace 50s", &notes, "trap '' INT");
     running.signal(Signal::INT);
-    // One that a wrapper passes on as well is not a second one.
+    // A signal that a wrapper passes on as well is no second one.
     std::thread::sleep(Duration::from_millis(5));
     running.signal(Signal::INT);
     std::thread::sleep(Duration::from_secs(2));
@@ -137,7 +137,7 @@ fn the_programs_own_signals_are_passed_on() {
     assert_eq!(running.finish().code, 143);
 }
 
-/// The letter by which the kernel says what a process does.
+/// The kernel's letter for the state of a process.
 fn state(pid: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat
@@ -149,7 +149,7 @@ fn state(pid: u32) -> char {
 #[test]
 fn all_stop_together_and_go_on_together() {
     let notes = Notes::new();
-    // No shell: one that has just started something else shows as waiting for that, not as stopped.
+    // No shell: a shell that has just started a child shows as waiting for that, not as stopped.
     let text = format!(
         "{} exec sleep 60",
         notes.noting("rank-$NCCL_RUN_RANK", "$$")

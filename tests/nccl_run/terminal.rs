@@ -28,8 +28,8 @@ impl Terminal {
         let other = ioctl_tiocgptpeer(&keys, OpenptFlags::RDWR | OpenptFlags::NOCTTY);
         let other: OwnedFd = other.expect("its other side");
         let copy = || Stdio::from(other.try_clone().expect("a descriptor"));
-        // `setsid --ctty` makes it the terminal of the shell, which then controls jobs as for a person. What a shell starts
-        // in the background ignores the keys' signals, and so may this process.
+        // `setsid --ctty` makes it the terminal of the shell, which then controls jobs as for a user. Processes that a
+        // shell starts in the background ignore the keys' signals, and so may this process.
         let shell = Command::new("env")
             .args([
                 "--default-signal=INT,QUIT",
@@ -117,7 +117,7 @@ fn ctrl_z_stops_all_and_fg_goes_on() {
         notes.noting("rank-$NCCL_RUN_RANK", "$$"),
         notes.path().display()
     );
-    // Ends the line that it waits in when the job is stopped.
+    // Ends the shell's wait when the job is stopped.
     let script = "set -m; \"$1\" -n 2 -- sh -c \"$2\"; echo stopped with $?; touch \"$3/go\"; fg; echo code $?";
     let directory = notes.path().display().to_string();
     let mut terminal = Terminal::new(script, &[&PROGRAM, &rank, &directory]);
@@ -144,7 +144,7 @@ fn a_terminal_that_goes_away_ends_all() {
     );
     let terminal = Terminal::new("\"$1\" -n 2 -- sh -c \"$2\"", &[&PROGRAM, &rank]);
     let ranks = [notes.pid("rank-0"), notes.pid("rank-1")];
-    // The session's leader is gone, as when a connection to the host ends.
+    // The session's leader has ended, as when a connection to the host is closed.
     drop(terminal);
     all_gone(&ranks);
 }

@@ -1,4 +1,4 @@
-//! Ranks that find each other under nccl-run.
+//! Ranks that join a world under nccl-run.
 
 use nccl::launch::Signal;
 use nccl::{Observer, Rendezvous, World, WorldEvent};
@@ -177,13 +177,13 @@ fn the_others_are_told_how_a_rank_was_killed_and_what_it_said_last() {
             let world = join()?;
             if world.rank() == victim() {
                 world.barrier("ready").map_err(|error| error.to_string())?;
-                // By then nccl-run has found the world as well.
+                // By then nccl-run has joined the world as well.
                 std::thread::sleep(Duration::from_millis(500));
                 eprintln!("no memory for layer 7");
                 send(std::process::id(), Signal::KILL);
             }
             world.barrier("ready").map_err(|error| error.to_string())?;
-            // The victim does not come to this one.
+            // The victim does not enter this barrier.
             let error = world.barrier("work").err();
             Err(error.map_or_else(
                 || "nothing went wrong".to_owned(),
@@ -254,7 +254,7 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
     if Role::of(&test) != Role::Test {
         end_with(|| {
             let world = join()?;
-            // Before this rank can be stopped: what happens earlier is not among them.
+            // Before this rank can be stopped: earlier events are not among these.
             let mut events = world.events();
             let pids = world.all_gather("pid", &std::process::id().to_ne_bytes());
             let pids = pids.map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Who comes late, who does not, and how far apart ranks come.
+//! Reports of late ranks, and the time between the ranks' calls.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::Outcome;
 use crate::seen::{Seen, await_which, seen, subscribe};
 use crate::support::{self, ranks_as_threads};
 
-/// For how long a rank stays away once all have been told of it.
+/// How long a rank stays away after all ranks know that it is late.
 const LATE: Duration = Duration::from_millis(200);
 
-/// After this, others are asked. Those who do not stay away come sooner, also on a loaded machine.
+/// After this, other ranks are asked. Ranks that do not stay away come sooner, also on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn one_comes_late(world: World) -> Outcome {
@@ -32,13 +32,13 @@ fn one_comes_late(world: World) -> Outcome {
         })?;
         messages.wait()?;
     }
-    // Those who wait may ask from the barrier on.
+    // Waiting ranks may ask from the barrier on.
     if world.rank() == 2 {
         world.phase("load shards");
     }
     let begun = Instant::now();
     world.barrier("begin")?;
-    // What is loaded before may make others late in other calls.
+    // Earlier loading may make other ranks late in other calls.
     let is_the_last = |seen: &Seen| seen.fields["seq"] == "3";
     if world.rank() == 2 {
         await_which("nccl.straggler", NAME, 3, is_the_last);
@@ -52,7 +52,7 @@ fn one_comes_late(world: World) -> Outcome {
     for rank in ["0", "1", "2"] {
         let mine = told.iter().find(|seen| seen.fields["on_rank"] == rank);
         let Seen { level, fields, .. } = mine.ok_or("each rank tells of it")?;
-        // One line of a job's log: the first rank that waits warns, for all.
+        // One line of a job's log: the first waiting rank warns, for all.
         assert_eq!(level, if rank == "0" { "warn" } else { "debug" });
         let expected = [
             ("rank", "2"),
@@ -75,7 +75,7 @@ fn one_comes_late(world: World) -> Outcome {
         assert_eq!(seen.level, if is_teller { "info" } else { "debug" });
     }
     let behind: u128 = entered[0].fields["behind_ms"].parse()?;
-    // The others were waiting before they were told of it, and not before all were at the barrier.
+    // The others waited before the report, and not before all were at the barrier.
     let most = begun.elapsed().as_millis();
     let least = (PATIENCE + LATE).as_millis();
     assert!((least..=most).contains(&behind), "{behind} of {most}");
@@ -123,7 +123,7 @@ fn one_is_busy(world: World) -> Outcome {
         drop(gate);
         sum.wait()?;
         world.barrier("done")?;
-        // One that was kept from its call, by what else this machine does, is rightly told of.
+        // A rank whose call was delayed by other load of this machine is rightly reported.
         if apart < PATIENCE {
             let told = seen("nccl.straggler", NAME);
             assert!(
@@ -145,7 +145,7 @@ fn nobody_is_called_a_straggler_while_all_have_called_the_operation() {
     ranks_as_threads(2, one_is_busy);
 }
 
-/// Works on a communicator of two ranks, of which the second is always later, until that shows.
+/// Works on a communicator of two ranks, of which the second is always later, until the skew shows that.
 pub(super) fn until_skewed(world: &World, name: &str) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator(name).stream(&stream).build()?;
@@ -158,7 +158,7 @@ pub(super) fn until_skewed(world: &World, name: &str) -> Outcome {
         comm.all_reduce_in_place(&mut y, ReduceOp::Max)?.wait()?;
         let stats = nccl::stats();
         let skew = &stats.communicator(name).ok_or("it counts")?.arrival_skew;
-        // They stop together.
+        // The ranks stop together.
         let mut done = stream.clone_htod(&[u32::from(skew.samples.count() > 0)])?;
         comm.all_reduce_in_place(&mut done, ReduceOp::Min)?.wait()?;
         if stream.clone_dtoh(&done)? == [1] {

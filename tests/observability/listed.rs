@@ -1,10 +1,10 @@
-//! What the page lists of the log.
+//! The log entries that the page lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::page::{quoted, rows};
 
-/// What is said of one name: at which levels, and with which fields.
+/// The levels and fields of one name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) levels: BTreeSet<String>,
@@ -13,7 +13,7 @@ pub(super) struct Entry {
 
 pub(super) type Table = BTreeMap<String, Entry>;
 
-/// What the page lists of the log.
+/// The log entries that the page lists.
 pub(super) fn listed() -> Table {
     let mut table = Table::new();
     for row in rows("nccl.") {

@@ -1,4 +1,4 @@
-//! What is told to the log: by whom, of what, and nothing that is not listed.
+//! The log entries: their rank, their subject, and that all of them are listed in the page.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -22,7 +22,7 @@ fn one_does_not_come(world: World) -> Outcome {
         let comm = comm.within(Duration::from_millis(300));
         let late = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait();
         let error = late.unwrap_err();
-        // Rank 0 did not come.
+        // Rank 0 did not enter.
         assert_eq!(error.fault().unwrap().culprit(), Some(0), "{error}");
     }
     let fault = await_fault(&comm)?;
@@ -75,7 +75,7 @@ fn a_subscriber_gets_what_the_page_lists_when_a_rank_does_not_come() {
     ranks_as_threads(2, one_does_not_come);
 }
 
-/// Everything that was seen, in this process and by now.
+/// Everything that was logged in this process so far.
 fn only_what_is_listed() -> Outcome {
     let listed = listed();
     let all = SEEN.lock().unwrap().clone();
@@ -104,7 +104,7 @@ fn a_device_hangs(world: World) -> Outcome {
     let comm = world.communicator(NAME).stream(&stream).build()?;
     let comm = comm.within(Duration::from_secs(3));
     let mut y = stream.alloc_zeros::<f32>(4)?;
-    // Both enter it before one runs out of time.
+    // Both ranks enter it before one times out.
     world.barrier("ready")?;
     let error = comm
         .all_reduce_in_place(&mut y, ReduceOp::Sum)
@@ -203,7 +203,7 @@ fn who_is_turned_away_is_counted_and_told() -> Outcome {
             Ok(())
         })
     };
-    // Nobody else comes, so it listens until its limit.
+    // No other rank joins, so it listens until its limit.
     let rendezvous = nccl::Rendezvous::unix(&path, 0, 2)?.timeout(Duration::from_secs(3));
     let alone = World::join(rendezvous);
     assert!(alone.is_err());

@@ -1,5 +1,5 @@
-//! What can be seen from outside: the log's names and fields are those of the page that lists them, and the
-//! numbers are those of what was done.
+//! Observability: the log's names and fields are those of the page that lists them, and the numbers match the
+//! operations.
 
 mod lateness;
 mod listed;

@@ -43,7 +43,7 @@ fn ranks_work(world: World) -> Outcome {
         let line = text.lines().find(of)?;
         Some(line.rsplit(' ').next()?.to_owned())
     };
-    // Which of the two ranks this thread is, is in the labels; the other one has left its own.
+    // The labels say which of the two ranks this thread is; the other one has its own.
     let own = [
         r#"comm="observed/metrics""#,
         r#"rank="0""#,
@@ -100,8 +100,8 @@ fn ranks_work(world: World) -> Outcome {
     Ok(())
 }
 
-/// The values of labels that can be listed: all that are exported stand in the row of their metric, and all that stand
-/// there are exported, where that is not up to what happens.
+/// Asserts that all exported values of labels are listed in the row of their metric, and that all listed values are
+/// exported, unless they depend on events.
 fn values_are_those_of_the_page(text: &str) {
     let exported = |metric: &str, label: &str| -> BTreeSet<String> {
         let lines = text
@@ -113,7 +113,7 @@ fn values_are_those_of_the_page(text: &str) {
         };
         lines.filter_map(value).collect()
     };
-    // The last cell says what the values are.
+    // The last cell lists the values.
     let listed = |metric: &str| -> BTreeSet<String> {
         let rows = rows(metric);
         let row = rows
@@ -131,7 +131,7 @@ fn values_are_those_of_the_page(text: &str) {
     ] {
         assert_eq!(exported(metric, label), listed(metric), "{metric}: {text}");
     }
-    // Operations are called as errors call them.
+    // Operations have the same names as in errors.
     for metric in [
         "nccl_calls_total",
         "nccl_ops_total",
@@ -145,7 +145,7 @@ fn values_are_those_of_the_page(text: &str) {
     }
 }
 
-/// As [`OperationKind`] prints them, those that are counted.
+/// The counted operations, as [`OperationKind`] prints them.
 const OPERATIONS: [&str; 18] = [
     "all_reduce",
     "broadcast",

@@ -1,4 +1,4 @@
-//! What is counted and timed.
+//! Counters and timers.
 
 use std::time::{Duration, Instant};
 
@@ -63,7 +63,7 @@ fn counted(ranks: u64) -> Outcome {
     };
     assert_eq!(of(OperationKind::Send), (3 * ranks, 3 * ranks * 24));
     assert_eq!(of(OperationKind::Recv), (3 * ranks, 3 * ranks * 24));
-    // One by itself, and five by launches.
+    // One call, and five launches.
     assert_eq!(
         of(OperationKind::AllReduce),
         (6 * ranks, ranks * (40 + 5 * 32))
@@ -99,7 +99,7 @@ fn some_calls_are_timed() {
     });
 }
 
-/// The watchdog looks when it looks.
+/// The watchdog looks at times of its own.
 pub(super) fn await_took(
     comm: &str,
     kind: OperationKind,
@@ -127,7 +127,7 @@ fn calls_take_time_on_their_stream(world: World) -> Outcome {
     let before = await_took(NAME, OperationKind::AllReduce, world.size() as u64)?;
     assert!(before.sum() > Duration::ZERO);
     world.barrier("all have looked")?;
-    // After a pause the next call is marked.
+    // After a pause the next call gets a mark.
     std::thread::sleep(Duration::from_millis(30));
     let late = Duration::from_millis(300);
     let called = Instant::now();
@@ -144,7 +144,7 @@ fn calls_take_time_on_their_stream(world: World) -> Outcome {
     let waited = await_took(NAME, OperationKind::Broadcast, world.size() as u64)?;
     let whole = called.elapsed();
     if world.rank() == 0 {
-        // With the wait for the other, and no more than a watch saw. A stream may begin late with its work.
+        // Includes the wait for the other rank, and no more than measured here. A stream may begin late with its work.
         assert!(waited.longest() > late / 2, "{waited:?}");
         assert!(waited.longest() <= whole, "{waited:?} of {whole:?}");
     }

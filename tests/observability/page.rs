@@ -1,4 +1,4 @@
-//! The page of the docs, as its tables can be read.
+//! Reads the tables of the page in the docs.
 
 pub(super) const PAGE: &str = include_str!("../../docs/observability.md");
 

@@ -10,7 +10,7 @@ use crate::recovering::await_fault;
 use crate::seen::{await_which, seen, subscribe};
 use crate::support::{self, ranks_as_processes, ranks_as_threads};
 
-/// The error of a rank that waits for the last rank of the communicator, which does not come.
+/// The error of a rank that waits for the last rank of the communicator, which does not enter.
 fn wait_in_vain(comm: &Communicator) -> Outcome<Option<nccl::Error>> {
     let mut y = comm.stream().alloc_zeros::<f32>(4)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -34,7 +34,7 @@ fn one_of_two_hangs(world: World) -> Outcome {
         .split(NAME, Some(color as u32), 0)?
         .ok_or("its part")?;
     assert_eq!(tp.world_ranks(), [[0, 1], [2, 3]][color]);
-    // The ranks of the other one in another order.
+    // The ranks of the other communicator in another order.
     let key = 3 - world.rank();
     let turned = whole.split("mesh/turned", Some(0), key as i64)?;
     assert_eq!(turned.ok_or("its part")?.world_ranks(), [3, 2, 1, 0]);
@@ -99,7 +99,7 @@ fn one_of_two_hangs(world: World) -> Outcome {
         // One key for each communicator.
         let keys: BTreeSet<_> = ready.iter().map(|seen| &seen.fields["comm_key"]).collect();
         assert_eq!(keys.len(), 2, "{ready:?}");
-        // A rank of the world is found also where it has the same number in the communicator.
+        // The world rank is logged also where it equals the rank in the communicator.
         for seen in seen("nccl.comm.ready", "mesh") {
             assert!(!seen.fields.contains_key("world_ranks"), "{seen:?}");
             assert_eq!(seen.fields["world_rank"], seen.fields["rank"], "{seen:?}");

@@ -1,4 +1,4 @@
-//! A fault, and how long it takes to go on after it.
+//! A fault, and the time to continue after it.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) fn await_fault(comm: &Communicator) -> Outcome<nccl::Fault> {
     }
 }
 
-/// Rank 1 stays away from a call, and all go on in the next epoch.
+/// Rank 1 does not enter a call, and all ranks continue in the next epoch.
 pub(super) fn a_fault_is_recovered_from(world: World) -> Outcome<World> {
     const NAME: &str = "observed/broken";
     let stream = support::device(&world)?.new_stream()?;

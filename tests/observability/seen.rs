@@ -1,4 +1,4 @@
-//! What a subscriber got to see, of all tests of a process.
+//! The log entries that a subscriber got, of all tests of a process.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 
-/// What a subscriber got to see.
+/// One log entry.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) name: &'static str,
@@ -73,7 +73,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
     }
 }
 
-/// Sees everything from here on, of all tests of this file.
+/// Subscribes to all entries from here on, of all tests of this file.
 pub(super) fn subscribe() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
@@ -88,12 +88,12 @@ pub(super) fn seen(name: &str, comm: &str) -> Vec<Seen> {
     all.iter().filter(of).cloned().collect()
 }
 
-/// Waits for so many of them.
+/// Waits for `number` entries of this name and communicator.
 pub(super) fn await_seen(name: &str, comm: &str, number: usize) -> Vec<Seen> {
     await_which(name, comm, number, |_| true)
 }
 
-/// Waits for so many of them, of those that are asked for.
+/// As [`await_seen`], for entries that match a condition.
 pub(super) fn await_which(
     name: &str,
     comm: &str,

@@ -1,4 +1,4 @@
-//! What the sources say to the log is what the page lists.
+//! The log entries in the sources are those that the page lists.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn sources(directory: &Path, into: &mut Vec<PathBuf>) -> Outcome {
 
 /// One use of a macro of `tracing`.
 struct Said {
-    /// Those of its uses where it is in a macro `tell` of the crate's own, which takes the level.
+    /// The levels of its uses, where it is in a macro `tell` of the crate's own, which takes the level.
     levels: Vec<String>,
     in_tell: bool,
     name: String,
@@ -30,7 +30,7 @@ struct Said {
     fields: Vec<String>,
 }
 
-/// Finds all of them in a file.
+/// Finds all uses in a file.
 fn find(tokens: TokenStream, found: &mut Vec<Said>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     for (at, token) in tokens.iter().enumerate() {
@@ -68,7 +68,7 @@ fn find(tokens: TokenStream, found: &mut Vec<Said>) {
     }
 }
 
-/// The level of a use of `tell`, by what follows its name.
+/// The level of a use of `tell`, from the tokens after its name.
 fn level_of(rest: &[TokenTree]) -> Option<String> {
     let [bang, TokenTree::Group(group), ..] = rest else {
         return None;
@@ -96,7 +96,7 @@ fn arguments(tokens: TokenStream, levels: Vec<String>, is_span: bool) -> Said {
             [literal] if literal.starts_with('"') && is_span && said.name.is_empty() => {
                 said.name = text(&argument[0]);
             }
-            // The message, and what comes after it is for the message.
+            // The message, and its arguments.
             [literal, ..] if literal.starts_with('"') => break,
             ["?" | "%", field] => said.fields.push(field.to_owned()),
             [] => {}
@@ -139,7 +139,7 @@ fn the_page_lists_what_the_sources_say() -> Outcome {
     assert_eq!(names(&said), names(&listed));
     for (name, entry) in &listed {
         assert_eq!(said[name], *entry, "{name}");
-        // What is about a communicator says on which rank, in every numbering.
+        // Entries about a communicator name the rank in every numbering.
         if name.starts_with("nccl.comm.") {
             for field in ["comm", "world_ranks", "rank", "world_rank", "launcher_rank"] {
                 assert!(entry.fields.contains(field), "{name} has no {field}");

@@ -1,4 +1,4 @@
-//! In which span of the program a call was made.
+//! The span of the program in which a call was made.
 
 use nccl::{ReduceOp, World};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::seen::Values;
 use crate::support::{self, ranks_as_threads};
 
-/// What a layer of the program's own keeps of a span.
+/// The fields of a span that a layer of the program keeps.
 struct Fields(String);
 
 struct Keeper;
@@ -41,7 +41,7 @@ fn calls_are_made_in_spans(world: World) -> Outcome {
         .build()?;
     let mut y = stream.alloc_zeros::<f32>(4)?;
     let mut call = || comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait();
-    // Nobody listens.
+    // No layer is interested.
     let unheard = tracing::info_span!("step", number = 16).entered();
     call()?;
     drop(unheard);

@@ -1,4 +1,4 @@
-//! `--algo`: several ways in one run.
+//! `--algo`: several algorithms in one run.
 
 use nccl_tools::algorithm::TABLE;
 use serde_json::Value;

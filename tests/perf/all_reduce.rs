@@ -23,7 +23,7 @@ fn every_operator_on_every_type_is_right_on_any_number_of_ranks() {
             .flat_map(|element| {
                 ["sum", "prod", "max", "min", "avg"].map(|op| [element.name, op].join(" "))
             })
-            // Which NCCL does not have.
+            // NCCL lacks this combination.
             .filter(|case| !(ranks == 1 && case.starts_with("f8") && case.ends_with("avg")))
             .flat_map(|case| [case.clone(), case])
             .collect();
@@ -46,7 +46,7 @@ fn the_bus_carries_twice_what_the_others_have() {
             "{row:?}"
         );
     }
-    // It is real in place, so there is nothing to be said about it.
+    // It is really in place, so there is no comment about it.
     assert!(!run.stdout.contains("# In-place"), "{}", run.stdout);
 }
 

@@ -1,5 +1,5 @@
-//! What `tools/analyze_perf_json.py` of nccl-tests 2.19.6 asks of a JSON file, which is more than that the keys
-//! are there: it divides by some of the numbers, and compares others.
+//! The requirements of `tools/analyze_perf_json.py` of nccl-tests 2.19.6 for a JSON file, beyond the existence of keys:
+//! the script divides by some of the numbers, and compares others.
 
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ fn numbers(value: &Value) -> Vec<f64> {
         .collect()
 }
 
-/// Follows the script through a file; `rows` is how many processes it should find.
+/// Follows the script through a file; `rows` is the number of processes that it should find.
 fn analyse(json: &Value, rows: usize) {
     assert_eq!(json["version"], 3);
     let config = &json["config"];
@@ -61,7 +61,7 @@ fn analyse(json: &Value, rows: usize) {
                     .fold(0.0, f64::max);
                 assert!((time - longest).abs() < 0.001, "{iteration}: {iterations}");
             }
-            // The average of each process is divided by, too.
+            // It divides by the average of each process, too.
             assert!(
                 processes
                     .iter()
@@ -93,7 +93,7 @@ fn nccl_tests_own_script_can_read_what_every_program_writes() {
                     (&result["redop"], &result["root"]),
                     (&row[3].into(), &format!("{:>6}", row[4]).into())
                 );
-                // Threads of one process are one row there, and each its own here.
+                // Threads of one process are one row in the script, and one row each here.
                 let ranks = &result["out_of_place_per_iter"]["per_rank_times_us"];
                 assert_eq!(
                     ranks.as_array().map(Vec::len),

@@ -1,10 +1,10 @@
-//! What cannot be obeyed.
+//! Invalid options and variables.
 
 use std::path::Path;
 
 use crate::program::run_with;
 
-/// Arguments, variables, and what the sentence has to name.
+/// Arguments, variables, and a word that the error must contain.
 type BadInput<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
 
 #[test]
@@ -53,7 +53,7 @@ fn bad_input_is_one_sentence_and_exit_code_two() {
         ("", &[("NCCL_TESTS_DEVICE", "first")], "NCCL_TESTS_DEVICE"),
         ("", &[("NCCL_TESTS_MIN_BW", "fast")], "NCCL_TESTS_MIN_BW"),
         ("", &[("NCCL_TESTS_SPLIT", "MOD 2")], "NCCL_TESTS_SPLIT"),
-        // A launcher that is there, and its variables nonsense, or its number of ranks doubted.
+        // A launcher with invalid variables, or with another number of ranks.
         ("", &[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK"),
         (
             "--ranks 2",

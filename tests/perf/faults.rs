@@ -1,4 +1,4 @@
-//! Wrong elements, ranks that die or stand still, and readers that go away.
+//! Wrong elements, ranks that die or are stopped, and readers that close the pipe.
 
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
@@ -99,7 +99,7 @@ fn a_rank_that_stands_still_ends_the_run_at_the_time_limit() {
         "{:?}",
         begun.elapsed()
     );
-    // Those that wait can only tell that they waited too long: in an operation, or to meet the others.
+    // The waiting ranks can only report that they waited too long: in an operation, or in the rendezvous.
     assert!(matches!(run.status.code(), Some(1 | 4)), "{run:#?}");
     assert!(run.stderr.contains("all_to_all_perf: rank "), "{run:#?}");
     assert!(run.stderr.contains("rank 1 had been stopped"), "{run:#?}");

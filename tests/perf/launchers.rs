@@ -1,4 +1,4 @@
-//! One rank among several that somebody else starts.
+//! One rank among several that another launcher starts.
 
 use std::process::{Child, Stdio};
 
@@ -51,7 +51,7 @@ fn under_nccl_run_it_is_one_rank() {
     );
 }
 
-/// What torchrun tells a rank.
+/// The variables of torchrun for a rank.
 pub(crate) fn torchrun(rank: usize, size: usize, port: &str) -> Vec<(&'static str, String)> {
     vec![
         ("RANK", rank.to_string()),
@@ -83,7 +83,7 @@ fn under_mpirun_of_open_mpi_it_is_one_rank() {
     });
 }
 
-/// It says nothing about the job: the ranks have their parent in common.
+/// It sets no job name: the ranks have their parent in common.
 #[test]
 fn under_mpirun_of_mpich_it_is_one_rank() {
     launched(|rank, size| {

@@ -1,5 +1,5 @@
-//! The benchmark programs in `examples/` as a person uses them: their output, their exit codes, and what
-//! happens when something breaks. What they have in common is tried on `all_to_all_perf`.
+//! The benchmark programs in `examples/` as a user runs them: their output, their exit codes, and their behaviour under
+//! faults. Common features are tested on `all_to_all_perf`.
 
 mod algorithms;
 mod all_reduce;

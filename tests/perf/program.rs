@@ -1,4 +1,4 @@
-//! Running the example, as a person does, with a limit on how long that may take.
+//! Runs the example, as a user does, with a limit on the duration.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,7 +17,7 @@ pub(crate) const PROGRAMS: [&str; 4] = [
     "all_reduce_perf",
 ];
 
-/// Variables by which launchers tell a process that it is a rank, and others that change what is done.
+/// Variables by which launchers mark a process as a rank, and others that change the behaviour.
 pub(crate) const LAUNCHERS: [&str; 15] = [
     "NCCL_RUN_RANK",
     "NCCL_RUN_WORLD_SIZE",
@@ -41,7 +41,7 @@ pub(crate) fn command(arguments: &str) -> Command {
     command_of("all_to_all_perf", arguments)
 }
 
-/// A program on the emulator, wherever this runs: with GPUs the figures would be others.
+/// A program on the emulator, also on machines with GPUs: there the figures would differ.
 pub(crate) fn command_of(program: &'static str, arguments: &str) -> Command {
     let mut command = Command::new(crate::programs::program(program));
     command
@@ -82,7 +82,7 @@ pub(crate) fn run_of(program: &'static str, arguments: &str, variables: &[(&str,
     )
 }
 
-/// Waits for the end, and kills it at the deadline.
+/// Waits for the end, and kills the process at the deadline.
 pub(crate) fn finish(mut child: Child) -> Run {
     let read = |stream: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
@@ -131,7 +131,7 @@ impl Run {
         rows.map(|row| row.split_whitespace().collect()).collect()
     }
 
-    /// That all measurements were verified, and nothing was wrong.
+    /// Asserts that all measurements were verified without errors.
     pub(crate) fn expect_nothing_wrong(&self) {
         assert!(!self.rows().is_empty(), "{self:#?}");
         for row in self.rows() {
@@ -148,7 +148,7 @@ impl Run {
     }
 }
 
-/// Few sizes and iterations, for tests that look at something else than figures.
+/// Few sizes and iterations, for tests of other things than figures.
 pub(crate) const SHORT: &str = "-b 1K -e 64K -f 8 -n 3 --memcpy_ratio 0";
 
 pub(crate) fn pid_of(line: &str) -> &str {
@@ -160,7 +160,7 @@ pub(crate) fn pid_of(line: &str) -> &str {
         .unwrap()
 }
 
-/// A run without end, once its rows come; and the processes of its ranks.
+/// A run without end, once it prints rows; and the processes of its ranks.
 pub(crate) struct Endless {
     pub(crate) child: Child,
     pub(crate) pids: Vec<i32>,

@@ -1,4 +1,4 @@
-//! What is printed: the table, for any number of ranks, type and option, and progress.
+//! The output: the table, for any number of ranks, type and option, and progress.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -210,7 +210,7 @@ fn on_a_terminal_progress_is_shown_and_taken_away_again() {
         drop(command);
         let screen = std::thread::spawn(move || {
             let mut screen = Vec::new();
-            // Once all others have closed it, a terminal is an error rather than at its end.
+            // Once all others have closed it, reading a terminal is an error rather than its end.
             let _ = std::fs::File::from(master).read_to_end(&mut screen);
             String::from_utf8(screen).unwrap()
         });
@@ -218,7 +218,7 @@ fn on_a_terminal_progress_is_shown_and_taken_away_again() {
         let screen = screen.join().unwrap();
         assert!(screen.contains("\r\x1b[K"), "{spawn}: {screen:?}");
         assert!(screen.contains(" B of float, "), "{spawn}: {screen:?}");
-        // What is left on the screen is what a pipe would have got.
+        // The final contents of the screen are what a pipe would have got.
         let left: Vec<&str> = screen
             .lines()
             .map(|line| line.rsplit("\x1b[K").next().unwrap_or(line))

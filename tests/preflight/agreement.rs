@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::hosts::{agreed, contains, said, start};
 
-/// Ranks of this host, each with what `more` says of it.
+/// Ranks of this host, each with the variables of `more`.
 fn ranks(
     size: usize,
     script: &str,
@@ -58,7 +58,7 @@ fn a_variable_that_differs_on_one_rank_fails_the_build_on_all() {
     }
 }
 
-/// The error of an operation begins with the rank that has it; what follows is the same.
+/// The error of an operation begins with its rank; the rest is the same on all ranks.
 #[track_caller]
 fn agreed_but_for_the_rank(ranks: Vec<Child>, script: &str) -> String {
     if script == "check" {
@@ -274,7 +274,7 @@ fn a_rank_that_shares_no_memory_with_the_others_of_its_machine_is_named() {
 fn a_variable_that_is_changed_when_nccl_has_read_it_is_a_warning() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "NCCL_ALGO=Ring\n").unwrap();
-    // For as long as the test runs.
+    // Lives as long as the test process.
     let path: &'static str = file.path().to_str().unwrap().to_owned().leak();
     let report = agreed(ranks(2, "late", &|_| vec![("NCCL_CONF_FILE", path)]));
     contains(

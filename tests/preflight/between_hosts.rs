@@ -1,4 +1,4 @@
-//! Ranks of three hosts, of which the second is odd.
+//! Ranks of three hosts, of which the second differs.
 
 use std::process::{Child, Command};
 
@@ -7,7 +7,7 @@ use crate::hosts::{Hosts, agreed, contains};
 
 const MEETING: (&str, &str) = ("NCCL_RUN_RENDEZVOUS", "tcp:10.77.0.1:29400");
 
-/// Two ranks on each of three hosts, each with what `more` says of its host.
+/// Two ranks on each of three hosts, each with the variables of `more` for its host.
 fn ranks(hosts: &Hosts, more: &dyn Fn(usize) -> Vec<(&'static str, &'static str)>) -> Vec<Child> {
     (0..6)
         .map(|rank| {
@@ -129,7 +129,7 @@ fn an_interface_that_is_down_is_named_with_the_line_that_brings_it_up() {
     );
 }
 
-/// A rule for connections that begin on other hosts; false, aloud, where there is no nft.
+/// Adds a rule for connections from other hosts; returns false, with a message, without nft.
 fn firewall(hosts: &Hosts, host: usize, verdict: &str) -> bool {
     rule(
         hosts,
@@ -138,7 +138,7 @@ fn firewall(hosts: &Hosts, host: usize, verdict: &str) -> bool {
     )
 }
 
-/// A rule for what comes to a host; false, aloud, where there is no nft.
+/// Adds a rule for incoming packets of a host; returns false, with a message, without nft.
 fn rule(hosts: &Hosts, host: usize, rule: &str) -> bool {
     let made = Command::new("nft").arg("--version").output();
     if !made.is_ok_and(|made| made.status.success()) {
@@ -174,14 +174,14 @@ fn a_firewall_that_drops_is_found_within_seconds() {
     );
 }
 
-/// As where a tunnel is on the way, and a firewall keeps from the sender that it is narrow.
+/// As with a tunnel on the path, and a firewall that hides its small MTU from the sender.
 #[test]
 fn a_way_that_loses_large_packets_is_found_within_seconds() {
     let Some(hosts) = plain() else { return };
     if !rule(&hosts, 1, "meta length > 1400 drop") {
         return;
     }
-    // A cable of the kernel's takes several packets as one.
+    // A cable of the kernel passes several packets as one.
     for host in 0..3 {
         hosts.on(host, "ip link set dev eth0 gso_max_segs 1");
     }

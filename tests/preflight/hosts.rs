@@ -10,7 +10,7 @@ use nccl::{Rendezvous, World};
 pub(crate) use crate::switch::{Hosts, Interface, Kind};
 
 impl Hosts {
-    /// Rank `rank` of `size` on a host, which is called by its number.
+    /// Starts rank `rank` of `size` on a host, given by its number.
     pub(crate) fn start(
         &self,
         host: usize,
@@ -31,7 +31,7 @@ impl Hosts {
     }
 }
 
-/// A rank that a command of `before` runs.
+/// Starts a rank through the command `before`.
 pub(crate) fn start(
     before: &[&str],
     rank: usize,
@@ -41,7 +41,7 @@ pub(crate) fn start(
 ) -> Child {
     let mut command = Command::new("timeout");
     for (name, _) in std::env::vars_os() {
-        // Whatever this test was started with is no part of it.
+        // Variables of the test's own environment must not reach it.
         if name.to_string_lossy().starts_with("NCCL_") {
             command.env_remove(name);
         }
@@ -63,7 +63,7 @@ pub(crate) fn start(
         .expect("a rank")
 }
 
-/// What a rank runs: the end of its script is a line that begins with `result:`.
+/// The code of a rank: its last line begins with `result:`.
 pub(crate) fn a_rank(script: &str) -> Result<String, Box<dyn std::error::Error>> {
     if script == "what a real library takes" {
         return crate::real::ask();
@@ -96,7 +96,7 @@ pub(crate) fn a_rank(script: &str) -> Result<String, Box<dyn std::error::Error>>
             if world.rank() == 0 {
                 std::fs::write(file, "NCCL_ALGO=Tree\n")?;
             }
-            // The facts of a process are kept for a moment.
+            // The facts of a process are cached for a moment.
             std::thread::sleep(Duration::from_millis(200));
             world.barrier("written")?;
             world.preflight(&settings)?.to_string()
@@ -112,13 +112,13 @@ pub(crate) fn a_rank(script: &str) -> Result<String, Box<dyn std::error::Error>>
     Ok(text.replace('\n', " | "))
 }
 
-/// What a rank said, and how long its check took.
+/// The report of a rank, and how long its check took.
 pub(crate) struct Said {
     pub(crate) text: String,
     pub(crate) took: Duration,
 }
 
-/// What all of them said.
+/// The reports of all ranks.
 pub(crate) fn said(ranks: Vec<Child>) -> Vec<Said> {
     let line = |output: &Output, name: &str| {
         let text = String::from_utf8_lossy(&output.stdout);
@@ -141,7 +141,7 @@ pub(crate) fn said(ranks: Vec<Child>) -> Vec<Said> {
             }
         })
         .collect();
-    // What docs/start-up-faults.md quotes: `--nocapture` shows it.
+    // The quotes of docs/start-up-faults.md: `--nocapture` shows them.
     for (rank, Said { text, took }) in said.iter().enumerate() {
         println!("rank {rank} after {took:?}:");
         text.split(" | ").for_each(|line| println!("    {line}"));
@@ -149,7 +149,7 @@ pub(crate) fn said(ranks: Vec<Child>) -> Vec<Said> {
     said
 }
 
-/// The one thing that all ranks said, in time.
+/// The report that all ranks made, in time.
 #[track_caller]
 pub(crate) fn agreed(ranks: Vec<Child>) -> String {
     let all = said(ranks);

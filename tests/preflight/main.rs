@@ -1,7 +1,7 @@
-//! What keeps NCCL from working is found before it is started, and said on every rank: which rank, which
-//! host, why, and what to do.
+//! Obstacles for NCCL are found before it is started, and reported on every rank: which rank, which host, why, and the
+//! fix.
 //!
-//! Hosts are network namespaces, which need root; without, these tests say that they were skipped.
+//! Hosts are network namespaces, which need root; without, these tests report that they were skipped.
 
 mod agreement;
 mod between_hosts;
@@ -10,7 +10,7 @@ mod real;
 #[path = "../support/switch.rs"]
 mod switch;
 
-/// Not a test of its own: what the ranks of the others run.
+/// Not a test of its own: the code of the other tests' ranks.
 #[test]
 fn a_rank() {
     let Ok(script) = std::env::var("NCCL_TEST_SCRIPT") else {

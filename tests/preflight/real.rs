@@ -1,5 +1,5 @@
-//! The interface that is predicted is the one that NCCL takes: asked of a real library, which
-//! `NCCL_TEST_LIBRARY` names, of any release. No GPU is needed.
+//! The predicted interface is the one that NCCL takes: compared with a real library, which `NCCL_TEST_LIBRARY` names,
+//! of any release. No GPU is needed.
 
 use std::error::Error;
 
@@ -9,9 +9,9 @@ use nccl::{Library, UniqueId};
 use crate::hosts::Kind::{Cable, Nowhere};
 use crate::hosts::{Hosts, Interface};
 
-/// In the child: what is predicted, and what the library logs.
+/// In the child: the prediction, and the log of the library.
 pub(crate) fn ask() -> Result<String, Box<dyn Error>> {
-    // Which reads its variables when it is asked for something, and not yet.
+    // The library reads its variables when it is first used, not on loading.
     // SAFETY: the variable names NVIDIA's library.
     let library = unsafe { Library::load_from(std::env::var("NCCL_TEST_LIBRARY_IN_CHILD")?) }?;
     let report = host(&Settings::new().library(&library));
@@ -27,7 +27,7 @@ pub(crate) fn ask() -> Result<String, Box<dyn Error>> {
     Ok(format!("{} {taken} {predicted}", library.version()))
 }
 
-/// What the library logged: interface and address.
+/// The interface and address in the library's log.
 fn logged(text: &str) -> Option<(String, String)> {
     let line = text
         .lines()
@@ -47,7 +47,7 @@ fn the_interface_that_nccl_takes_is_the_one_that_was_predicted() {
     let Some(library) = std::env::var_os("NCCL_TEST_LIBRARY") else {
         let why = "NCCL_TEST_LIBRARY names no real libnccl.so.2";
         Verdict::NotTested(why.to_owned()).leave();
-        // Not `eprintln!`, which the test harness would swallow.
+        // Not `eprintln!`, which the test harness would capture.
         let message = format!("NOT TESTED: {why}\n");
         return std::io::stderr().write_all(message.as_bytes()).unwrap();
     };
@@ -156,7 +156,7 @@ fn the_interface_that_nccl_takes_is_the_one_that_was_predicted() {
                 "{variables:?} among {:?}",
                 interfaces.iter().map(|i| i.0).collect::<Vec<_>>()
             );
-            // Older releases do not know such files, or their ends of lines, and ask the system for the user's
+            // Older releases do not support such files, or their ends of lines, and ask the system for the user's
             // directory.
             let (version, result) = result.split_once(' ').expect("a version");
             let since = |since: &[u32]| {

@@ -1,8 +1,8 @@
-//! Random programs: the same sequence of operations on every rank, made from a seed, with every result
-//! known beforehand.
+//! Random programs: the same sequence of operations on every rank, generated from a seed, with every result known
+//! beforehand.
 //!
-//! Data that is only moved is made of arbitrary bytes. Data that is reduced is made of 0, 1 and 2, so that
-//! every sum and product of up to eight ranks is exact in every type.
+//! Data that is only moved is arbitrary bytes. Data that is reduced consists of 0, 1 and 2, so that every sum and
+//! product of up to eight ranks is exact in every type.
 
 // Each test file is a crate of its own, and uses a part of this.
 #![allow(dead_code, unreachable_pub)]
@@ -19,11 +19,11 @@ use values::{Reduction, moved, reduced};
 
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// What a step does.
+/// The operation of a step.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     AllReduce(Reduction),
-    /// With an operator that is made for it.
+    /// With an operator that is created for it.
     ScaledSum,
     Reduce(Reduction),
     ReduceScatter(Reduction),
@@ -33,7 +33,7 @@ enum Kind {
     AllToAllV,
     Gather,
     Scatter,
-    /// A message to a random other rank, and from whoever sends one here.
+    /// A message to a random other rank, and messages from the ranks that chose this one.
     Messages,
     /// Operations of two communicators in one group.
     Together,
@@ -50,13 +50,13 @@ struct Step {
     data_type: DataType,
     count: usize,
     root: usize,
-    /// For messages: whom each rank sends to.
+    /// For messages: the target of each rank.
     targets: Vec<usize>,
     /// For all-to-all-v: how many elements each rank sends to each.
     counts: Vec<Vec<usize>>,
 }
 
-/// What every rank decides for itself: where things lie, and how it waits.
+/// The choices that every rank makes for itself: streams, offsets, and how it waits.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     operation: usize,
@@ -65,14 +65,14 @@ struct Place {
     wait: bool,
 }
 
-/// Where a step's operations run and its data lies, and whether it waits.
+/// The streams of a step's operations and of its data, and whether it waits.
 struct Streams<'a> {
     operation: &'a Arc<CudaStream>,
     memory: &'a Arc<CudaStream>,
     wait: bool,
 }
 
-/// Makes the same steps from the same seed.
+/// Generates the same steps from the same seed.
 struct Program {
     shared: fastrand::Rng,
     ranks: usize,
@@ -110,7 +110,7 @@ impl Program {
             && matches!(kind, Kind::ScaledSum)
             && [DataType::FLOAT8_E4M3, DataType::FLOAT8_E5M2].contains(&data_type)
         {
-            // NCCL has no kernel that scales them on one rank.
+            // NCCL has no kernel that scales these types on one rank.
             data_type = DataType::FLOAT32;
         }
         self.number += 1;
@@ -160,7 +160,7 @@ impl Pending {
 /// Runs `steps` steps of the program of `seed` on this rank of `comm`.
 ///
 /// # Errors
-/// Of the operations; and what differs from what was expected.
+/// Those of the operations; and unexpected results.
 pub fn run(comm: &Communicator, seed: u64, steps: usize) -> Outcome {
     let context = comm.stream().context();
     let streams = [
@@ -210,10 +210,10 @@ pub fn run(comm: &Communicator, seed: u64, steps: usize) -> Outcome {
     compare(&mut results, seed, comm.rank())
 }
 
-/// The read and written buffers of one step, before and after, in bytes; `None`: not there on this rank.
+/// The read and written buffers of one step, before and after, in bytes; `None`: not used on this rank.
 struct Data {
     send: Option<Vec<u8>>,
-    /// What the written buffer holds before, and what it has to hold afterwards.
+    /// The written buffer before the step, and its expected contents afterwards.
     recv: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -232,7 +232,7 @@ fn perform(
     let comm = &comm.on(streams.operation);
     let Data { send, recv } = data(comm, step);
     let upload = |bytes: &[u8]| {
-        // One element more than needed, so that an offset never is the end.
+        // One element more than needed, so that an offset is never the end.
         let padded = [&vec![0; at][..], bytes, &vec![0; size][..]].concat();
         memory.clone_htod(&padded)
     };
@@ -315,7 +315,7 @@ fn perform(
     Ok(result.into_iter().collect())
 }
 
-/// What this rank gives to and expects of a step.
+/// The input of this rank in a step, and its expected result.
 fn data(comm: &Communicator, step: &Step) -> Data {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let n = step.count;
@@ -341,7 +341,7 @@ fn data(comm: &Communicator, step: &Step) -> Data {
     };
     let zeros = |count: usize| vec![0xA5; count * size];
     let gathered = || -> Vec<u8> { (0..ranks).flat_map(|from| block_of(from, 0)).collect() };
-    // A buffer of blocks in which only this rank's holds something.
+    // A buffer of blocks in which only this rank's is not zero.
     let own_of = |block: Vec<u8>| {
         let mut all = zeros(n * ranks);
         all[rank * n * size..(rank + 1) * n * size].copy_from_slice(&block);

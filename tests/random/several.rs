@@ -1,12 +1,11 @@
-//! Steps that are more than one call: an operator made by the user, two communicators in one group, a
-//! captured plan.
+//! Steps of more than one call: an operator created by the user, two communicators in one group, a captured plan.
 
 use nccl::{Communicator, DataType, Erased, ErasedMut, NcclType, ReduceOp, Request};
 
 use super::values::{moved, reduced};
 use super::{Outcome, Pending, Reduction, Step, Streams};
 
-/// What every rank's values are multiplied with.
+/// The factor of every rank's values.
 pub const FACTOR: u32 = 2;
 
 /// A sum of scaled values; the operator is dropped as soon as the operation is issued.
@@ -46,8 +45,8 @@ pub fn scaled_sum(
     }
 }
 
-/// A sum in one communicator and a ring of messages in another, issued together. `twin` has the same
-/// ranks the other way round.
+/// A sum in one communicator and a ring of messages in another, issued together. `twin` has the same ranks in reverse
+/// order.
 pub fn together(
     comm: &Communicator,
     twin: &Communicator,
@@ -86,7 +85,7 @@ pub fn together(
     ])
 }
 
-/// The largest of all ranks' values, captured once and launched as often as the step has it.
+/// The maximum of all ranks' values, captured once and launched as often as the step says.
 pub fn replayed(comm: &Communicator, step: &Step, streams: &Streams<'_>) -> Outcome<Vec<Pending>> {
     let (rank, ranks, n) = (comm.rank(), comm.world_size(), step.count);
     let comm = comm.on(streams.operation);

@@ -1,4 +1,4 @@
-//! The data of random programs, and what reductions make of it.
+//! The data of random programs, and the results of reductions.
 
 use half::{bf16, f16};
 use nccl::DataType;
@@ -15,7 +15,7 @@ pub enum Reduction {
 impl Reduction {
     pub const ALL: [Self; 4] = [Self::Sum, Self::Prod, Self::Max, Self::Min];
 
-    /// What all ranks' `block` of `count` elements becomes.
+    /// The reduction of all ranks' `block` of `count` elements.
     pub fn of(
         self,
         step: u64,
@@ -27,7 +27,7 @@ impl Reduction {
         self.scaled(step, ranks, block, count, 1, data_type)
     }
 
-    /// The same of values that were multiplied with `factor` before.
+    /// As [`of`](Self::of), for values that were multiplied by `factor` before.
     pub fn scaled(
         self,
         step: u64,
@@ -93,7 +93,8 @@ fn encode(number: u32, data_type: DataType) -> Vec<u8> {
     }
 }
 
-/// A number that the format holds exactly: sign, exponent with this bias, mantissa of so many bits.
+/// Encodes a number that the format represents exactly: sign, exponent with this bias, mantissa of `mantissa_bits`
+/// bits.
 fn float8(number: u32, bias: u32, mantissa_bits: u32) -> u8 {
     let Some(exponent) = number.checked_ilog2() else {
         return 0;

@@ -1,7 +1,7 @@
-//! Ranks of which one may be killed or stopped, and the others go on.
+//! Ranks of which one may be killed or stopped while the others continue.
 //!
-//! The usual starter ends all ranks when one fails. These are processes that the test starts itself; they
-//! say what happened in lines on stdout.
+//! The usual launcher ends all ranks when one fails. These are processes that the test starts itself; they report in
+//! lines on stdout.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
@@ -29,7 +29,7 @@ pub fn start(test: &str, role: &str, ranks: usize, variables: &[(&str, &str)]) -
         .collect()
 }
 
-/// As [`start`], each with a role of its own; `variables` say where they meet.
+/// As [`start`], each with a role of its own; `variables` include the address of the rendezvous.
 ///
 /// # Panics
 /// When they cannot be started.
@@ -44,8 +44,8 @@ pub fn start_each(
         .collect()
 }
 
-/// Starts one more process, with another role, that asks to come into the world of those with `role`
-/// ([`rejoin`]); it uses the device of number `local_rank`.
+/// Starts one more process, with another role, that asks to join the world of the ranks with `role` ([`rejoin`]); it
+/// uses the device of number `local_rank`.
 ///
 /// # Panics
 /// When it cannot be started.
@@ -72,7 +72,7 @@ fn start_one(
     (rank, ranks): (usize, usize),
     variables: &[(&str, &str)],
 ) -> Apart {
-    // Abstract, so that nothing is left of it.
+    // Abstract, so that it leaves no file.
     let place = format!("unix:@{test}-{}-{role}", std::process::id());
     let mut child = again(test, own_role)
         .env("NCCL_RUN_RANK", rank.to_string())
@@ -90,10 +90,10 @@ fn start_one(
     Apart { child, lines }
 }
 
-/// In a process that [`start_newcomer`] has started: the world that it came into.
+/// In a process that [`start_newcomer`] has started: returns the world that it joined.
 ///
 /// # Panics
-/// When nobody takes it in.
+/// When no world takes it in.
 pub fn rejoin(devices: usize) -> World {
     perf::install(devices).unwrap_or_else(|failure| panic!("{failure}"));
     let rendezvous = Rendezvous::from_env().expect("the test set our variables");
@@ -109,8 +109,8 @@ pub fn rank(test: &str, ranks: usize) -> Option<(String, World)> {
     rank_from(test, ranks, |_| ())
 }
 
-/// As [`rank`], with something to do right before and behind the meeting of the ranks: with `Some` of the role,
-/// and with `None`.
+/// As [`rank`], with a callback right before and after the rendezvous of the ranks: with `Some` of the role, and with
+/// `None`.
 ///
 /// # Panics
 /// When the ranks do not meet.
@@ -130,19 +130,19 @@ pub fn rank_from(
     Some((role, super::in_launch_mode(world)))
 }
 
-/// Reads until each of them says `word`; those lines.
+/// Reads until each rank prints `word`; returns those lines.
 ///
 /// # Panics
-/// When one of them ends before.
+/// When a rank ends before that.
 pub fn all_say(ranks: &mut [Apart], word: &str) -> Vec<String> {
     ranks.iter_mut().map(|rank| rank.says(word)).collect()
 }
 
 impl Apart {
-    /// Reads until the rank says `word`; that line.
+    /// Reads until the rank prints `word`; returns that line.
     ///
     /// # Panics
-    /// When it ends before.
+    /// When the rank ends before that.
     pub fn says(&mut self, word: &str) -> String {
         let mut all = String::new();
         for line in self.lines.by_ref() {
@@ -156,7 +156,7 @@ impl Apart {
         panic!("the rank never said {word:?}, but:\n{all}");
     }
 
-    /// Stops it; returns when none of its threads runs any more.
+    /// Stops the process; returns when none of its threads runs any more.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         while !self.is_stopped() {
@@ -172,7 +172,7 @@ impl Apart {
             .all(|stat| stat.is_ok_and(|stat| stat.contains(") T ")))
     }
 
-    /// After [`stop`](Self::stop).
+    /// Continues it after [`stop`](Self::stop).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -182,7 +182,7 @@ impl Apart {
         kill_process(pid.expect("a process"), signal).expect("it runs");
     }
 
-    /// Lets a rank go on that reads a line from stdin.
+    /// Lets a rank continue that reads a line from stdin.
     pub fn go_on(&mut self) {
         drop(self.child.stdin.take());
     }
@@ -196,7 +196,7 @@ impl Apart {
         self.child.id()
     }
 
-    /// Everything else that it says, and how it ended, within `limit`.
+    /// Returns the rest of its output, and how it ended, within `limit`.
     ///
     /// # Panics
     /// When it does not end.
@@ -205,10 +205,10 @@ impl Apart {
             .unwrap_or_else(|said| panic!("a rank did not end in {limit:?}; it said:\n{said}"))
     }
 
-    /// Waits until it has ended well.
+    /// Waits until it has ended successfully.
     ///
     /// # Panics
-    /// When it does not end within `limit`, or not well: with what else it said.
+    /// When it does not end within `limit`, or fails: with the rest of its output.
     pub fn succeeds(self, limit: Duration) {
         let (rest, status) = self.end(limit);
         assert!(status.success(), "{status}: {rest}");
@@ -217,7 +217,7 @@ impl Apart {
     /// As [`end`](Self::end).
     ///
     /// # Errors
-    /// When it does not end: what it said until then.
+    /// When it does not end: its output until then.
     pub fn try_end(mut self, limit: Duration) -> Result<(String, ExitStatus), String> {
         let status = end_within(&mut self.child, limit).expect("a child");
         let mut said = String::new();

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// A control group; what is in it has to have ended before this value does.
+/// A control group; its processes must have ended before this value is dropped.
 pub(crate) struct Group(pub(crate) PathBuf);
 
 impl Group {
-    /// With so many bytes of `memory`, thousandths of a processor (`cpu`), or processes and threads (`pids`).
-    /// `None` where this process may not make one.
+    /// A group with a limit: bytes (`memory`), thousandths of a processor (`cpu`), or processes and threads (`pids`).
+    /// `None` where this process may not create one.
     pub(crate) fn new(controller: &str, limit: u64) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -48,7 +48,7 @@ impl Group {
         None
     }
 
-    /// Puts a process into it.
+    /// Moves a process into the group.
     ///
     /// # Errors
     /// The system's.
@@ -60,7 +60,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // As long as a process of it is not quite gone, it cannot be removed.
+        // It cannot be removed while one of its processes has not ended completely.
         for _ in 0..100 {
             if std::fs::remove_dir(&self.0).is_ok() {
                 return;

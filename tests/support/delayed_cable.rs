@@ -1,7 +1,7 @@
-//! A cable between two network namespaces that can delay what passes, for kernels without netem.
+//! A cable between two network namespaces that can delay its traffic, for kernels without netem.
 //!
-//! Each end is a TAP device. A thread takes the frames of either end, keeps each for the delay, and hands it to the
-//! other. A frame that finds [`LONGEST`] others before it is dropped, as a switch does.
+//! Each end is a TAP device. A thread reads the frames of either end, keeps each for the delay, and writes it to the
+//! other. A frame that finds [`LONGEST`] others before it is dropped, as by a switch.
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
@@ -16,25 +16,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Frames under way in one direction.
+/// Frames in transit in one direction.
 const LONGEST: usize = 20_000;
-/// Frames that are taken from one end before the other has its turn.
+/// Frames that are read from one end before the other has its turn.
 const AT_ONCE: usize = 64;
 /// More than a frame at any MTU.
 const FRAME: usize = 1 << 16;
 /// `TUNSETIFF` of linux/if_tun.h.
 const SET_INTERFACE: libc::Ioctl = 0x4004_54ca;
 
-/// The cable; it is gone with this value.
+/// The cable; it is removed when this value is dropped.
 pub(crate) struct DelayedCable {
     nanoseconds: Arc<AtomicU64>,
-    // Its end of life is what the thread waits for.
+    // Its close ends the thread.
     end: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl DelayedCable {
-    /// Between two new interfaces: the namespace and the name of each.
+    /// Creates two new interfaces: the namespace and the name of each.
     pub(crate) fn lay(near: (&str, &str), far: (&str, &str)) -> io::Result<Self> {
         let ends = [interface(near.0, near.1)?, interface(far.0, far.1)?];
         let (end, ended) = UnixStream::pair()?;
@@ -50,7 +50,7 @@ impl DelayedCable {
         })
     }
 
-    /// Each frame takes so long from now on, in either direction.
+    /// Sets the delay of each frame from now on, in either direction.
     pub(crate) fn delay(&self, delay: Duration) {
         let nanoseconds = u64::try_from(delay.as_nanos()).expect("less than centuries");
         self.nanoseconds.store(nanoseconds, Ordering::Relaxed);
@@ -66,7 +66,7 @@ impl Drop for DelayedCable {
     }
 }
 
-/// A new TAP device in a namespace. It is there for as long as the file is open.
+/// Creates a TAP device in a namespace. It exists for as long as the file is open.
 fn interface(namespace: &str, name: &str) -> io::Result<File> {
     let make = || {
         let namespace = File::open(format!("/run/netns/{namespace}"))?;
@@ -97,7 +97,7 @@ fn interface(namespace: &str, name: &str) -> io::Result<File> {
     std::thread::scope(|scope| scope.spawn(make).join().expect("no panic"))
 }
 
-/// What is under way in one direction: when it arrives, and the frame.
+/// The frames in transit in one direction: when each arrives, and its bytes.
 type Way = VecDeque<(Instant, Vec<u8>)>;
 
 fn forward(ends: &[File; 2], ended: &UnixStream, nanoseconds: &AtomicU64) {
@@ -123,7 +123,7 @@ fn forward(ends: &[File; 2], ended: &UnixStream, nanoseconds: &AtomicU64) {
     }
 }
 
-/// Which of the files have something to read, or are over, after at most `patience`.
+/// Which of the files are readable, or closed, after at most `patience`.
 fn ready(files: [RawFd; 3], patience: Option<Duration>) -> [bool; 3] {
     let mut polled = files.map(|fd| libc::pollfd {
         fd,
@@ -138,7 +138,7 @@ fn ready(files: [RawFd; 3], patience: Option<Duration>) -> [bool; 3] {
     // SAFETY: the array has as many elements as are said, the limit is null or lives as long as this function, and no
     // mask of signals is given.
     unsafe { libc::ppoll(polled.as_mut_ptr(), 3, limit, std::ptr::null()) };
-    // Whatever it returned: nothing is ready in what it has not filled.
+    // Whatever it returned: files that it has not filled in are not ready.
     polled.map(|file| file.revents != 0)
 }
 

@@ -1,4 +1,4 @@
-//! Work on a stream that ends when a test says so.
+//! Work on a stream that ends when a test opens it.
 
 use std::error::Error;
 use std::ffi::c_void;
@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use nccl::cudarc::driver::{CudaStream, sys};
 
-/// Keeps a stream from going on until it is opened, or dropped, also by a test that fails.
+/// Blocks a stream until it is opened, or dropped, also by a failing test.
 pub struct Gate(Sender<()>);
 
 impl Gate {
@@ -14,7 +14,7 @@ impl Gate {
         unsafe extern "C" fn wait(opened: *mut c_void) {
             // SAFETY: made by `Box::into_raw` below, and called once.
             let opened = unsafe { Box::from_raw(opened.cast::<Receiver<()>>()) };
-            // Over when the other end is dropped.
+            // Returns when the other end is dropped.
             let _ = opened.recv();
         }
         let (open, opened) = mpsc::channel();

@@ -1,9 +1,9 @@
-//! What a process holds, for tests that nothing grows.
+//! Resources of a process, for tests that nothing grows.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// An allocator that knows how much is in use. A test that looks at [`heap`] has it as its own:
+/// An allocator that counts bytes in use. A test that reads [`heap`] installs it:
 ///
 /// ```ignore
 /// #[global_allocator]
@@ -13,7 +13,7 @@ pub struct Counted;
 
 static IN_USE: AtomicI64 = AtomicI64::new(0);
 
-/// Bytes on the heap of this process that Rust code has in use: exact, where the size of a process is not.
+/// Bytes on the heap of this process that Rust code has in use: exact, unlike the size of a process.
 pub fn heap() -> i64 {
     IN_USE.load(Ordering::Relaxed)
 }
@@ -22,11 +22,11 @@ fn count(more: usize, less: usize) {
     IN_USE.fetch_add(more as i64 - less as i64, Ordering::Relaxed);
 }
 
-// SAFETY: the system's allocator does everything.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 0);
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: passes on the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
@@ -49,8 +49,8 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// By how much something grows from sample to sample: the median of the slopes between all pairs, which a
-/// few that are far off do not move. `None` for fewer than two.
+/// The growth from sample to sample: the median of the slopes between all pairs, which is robust against outliers.
+/// `None` for fewer than two.
 pub fn growth(samples: &[(f64, f64)]) -> Option<f64> {
     let mut slopes = Vec::new();
     for (at, (x, y)) in samples.iter().enumerate() {
@@ -62,25 +62,25 @@ pub fn growth(samples: &[(f64, f64)]) -> Option<f64> {
     slopes.get(slopes.len() / 2).copied()
 }
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
-    /// Without those of roots of inits that not all ranks joined.
+    /// Without those of the roots of inits that not all ranks joined.
     pub descriptors: usize,
-    /// Without the roots themselves.
+    /// Without the threads of those roots.
     pub threads: usize,
-    /// Memory of its own, in KiB.
+    /// Private memory, in KiB.
     pub anonymous: u64,
-    /// Memory that it shares, as devices' memory is, in KiB.
+    /// Shared memory, such as that of devices, in KiB.
     pub shared: u64,
-    /// Communicators of whose memory it has a mapping, on the emulator; it maps one once.
+    /// Communicators whose memory is mapped, on the emulator; each is mapped once.
     pub segments: usize,
 }
 
-/// What this process holds now.
+/// The current resources of this process.
 ///
 /// # Errors
-/// When `/proc` does not say.
+/// When `/proc` cannot be read.
 pub fn held() -> Result<Held, Box<dyn std::error::Error>> {
     let entries = |path: &str| Ok::<_, std::io::Error>(std::fs::read_dir(path)?.count());
     let status = std::fs::read_to_string("/proc/self/status")?;
@@ -89,8 +89,8 @@ pub fn held() -> Result<Held, Box<dyn std::error::Error>> {
         let number = line.and_then(|line| line.split_whitespace().next());
         Ok(number.ok_or("a field is missing")?.parse()?)
     };
-    // An init that some rank does not join leaves NCCL's root behind, a thread with a socket, which no call
-    // can end; the emulator has that from NCCL.
+    // An init that some rank does not join leaves NCCL's root behind, a thread with a socket, which no call can end;
+    // the emulator does the same.
     let names = std::fs::read_dir("/proc/self/task")?.flatten();
     let roots = names
         .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
@@ -108,9 +108,9 @@ pub fn held() -> Result<Held, Box<dyn std::error::Error>> {
 }
 
 impl Held {
-    /// Whether this is more than `before`, and not by what comes and goes.
+    /// Whether this is more than `before`, beyond fluctuations.
     pub fn is_more_than(&self, before: &Self) -> bool {
-        // Devices' memory is given out elsewhere each time, so ever more of it has been touched once.
+        // Device memory is allocated at other places each time, so that more and more of it has been touched once.
         let grown = |before: u64, after: u64| after > before + before / 10 + (64 << 10);
         self.descriptors > before.descriptors + 4
             || self.threads > before.threads + 8

@@ -1,11 +1,11 @@
-//! Hosts by name alone: processes of one machine whose kernel tells them different names.
+//! Hosts by name alone: processes of one machine with different host names.
 
 use std::process::Command;
 
-/// How many ranks a host has.
+/// The variable with the number of ranks per host.
 pub(super) const RANKS_PER_HOST: &str = "NCCL_TEST_RANKS_PER_HOST";
 
-/// Whether a process can be given a name of its own; says it aloud if not.
+/// Whether a process can get a host name of its own; prints a message if not.
 pub(super) fn possible() -> bool {
     let named = Command::new("unshare").args(["--uts", "true"]).output();
     let possible = named.is_ok_and(|named| named.status.success());
@@ -15,14 +15,14 @@ pub(super) fn possible() -> bool {
     possible
 }
 
-/// Gives this rank's thread, and those that it starts, the name of its host. Before anything asks for it.
+/// Gives this rank's thread, and threads that it starts, the name of its host. Called before the name is used.
 pub(super) fn move_to_own() -> Result<(), String> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let Some(each) = number(RANKS_PER_HOST) else {
         return Ok(());
     };
     let rank = number("NCCL_RUN_RANK").ok_or("no rank")?;
-    // SAFETY: only this thread gets a namespace of its own, and shares nothing less with the others than a name.
+    // SAFETY: only this thread gets a namespace of its own, and only the host name is no longer shared.
     if unsafe { libc::unshare(libc::CLONE_NEWUTS) } != 0 {
         return Err(format!("unshare: {}", std::io::Error::last_os_error()));
     }

@@ -1,10 +1,10 @@
-//! Hosts that share nothing but a kernel and the files of its disk, for tests on one machine.
+//! Hosts that share only a kernel and the files of its disk, for tests on one machine.
 //!
-//! A host has network, PID, UTS, IPC and mount namespaces of its own: its own name, addresses, processes,
-//! shared memory in `/dev/shm`, `/proc` and `/sys`. That is what NCCL tells hosts apart by. A cable leads from its
-//! `eth0` to a switch; it can be cut, throttled and delayed, and what passes can be filtered and reset.
+//! A host has network, PID, UTS, IPC and mount namespaces of its own: its own name, addresses, processes, shared memory
+//! in `/dev/shm`, `/proc` and `/sys`. NCCL distinguishes hosts by these. A cable leads from its `eth0` to a switch; it
+//! can be cut, throttled and delayed, and its traffic can be filtered and reset.
 //!
-//! The first process of a host ends with the test, however that ends, and takes all processes of the host along.
+//! The first process of a host ends with the test, however that ends, and all processes of the host end with it.
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
@@ -22,7 +22,7 @@ use std::time::Duration;
 use crate::delayed_cable::DelayedCable;
 use crate::switch::{Hosts, Interface, Kind, run, try_run};
 
-/// Why something cannot be tried on this machine.
+/// Why a feature cannot be tried on this machine.
 #[derive(Debug)]
 pub(crate) struct Unable(String);
 
@@ -32,21 +32,21 @@ impl fmt::Display for Unable {
     }
 }
 
-/// What cables are made of.
+/// The kind of cables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cables {
     /// The kernel's: fast, and without a delay.
     Direct,
-    /// A thread's, which can delay what passes: some 100 MB/s.
+    /// A thread's, which can delay its traffic: some 100 MB/s.
     Delayed,
 }
 
-/// What hosts are to be like.
+/// The properties of the hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) hosts: usize,
     pub(crate) cables: Cables,
-    /// Bytes of `/dev/shm` of each.
+    /// Bytes of `/dev/shm` of each host.
     pub(crate) shared_memory: u64,
 }
 
@@ -62,7 +62,7 @@ impl Default for Plan {
 
 /// `host1`, `host2`, … with the addresses 10.78.0.1, 10.78.0.2, …
 pub(crate) struct IsolatedHosts {
-    // Before the network that they are in.
+    // First, so that they are dropped before the network that they are in.
     hosts: Vec<Host>,
     cables: Vec<DelayedCable>,
     network: Hosts,
@@ -70,7 +70,7 @@ pub(crate) struct IsolatedHosts {
 
 /// The namespaces of a host, which its first process holds.
 struct Host {
-    // Taken when it is dropped.
+    // Taken on drop.
     first: Option<Child>,
     /// Of that process.
     pidfd: OwnedFd,
@@ -79,7 +79,7 @@ struct Host {
 /// The interface of each host.
 const INTERFACE: &str = "eth0";
 
-/// What the first process of a host does. A pipe from the test is its standard input: it ends when the test does.
+/// The script of a host's first process. A pipe from the test is its standard input: it ends when the test does.
 const FIRST: &str = r#"
 mount --make-rprivate / &&
 mount -t proc proc /proc &&
@@ -90,12 +90,12 @@ echo ready &&
 read -r _
 "#;
 
-/// Namespaces of a host beside that of processes, which is entered by children alone.
+/// The namespaces of a host, except that of processes, which only children enter.
 const NAMESPACES: libc::c_int =
     libc::CLONE_NEWNET | libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC;
 
 impl IsolatedHosts {
-    /// `None`, aloud, where this process may not make them.
+    /// `None`, with a message, where this process may not create them.
     pub(crate) fn new(plan: &Plan) -> Option<Self> {
         let addresses: Vec<String> = (0..plan.hosts)
             .map(|host| format!("{}/24", address(host)))
@@ -156,7 +156,7 @@ impl IsolatedHosts {
         address(host)
     }
 
-    /// Starts a command on a host. The identifier that it has here is another one than it has there.
+    /// Starts a command on a host. Its process number differs here and on the host.
     pub(crate) fn spawn(&self, host: usize, command: &mut Command) -> io::Result<Child> {
         let pidfd = self.hosts[host].pidfd.as_raw_fd();
         let directory = match command.get_current_dir() {
@@ -178,12 +178,12 @@ impl IsolatedHosts {
         let own = File::open("/proc/self/ns/pid")?;
         enter(pidfd, libc::CLONE_NEWPID)?;
         let child = command.spawn();
-        // The thread itself has not moved, and its later children are again what they were.
+        // The thread itself has not moved; this restores the namespace of its later children.
         enter(own.as_raw_fd(), libc::CLONE_NEWPID)?;
         child
     }
 
-    /// What a command prints on a host; it has to succeed.
+    /// The output of a command on a host; the command must succeed.
     pub(crate) fn output(&self, host: usize, command: &mut Command) -> String {
         let child = self.spawn(host, command.stdout(Stdio::piped()));
         let output = child.and_then(Child::wait_with_output).expect("a process");
@@ -191,7 +191,7 @@ impl IsolatedHosts {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Runs `body` on a thread that is in the network of a host. A socket stays where it was made.
+    /// Runs `body` on a thread that is in the network of a host. A socket stays in the network where it was created.
     pub(crate) fn inside<T: Send>(&self, host: usize, body: impl FnOnce() -> T + Send) -> T {
         let pidfd = self.hosts[host].pidfd.as_raw_fd();
         let inside = || {
@@ -201,12 +201,12 @@ impl IsolatedHosts {
         std::thread::scope(|scope| scope.spawn(inside).join().expect("no panic"))
     }
 
-    /// Nothing passes any more, and nobody is told.
+    /// Stops all traffic; connections are not reset.
     pub(crate) fn cut(&self, host: usize) {
         self.on_port(host, "down");
     }
 
-    /// After [`cut`](Self::cut).
+    /// Restores the traffic after [`cut`](Self::cut).
     pub(crate) fn mend(&self, host: usize) {
         self.on_port(host, "up");
     }
@@ -216,14 +216,14 @@ impl IsolatedHosts {
         run("ip", &format!("-n {switch} link set {port} {state}"));
     }
 
-    /// Lets so many bits per second pass, in each direction.
+    /// Limits the traffic to `bits` per second in each direction.
     pub(crate) fn throttle(&self, host: usize, bits: u64) -> Result<(), Unable> {
         let limit = format!("root tbf rate {bits}bit burst 64kb latency 200ms");
         self.on_both_ends(host, "replace", &limit)
             .map_err(|why| Unable(format!("a throttle takes tc, and tbf in the kernel: {why}")))
     }
 
-    /// After [`throttle`](Self::throttle).
+    /// Removes the limit of [`throttle`](Self::throttle).
     pub(crate) fn unthrottle(&self, host: usize) {
         let undone = self.on_both_ends(host, "del", "root");
         undone.unwrap_or_else(|why| panic!("{why}"));
@@ -239,7 +239,7 @@ impl IsolatedHosts {
         Ok(())
     }
 
-    /// Each packet to this host and from it takes longer by so much.
+    /// Delays each packet to and from this host by `delay`.
     ///
     /// # Panics
     /// When the cables are [`Cables::Direct`].
@@ -247,7 +247,7 @@ impl IsolatedHosts {
         self.cables[host].delay(delay);
     }
 
-    /// Asks of what comes to a host: a rule of nft's, such as `tcp dport 29400 drop`.
+    /// Filters incoming packets of a host: a rule of nft, such as `tcp dport 29400 drop`.
     pub(crate) fn filter(&self, host: usize, rule: &str) -> Result<(), Unable> {
         let own = self.network.namespace(host);
         let rules = format!(
@@ -268,13 +268,13 @@ impl IsolatedHosts {
         }
     }
 
-    /// After [`filter`](Self::filter).
+    /// Removes the rule of [`filter`](Self::filter).
     pub(crate) fn unfilter(&self, host: usize) {
         self.network.on(host, "nft delete table inet hosts");
     }
 
-    /// Resets connections of a host, all or those that a filter of ss matches, such as `dport = 29400`. How many
-    /// there were.
+    /// Resets connections of a host, all or those that a filter of ss matches, such as `dport = 29400`. Returns how
+    /// many.
     pub(crate) fn reset(&self, host: usize, filter: &str) -> Result<usize, Unable> {
         let own = self.network.namespace(host);
         let output = Command::new("ip")
@@ -311,7 +311,7 @@ impl Host {
         // SAFETY: between fork and exec the closure makes two system calls, and allocates nothing; the descriptor is
         // open in this function, and so in the child.
         unsafe { command.pre_exec(in_child) };
-        // On a thread of its own, since it can have no other children afterwards than those in the new namespace.
+        // On a thread of its own: all of its later children would be in the new namespace.
         let begin = || {
             unshare(libc::CLONE_NEWPID)?;
             command.spawn()
@@ -332,7 +332,7 @@ impl Host {
         if pidfd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, and no other value owns it.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as libc::c_int) };
         Ok(Self {
             first: Some(first),
@@ -343,8 +343,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The kernel kills all processes of a namespace with the first one, which is not gone before the others have
-        // been waited for: by the test, which may do so after this.
+        // The kernel kills all processes of a namespace with the first one, which ends only after the others have been
+        // waited for: by the test, which may do so after this.
         if let Some(mut first) = self.first.take() {
             let _ = first.kill();
             std::thread::spawn(move || first.wait());
@@ -357,7 +357,7 @@ fn address(host: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 78, 0, last)
 }
 
-/// The end of a host's cable at the switch.
+/// The switch's end of a host's cable.
 fn port(host: usize) -> String {
     format!("port{host}-0")
 }

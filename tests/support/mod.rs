@@ -1,4 +1,4 @@
-//! Worlds for tests: a few ranks, as threads or as processes, that are certain to end.
+//! Worlds for tests: a few ranks, as threads or as processes, which certainly end.
 //!
 //! ```ignore
 //! mod support;
@@ -13,16 +13,15 @@
 //! }
 //! ```
 //!
-//! Either way the ranks live in processes of their own, started from the test binary for this one test,
-//! so that each test has its own emulator with as many devices as it needs, and that everything can be
-//! killed at the deadline. What the test does *before* it calls one of these functions is done again in
-//! those processes; what it does afterwards is not. A test may call them several times, in a loop for
-//! instance; [`Ranks::outcome`] only last. A rank fails by a panic or an `Err`; the first one that fails
-//! ends the others, and the test, with what each rank said last.
+//! Either way the ranks are in processes of their own, started from the test binary for this one test, so that each
+//! test has its own emulator with as many devices as it needs, and that all processes can be killed at the deadline.
+//! Code of the test *before* one of these functions is run again in those processes; code after it is not. A test may
+//! call them several times, in a loop for instance; [`Ranks::outcome`] only last. A rank fails by a panic or an `Err`;
+//! the first failure ends the other ranks, and the test, with the last output of each rank.
 
-//! The same tests run on real NCCL, where ranks may have to share a device ([`device`]) and not every
-//! arrangement of them works (`nccl_tools::gpu_check`). What cannot be tried is left out aloud, with a
-//! line that begins with `NOT TESTED:`; a test that needs the emulator begins with [`needs_emulator`].
+//! The same tests run on real NCCL, where ranks may have to share a device ([`device`]) and not every arrangement of
+//! them works (`nccl_tools::gpu_check`). Tests that cannot run print a line that begins with `NOT TESTED:`; a test that
+//! needs the emulator begins with [`needs_emulator`].
 
 // Each test file is a crate of its own, and uses a part of this.
 #![allow(dead_code, unreachable_pub)]
@@ -46,21 +45,21 @@ use nccl_tools::perf;
 use nccl_tools::spawn::{Ended, Job, Outcome, Output, describe_process, threads as rank_threads};
 use nccl_tools::testing::{Role, Verdict, again, end_with, name};
 
-/// How long a test may take, unless it says otherwise.
+/// How long a test may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How many times as long a test may take: `NCCL_TEST_PATIENCE`, where a sanitizer or valgrind makes it slow.
+/// The factor for the duration of tests: `NCCL_TEST_PATIENCE`, where a sanitizer or valgrind makes them slow.
 fn patience() -> u32 {
     let times = std::env::var("NCCL_TEST_PATIENCE");
     times.ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
-/// The variable that has a test file run in another launch mode: `blocking-child`, `non-blocking`, or
-/// `default`, in which none is asked for.
+/// The variable that runs a test file in another launch mode: `blocking-child`, `non-blocking`, or `default`, in which
+/// no mode is requested.
 pub const LAUNCH_MODE: &str = "NCCL_TEST_LAUNCH_MODE";
 
-/// The launch mode that [`LAUNCH_MODE`] asks for, or the name of the test file: the tests of `tests/non_blocking.rs` are
-/// those of other files, in the mode that is in its name.
+/// The launch mode that [`LAUNCH_MODE`] requests, or the name of the test file: the tests of `tests/non_blocking.rs`
+/// are those of other files, in the mode of its name.
 fn asked_for() -> Option<LaunchMode> {
     match std::env::var(LAUNCH_MODE).as_deref() {
         Ok("blocking-child") => Some(LaunchMode::BlockingChild),
@@ -74,12 +73,12 @@ fn asked_for() -> Option<LaunchMode> {
     }
 }
 
-/// The launch mode of the communicators of the worlds that tests are given.
+/// The launch mode of the communicators of the tests' worlds.
 pub fn launch_mode() -> LaunchMode {
     asked_for().unwrap_or(LaunchMode::BlockingChild)
 }
 
-/// The world in the launch mode that is asked for.
+/// The world in the requested launch mode.
 pub fn in_launch_mode(world: World) -> World {
     match asked_for() {
         Some(mode) => world.with_launch_mode(mode),
@@ -87,7 +86,7 @@ pub fn in_launch_mode(world: World) -> World {
     }
 }
 
-/// NCCL would have freed a communicator under somebody who uses it.
+/// Fails if the emulator recorded a use of a communicator after its end: NCCL would have freed it.
 fn nothing_was_used_after_its_end() -> Result<(), String> {
     let violations = nccl_emulator::violations();
     let late = |violation: &&nccl_emulator::Violation| {
@@ -108,10 +107,10 @@ pub fn device(world: &World) -> Result<Arc<CudaContext>, DriverError> {
     CudaContext::new(world.local_rank() % devices)
 }
 
-/// Starts a communicator of all ranks that do not tell each other what ends it.
+/// A builder for a communicator of all ranks that do not share faults.
 ///
 /// # Errors
-/// Of the library, and of the exchange of the token.
+/// Those of the library, and of the exchange of the id.
 pub fn strangers<'a>(world: &World, name: &'a str) -> nccl::Result<CommunicatorBuilder<'a>> {
     let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
     let id = world.broadcast(name, 0, id.as_bytes())?;
@@ -123,11 +122,11 @@ pub fn strangers<'a>(world: &World, name: &'a str) -> nccl::Result<CommunicatorB
     })
 }
 
-/// Whether this runs on the emulator; otherwise says that the test is left out because it needs `what`.
+/// Whether this runs on the emulator; otherwise reports that the test is left out because it needs `what`.
 #[must_use]
 pub fn needs_emulator(what: &str) -> bool {
     static EMULATED: OnceLock<bool> = OnceLock::new();
-    // In a rank the test has been let through already, and the emulator is not yet to be installed.
+    // In a rank the test has been admitted already, and the emulator must not be installed yet.
     let emulated = *EMULATED.get_or_init(|| {
         nccl_tools::testing::is_child() || perf::install(1).is_ok_and(|found| found.is_emulated())
     });
@@ -139,13 +138,13 @@ pub fn needs_emulator(what: &str) -> bool {
     emulated
 }
 
-/// Whether NVIDIA's own library runs on the emulator's driver, in the place of the emulator's own NCCL.
+/// Whether NVIDIA's own library runs on the emulator's driver, in place of the emulator's own NCCL.
 #[must_use]
 pub fn on_nvidias() -> bool {
     std::env::var_os("NCCL_EMULATOR_NCCL").is_some_and(|library| !library.is_empty())
 }
 
-/// Whether there are so many devices; otherwise says that the test is left out.
+/// Whether there are this many devices; otherwise reports that the test is left out.
 #[must_use]
 pub fn needs_devices(devices: usize) -> bool {
     if nccl_tools::testing::is_child() {
@@ -161,13 +160,13 @@ pub fn needs_devices(devices: usize) -> bool {
     found >= devices
 }
 
-/// Whether ranks can be processes here; otherwise says that they cannot.
+/// Whether ranks can be processes here; otherwise reports that they cannot.
 #[must_use]
 pub fn needs_processes(ranks: usize) -> bool {
     possible(ranks, "processes")
 }
 
-/// Whether ranks can be arranged like this here; otherwise says that they cannot.
+/// Whether this arrangement of ranks works here; otherwise reports that it does not.
 fn possible(ranks: usize, arrangement: &str) -> bool {
     let most = std::env::var(MOST_RANKS)
         .ok()
@@ -208,7 +207,7 @@ pub fn ranks_as_processes<V: Verdict>(ranks: usize, body: impl Fn(World) -> V) {
     Ranks::new(ranks).processes(body);
 }
 
-/// Ranks that need more than a number.
+/// Ranks with further settings.
 pub struct Ranks {
     ranks: usize,
     deadline: Duration,
@@ -216,7 +215,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// So many ranks.
+    /// This many ranks.
     pub fn new(ranks: usize) -> Self {
         Self {
             ranks,
@@ -225,13 +224,13 @@ impl Ranks {
         }
     }
 
-    /// How long all of it may take.
+    /// The limit of the whole test.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline * patience();
         self
     }
 
-    /// A variable in the environment of the ranks.
+    /// Sets a variable in the environment of the ranks.
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
         self
@@ -245,7 +244,7 @@ impl Ranks {
         let call = Call::of(&body);
         match call.place() {
             Place::Parent if possible(self.ranks, "threads") => {
-                // A little longer than the process gives itself, because it can tell more.
+                // A little longer than the process's own limit, because the process can report more.
                 let job = Job::new(1)
                     .output(Output::Collect)
                     .deadline(self.deadline + GRACE);
@@ -260,8 +259,8 @@ impl Ranks {
         }
     }
 
-    /// Processes only: so many ranks on each host, which have names of their own and are one machine. Skipped, aloud,
-    /// where this process may not give itself a name.
+    /// Processes only: this many ranks on each host; hosts have names of their own and are one machine. Skipped, with a
+    /// message, where this process may not set a host name.
     #[must_use]
     pub fn ranks_per_host(self, ranks: usize) -> Self {
         self.variable(hosts::RANKS_PER_HOST, ranks.to_string())
@@ -290,7 +289,7 @@ impl Ranks {
         }
     }
 
-    /// As [`processes`](Self::processes), for tests in which ranks are meant to fail: how it ended.
+    /// As [`processes`](Self::processes), for tests in which ranks are meant to fail: returns how they ended.
     ///
     /// # Panics
     /// When the test runs ranks again after this.
@@ -331,20 +330,20 @@ impl Ranks {
     }
 }
 
-/// One call of the functions above: the test, and how many it made before.
+/// One call of the functions above: the test, and the number of calls before it.
 struct Call {
     test: String,
     number: usize,
 }
 
-/// Where a call finds itself.
+/// The process that a call runs in.
 #[derive(PartialEq)]
 enum Place {
-    /// In the test: the ranks are to be started.
+    /// The test: the ranks are to be started.
     Parent,
-    /// In a rank that this call started.
+    /// A rank that this call started.
     Rank,
-    /// In a rank that a later call started: this one succeeded, else there would be no later one.
+    /// A rank that a later call started: this one succeeded, else there would be no later one.
     Past,
 }
 
@@ -373,7 +372,7 @@ impl Call {
     }
 }
 
-/// What a process that notices its deadline itself gets on top of it.
+/// The extra time for a process that notices its deadline itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 fn install(devices: usize) {
@@ -398,7 +397,7 @@ fn threads_of_this_process<V: Verdict>(
             if !failure.running.is_empty() {
                 eprintln!("{}", describe_process(std::process::id()));
                 eprintln!("{failure}");
-                // Threads that hang must not keep the process from ending.
+                // Hanging threads must not keep the process from ending.
                 // SAFETY: ends the process at once; nothing is left to be written.
                 unsafe { libc::_exit(101) }
             }
@@ -408,7 +407,7 @@ fn threads_of_this_process<V: Verdict>(
     })
 }
 
-/// What a rank says that is to be seen although it ended well begins like this.
+/// The beginning of a rank's output lines that are shown although the rank ended well.
 pub const FIGURE: &str = "FIGURE: ";
 
 fn show_figures(ended: &Ended) {
@@ -420,7 +419,7 @@ fn show_figures(ended: &Ended) {
 }
 
 /// # Panics
-/// Unless all ranks ended well; with everything that is known about why.
+/// Unless all ranks ended well; the message has everything that is known about the failure.
 pub fn expect_success(ended: &Ended) {
     let reason = match &ended.outcome {
         Outcome::Succeeded => return,

@@ -1,14 +1,14 @@
-//! Where the programs are that tests start: `nccl-run`, `nccl-doctor` and examples. For tests of this package alone: Cargo tells
-//! them, and no others, where it has put what `tests/Cargo.toml` lists.
+//! The paths of the programs that tests start: `nccl-run`, `nccl-doctor` and examples. For tests of this package alone:
+//! only to these, Cargo passes the paths of the programs in `tests/Cargo.toml`.
 
 use std::path::PathBuf;
 
 use nccl_tools::gpu_check::PROGRAMS;
 
-/// The program of this name, as it was built with this test, or of the directory that [`PROGRAMS`] names.
+/// The program of this name, as it was built with this test, or from the directory that [`PROGRAMS`] names.
 ///
 /// # Panics
-/// When it is not there.
+/// When it does not exist.
 pub(crate) fn program(name: &str) -> PathBuf {
     let program = match std::env::var_os(PROGRAMS) {
         Some(directory) => {
@@ -25,7 +25,7 @@ pub(crate) fn program(name: &str) -> PathBuf {
     program
 }
 
-/// Those of `tests/Cargo.toml`.
+/// The programs of `tests/Cargo.toml`.
 fn built(name: &str) -> &'static str {
     match name {
         "nccl-run" => env!("CARGO_BIN_EXE_nccl-run-under-test"),

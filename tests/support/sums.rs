@@ -1,4 +1,4 @@
-//! All-reduces whose result says which ranks were in them.
+//! All-reduces whose result shows which ranks took part.
 
 use std::error::Error;
 use std::sync::Arc;

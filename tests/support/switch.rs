@@ -7,12 +7,12 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How an interface leads somewhere.
+/// Where an interface leads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// To the switch.
     Cable,
-    /// Up, and nowhere, like those that container engines make.
+    /// Up, and to no other host, like those that container engines create.
     Nowhere,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn try_run(program: &str, arguments: &str) -> Result<(), String> {
 }
 
 impl Hosts {
-    /// `None`, aloud, where this process may not make them.
+    /// `None`, with a message, where this process may not create them.
     pub(crate) fn new(hosts: &[&[Interface<'_>]]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Hosts {
                             &format!("-n {switch} link set {far} master switch up"),
                         );
                     }
-                    // Its other end is there as well, so that it is up.
+                    // Its other end exists as well, so that it is up.
                     Kind::Nowhere => {
                         run(
                             "ip",
@@ -109,13 +109,13 @@ impl Hosts {
         &self.prefix
     }
 
-    /// A command in a host's namespace.
+    /// Runs a command in a host's namespace.
     pub(crate) fn on(&self, host: usize, command: &str) {
         self.try_on(host, command)
             .unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// The same, where the kernel may not be able to.
+    /// As [`on`](Self::on), where the kernel may not support it.
     pub(crate) fn try_on(&self, host: usize, command: &str) -> Result<(), String> {
         try_run(
             "ip",
@@ -137,8 +137,8 @@ impl Drop for Hosts {
     }
 }
 
-/// The variable with the network namespace of a rank's host: that of its world. NCCL's emulator does not go from
-/// one to another, so it stays in that of the test; what is cut off is the connection of the ranks alone.
+/// The variable with the network namespace of a rank's host, for its world. The emulator's NCCL does not cross
+/// namespaces, so it stays in that of the test; only the ranks' own connections are cut off.
 pub(crate) const NAMESPACE: &str = "NCCL_TEST_NAMESPACE";
 
 /// Runs `body` on a thread that is in the namespace of this rank's host.

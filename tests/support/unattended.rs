@@ -1,4 +1,4 @@
-//! Operations that nobody waits for, and what ends them.
+//! Operations that no thread waits for, and what ends them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use crate::support;
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// Long enough for a loaded machine, far below any of the limits that would be waited for otherwise.
+/// Long enough for a loaded machine, far below any of the limits.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
 
-/// Of an operation.
+/// The limit of an operation.
 pub(crate) const LIMIT: Duration = Duration::from_millis(400);
 
-/// This rank's stream, and a communicator of all ranks on it that are connected to each other.
+/// This rank's stream, and a communicator of all ranks on it, connected.
 pub(crate) fn start(
     world: &World,
     limits: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
@@ -34,7 +34,7 @@ pub(crate) fn unattended(comm: &Communicator) -> Outcome {
     Ok(())
 }
 
-/// Waits until the communicator is ended, without asking it for anything. What it was ended for.
+/// Waits until the communicator has ended, without a call on it; returns the fault.
 pub(crate) fn fault(comm: &Communicator) -> Result<nccl::Fault, Box<dyn std::error::Error>> {
     let begun = Instant::now();
     loop {

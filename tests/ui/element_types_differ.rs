@@ -1,4 +1,4 @@
-// What is sent and what is received have one element type.
+// Sent and received elements have one type.
 fn main() {}
 
 fn example(

@@ -1,4 +1,4 @@
-// cudarc's `DevicePtr` is a safe trait, so what implements it is not taken for memory.
+// cudarc's `DevicePtr` is a safe trait, so its implementors are not trusted to be memory.
 fn main() {}
 
 struct Anything<'a>(nccl::Erased<'a>);

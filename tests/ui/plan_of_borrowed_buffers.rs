@@ -1,4 +1,4 @@
-// A plan owns its buffers: what it borrowed could be freed before a replay.
+// A plan owns its buffers: a borrowed buffer could be freed before a replay.
 use nccl::cudarc::driver::CudaSlice;
 
 fn main() {}

@@ -1,4 +1,4 @@
-// A replay writes the buffers: nobody may hold a view of them meanwhile.
+// A replay writes the buffers: no view of them may exist meanwhile.
 fn main() {}
 
 fn example(plan: &mut nccl::CapturedPlan<nccl::Buffer<f32>>) {

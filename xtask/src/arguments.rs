@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::Result;
 
-/// The command line is wrong: how.
+/// An invalid command line, with the reason.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
@@ -18,7 +18,7 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// What has not been read yet of the command line.
+/// The arguments that have not been read yet.
 pub(crate) struct Arguments(Vec<OsString>);
 
 impl Arguments {
@@ -71,20 +71,20 @@ impl Arguments {
         self.0.len() < before
     }
 
-    /// What stands behind the first `--`, for a program that reads it; none if there is no `--`. To be asked for before
-    /// any option: those of the other program may have the same names.
+    /// The arguments behind the first `--`, for another program; `None` without `--`. To be called before any option is
+    /// read: the other program's options may have the same names.
     pub(crate) fn after_dashes(&mut self) -> Option<Vec<OsString>> {
         let at = self.0.iter().position(|argument| argument == "--")?;
         let behind = self.0.split_off(at);
         Some(behind.into_iter().skip(1).collect())
     }
 
-    /// All that has not been read, for a program that reads it.
+    /// All remaining arguments, for another program.
     pub(crate) fn rest(&mut self) -> Vec<OsString> {
         std::mem::take(&mut self.0)
     }
 
-    /// Says that nothing more is expected.
+    /// Fails if arguments remain.
     pub(crate) fn finish(&self) -> Result {
         match self.0.first() {
             None => Ok(()),

@@ -1,5 +1,5 @@
-//! `check-bindings`: what is checked in is what the header of the bound release gives, and nccl-sys
-//! agrees with that header and with the library that came with it.
+//! `check-bindings`: checks that the checked-in bindings are those of the bound release's header, and that nccl-sys
+//! agrees with that header and its library.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     Ok(())
 }
 
-/// Generates again, next to nothing, and compares.
+/// Generates the bindings again, in a temporary directory, and compares.
 fn compare(header: &Path) -> Result {
     let checked_in = workspace::nccl_sys().join("src").join("bindings");
     let fresh = tempfile::tempdir()?;
@@ -33,7 +33,7 @@ fn compare(header: &Path) -> Result {
     for (name, contents) in &bindings.files {
         let file = checked_in.join(name);
         if fs::read_to_string(&file).ok().as_deref() != Some(contents) {
-            // For the reader only: whether they differ is known, so that it may be missing.
+            // For the reader only: the difference is known already, so `diff` may be missing.
             let _ = Command::new("diff")
                 .arg("-u")
                 .arg(&file)

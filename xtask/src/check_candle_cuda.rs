@@ -1,8 +1,8 @@
-//! `check-candle-cuda`: the half of `nccl-candle` that is for CUDA devices compiles, beside candle's feature `cuda`.
+//! `check-candle-cuda`: checks that the CUDA part of `nccl-candle` compiles, with candle's feature `cuda`.
 //!
 //! That feature compiles hundreds of kernels with NVIDIA's compiler, for many minutes. None of them is needed to check
-//! Rust code, so that something takes that compiler's place which makes empty files. What comes of it must never
-//! become a program: it has a target directory of its own, in which nobody else finds the empty kernels.
+//! Rust code, so a script that makes empty files replaces that compiler. The result must never become a program: the
+//! check has a target directory of its own, so that no other build finds the empty kernels.
 
 use std::env;
 use std::fs;
@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use crate::arguments::Arguments;
 use crate::{Result, workspace};
 
-/// In the place of `nvcc`: says a version, in the line where cudarc looks for it, and makes the files that candle's
-/// build expects, empty.
+/// The replacement of `nvcc`: prints a version, in the line where cudarc looks for it, and makes the files that
+/// candle's build expects, empty.
 const NO_COMPILER: &str = r#"#!/bin/sh
 if [ "$1" = --version ]; then
     printf 'not a compiler: makes empty files, to check Rust code without one\n\n\n'

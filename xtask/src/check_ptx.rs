@@ -1,7 +1,7 @@
-//! `check-ptx`: NVIDIA's assembler takes the kernels of the crate `nccl`, for old and for new GPUs.
+//! `check-ptx`: checks that NVIDIA's assembler accepts the kernels of the crate `nccl`, for old and for new GPUs.
 //!
-//! The driver of the machine that loads them translates them in the same way. `ptxas` comes from NVIDIA's
-//! packages for Python, at the versions below, into `.cache/ptxas-VERSION`. What cannot be fetched fails the chore.
+//! The driver of a machine that loads them translates them in the same way. `ptxas` comes from NVIDIA's packages for
+//! Python, at the versions below, into `.cache/ptxas-VERSION`. A failed download fails the chore.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use crate::{Result, workspace};
 /// The kernels.
 const KERNELS: &str = "crates/nccl-moe/src/expert_parallel/kernels.ptx";
 
-/// An assembler, and what it is to make: the oldest GPUs that it knows, and newer ones. CUDA 13 dropped those
-/// before 7.5; what was written for 7.0 is to work on all that came later.
+/// An assembler, and its targets: the oldest GPUs that it supports, and newer ones. CUDA 13 dropped those before 7.5;
+/// code for 7.0 must work on all later GPUs.
 struct Assembler {
     package: &'static str,
     version: &'static str,
@@ -95,7 +95,7 @@ fn fetch(assembler: &Assembler) -> Result<PathBuf> {
     Ok(ptxas)
 }
 
-/// Takes the assembler out of the one wheel in a directory.
+/// Extracts the assembler from the one wheel in a directory.
 const UNPACK: &str = r#"
 import glob, os, shutil, sys, zipfile
 (directory,) = sys.argv[1:]

@@ -1,5 +1,5 @@
-//! `check-symbols`: which functions real libraries have, against what nccl-sys says of their releases, and
-//! against the emulator that pretends to be each of them.
+//! `check-symbols`: compares the functions of real libraries with those that nccl-sys lists for their releases, and
+//! with the emulator acting as each release.
 
 use crate::arguments::Arguments;
 use crate::{Result, header, workspace};

@@ -1,9 +1,9 @@
-//! `conformance`: the emulator against NVIDIA's libraries.
+//! `conformance`: compares the emulator with NVIDIA's libraries.
 //!
-//! A release that the emulator's driver carries runs all programs there, and the emulator's own NCCL runs them as the same
-//! release. Of any other release, and on another CPU, only those programs run that ask the library alone: without a
-//! driver it still loads, counts group calls, makes unique ids and checks arguments. Every difference is either listed
-//! in `src/conformance/intended.rs` or fails this. `--page FILE` writes the tables.
+//! A release that the emulator's driver supports runs all programs there, and the emulator's own NCCL runs them as the
+//! same release. Of any other release, and on another CPU, only those programs run that use the library alone: without
+//! a driver it still loads, counts group calls, makes unique ids and checks arguments. Every difference is either
+//! listed in `src/conformance/intended.rs` or a failure. `--page FILE` writes the tables.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -110,7 +110,7 @@ fn compare(program: &Path, subject: &Subject) -> Result<(String, bool)> {
             .env("NCCL_IB_DISABLE", "1");
         prepare(&mut command);
         match run_command(&mut command) {
-            // How each program ended is compared as well: some do not come to their end on old releases.
+            // How each program ended is compared as well: some do not complete on old releases.
             Err(_) if out.exists() => Ok(()),
             outcome => outcome,
         }

@@ -1,4 +1,4 @@
-//! The table of faults that are tried, from the test that tries them into the page that has it.
+//! Copies the table of tried faults from its test to the page.
 
 use crate::Result;
 use crate::arguments::Arguments;

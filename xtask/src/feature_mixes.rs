@@ -1,9 +1,9 @@
-//! `feature-mixes`: the crates `nccl` and `nccl-candle` build alone, and beside what others ask of cudarc.
+//! `feature-mixes`: checks that the crates `nccl` and `nccl-candle` build alone, and beside other programs' choices for
+//! cudarc.
 //!
-//! Cargo unifies features: a program that uses `nccl` and, say, candle gets one cudarc with the
-//! choices of both. cudarc does not build with two CUDA versions, nor with two ways of linking, so
-//! that `nccl` must make neither choice. Only a program outside of this workspace can show that it
-//! does not, so that each mix is made into one, and checked.
+//! Cargo unifies features: a program that uses `nccl` and, say, candle gets one cudarc with the choices of both. cudarc
+//! does not build with two CUDA versions, nor with two ways of linking, so `nccl` must make neither choice. Only a
+//! program outside of this workspace can show that it does not, so each mix becomes such a program, and is checked.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::{Result, workspace};
 /// A program beside whose choices `nccl` has to build.
 struct Mix {
     name: &'static str,
-    /// The features that the program itself asks of cudarc; none: it does not use cudarc.
+    /// The features that the program itself requests of cudarc; empty: it does not use cudarc.
     cudarc: &'static [&'static str],
     /// A CUDA version in the environment, by cudarc's own variable.
     version: Option<&'static str>,
@@ -71,7 +71,7 @@ const MIXES: &[Mix] = &[
     Mix::cudarc("dynamic-linking", &["driver", "dynamic-linking"]),
     Mix::cudarc("dynamic-loading", &["driver", "dynamic-loading"]),
     Mix::cudarc("cuda-12090", &["driver", "cuda-12090"]),
-    // What an inference engine asks for, cudarc's own NCCL included.
+    // The choices of an inference engine, with cudarc's own NCCL.
     Mix::cudarc(
         "engine",
         &[
@@ -91,8 +91,8 @@ const MIXES: &[Mix] = &[
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     arguments.finish()?;
-    // One program after the other in the same place, with the workspace's target directory: what does not depend
-    // on cudarc is checked once.
+    // All programs use the same directory in turn, with the workspace's target directory: packages that do not depend
+    // on cudarc are checked once.
     let program = tempfile::tempdir()?;
     let target = workspace::target_directory();
     let mut failed = Vec::new();
@@ -137,7 +137,7 @@ fn write_program(directory: &Path, mix: &Mix) -> Result {
             "cudarc = {{ version = \"*\", default-features = false, features = {:?} }}\n",
             mix.cudarc
         );
-        // One and the same cudarc, or its types do not match.
+        // Fails unless both use the same cudarc: otherwise its types differ.
         code += "pub fn same(context: &cudarc::driver::CudaContext)\n    \
                  -> &nccl::cudarc::driver::CudaContext { context }\n";
     }

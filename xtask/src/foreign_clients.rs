@@ -1,8 +1,8 @@
-//! `foreign-clients`: NCCL's clients from the world of Python find the emulator, and work on it.
+//! `foreign-clients`: checks that NCCL's clients for Python find the emulator, and work on it.
 //!
-//! CuPy's `cupy.cuda.nccl` and NVIDIA's nccl4py come from the Python package index, at the versions below,
-//! into a virtual environment in `.cache`. Each client is a script of two processes in
-//! `nccl-emulator/preload/clients`, with the emulator preloaded. What cannot be fetched fails the chore.
+//! CuPy's `cupy.cuda.nccl` and NVIDIA's nccl4py come from the Python package index, at the versions below, into a
+//! virtual environment in `.cache`. Each client is a script of two processes in `nccl-emulator/preload/clients`, with
+//! the emulator preloaded. A failed download fails the chore.
 
 use std::env;
 use std::fs;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::arguments::Arguments;
 use crate::{Result, workspace};
 
-/// What is installed. Not NVIDIA's wheel of NCCL: nccl4py finds one before it asks the dynamic linker.
+/// The installed packages. Not NVIDIA's wheel of NCCL: nccl4py finds one before it asks the dynamic linker.
 const PACKAGES: [&str; 5] = [
     "cupy-cuda13x==14.2.0",
     "nccl4py==0.6.0",
@@ -29,7 +29,7 @@ const CLIENTS: [(&str, &str); 3] = [
     ("nccl4py with cuda.core", "nccl4py_client.py"),
 ];
 
-/// The scripts' own is a minute.
+/// The scripts' own limit is a minute.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     }
 }
 
-/// The Python of the virtual environment, which is made if it is not there or has other packages.
+/// The Python of the virtual environment, which is created if it is missing or has other packages.
 fn environment() -> Result<PathBuf> {
     let directory = workspace::root().join(".cache").join("foreign-clients");
     let python = directory.join("bin").join("python");

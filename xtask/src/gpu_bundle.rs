@@ -1,4 +1,4 @@
-//! `gpu-bundle`: everything that a machine with a GPU needs to check this workspace, in one directory.
+//! `gpu-bundle`: packs everything that a machine with a GPU needs to check this workspace into one directory.
 //!
 //! ```text
 //! cargo xtask gpu-bundle [--out DIRECTORY] [--nccl-tests CHECKOUT] [--no-libnccl | --libnccl-if-possible]
@@ -29,7 +29,7 @@ use crate::wheels::Release;
 use crate::workspace::{self, cargo, root, run as run_command};
 use crate::{Result, header, slim};
 
-/// The packages, and which of their targets go along.
+/// The packages, and which of their targets are included.
 const PACKAGES: &[(&str, &[&str])] = &[
     ("nccl-tools", &["bin", "example"]),
     ("nccl-tests", &["test"]),
@@ -41,7 +41,7 @@ const LIMIT: u64 = 60 << 20;
 const ARCHITECTURE: u32 = 90;
 /// The newest glibc whose symbols a binary may need.
 const NEWEST_GLIBC: (u32, u32) = (2, 36);
-/// Tests, examples and benches that stay here, and why. They are not built either.
+/// Tests, examples and benches that are not included, and why. They are not built either.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("bench", "against_mpi", "it measures the emulator"),
     ("bench", "all_to_all", "it watches the emulator"),
@@ -107,7 +107,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("test", "watchdog", "its hangs are the emulator's"),
 ];
 
-/// What a bundle is made with.
+/// The options of a bundle.
 struct Options {
     out: PathBuf,
     nccl_tests: Option<PathBuf>,
@@ -161,7 +161,7 @@ fn bundle(options: &Options) -> Result {
     }
     let _ = fs::remove_dir_all(out);
     fs::create_dir_all(out)?;
-    // A bundle that was interrupted may be replaced.
+    // An interrupted bundle may be replaced.
     fs::write(out.join("bundle.json"), "{}\n")?;
     let work = tempfile::tempdir()?;
     let programs = work.path().join("programs");
@@ -183,7 +183,7 @@ fn bundle(options: &Options) -> Result {
         )?;
         glibc = glibc.max(needed_glibc(&target)?);
     }
-    // What unpacks the rest: by the means of any machine.
+    // Unpacks the rest; it is compressed with gzip, which any machine has.
     let check = work.path().join("gpu-check");
     run_command(Command::new("gzip").arg("-9n").arg(&check))?;
     fs::copy(check.with_extension("gz"), out.join("gpu-check.gz"))?;
@@ -254,7 +254,7 @@ fn bundle(options: &Options) -> Result {
     Ok(())
 }
 
-/// What stays here and why, by kind.
+/// The targets that are not included and why, by kind.
 fn left_out() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> {
     let mut all = BTreeMap::<_, BTreeMap<_, _>>::new();
     for &(kind, name, why) in LEFT_OUT {
@@ -275,7 +275,7 @@ fn names<'a>(artifacts: &'a [Artifact], kind: &str) -> Vec<&'a str> {
     of_kind.map(|artifact| &*artifact.name).collect()
 }
 
-/// What of the packages goes along: kind and name of each.
+/// The targets of the packages that are included: kind and name of each.
 fn wanted() -> Result<Vec<(String, String)>> {
     let mut command = cargo();
     command.args(["metadata", "--no-deps", "--format-version", "1"]);
@@ -295,7 +295,7 @@ fn wanted() -> Result<Vec<(String, String)>> {
     chosen(&all)
 }
 
-/// Those of all targets that go along.
+/// The included ones of all targets.
 fn chosen(all: &[(String, String)]) -> Result<Vec<(String, String)>> {
     let is = |(kind, name): &(String, String), left: &(&str, &str, &str)| {
         (kind.as_str(), name.as_str()) == (left.0, left.1)
@@ -312,7 +312,7 @@ fn chosen(all: &[(String, String)]) -> Result<Vec<(String, String)>> {
     Ok(goes.cloned().collect())
 }
 
-/// Builds for release what goes along, and nothing else.
+/// Builds the included targets for release, and nothing else.
 fn build() -> Result<Vec<Artifact>> {
     let wanted = wanted()?;
     let mut command = cargo();
@@ -320,7 +320,7 @@ fn build() -> Result<Vec<Artifact>> {
     for (package, _) in PACKAGES {
         command.args(["--package", package]);
     }
-    // Where there is a GPU, NVIDIA's library runs on it, and not on the emulator.
+    // With a GPU, NVIDIA's library runs on it, and not on the emulator.
     command.arg("--no-default-features");
     for (kind, name) in &wanted {
         command.arg(format!("--{kind}={name}"));
@@ -343,7 +343,7 @@ fn build() -> Result<Vec<Artifact>> {
             text(&message["target"]["name"]),
         );
         let path = text(&message["executable"]);
-        // Programs come along with tests, whether or not they were asked for.
+        // Cargo builds programs along with tests, whether or not they are included.
         if message["reason"] == "compiler-artifact" && !path.is_empty() && wanted.contains(&target)
         {
             let (path, (kind, name)) = (path.into(), target);
@@ -359,7 +359,7 @@ fn build() -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// The newest `GLIBC_` version among the symbols that a binary takes from others.
+/// The newest `GLIBC_` version among the symbols that a binary imports.
 fn needed_glibc(binary: &Path) -> Result<(u32, u32)> {
     let output = Command::new("objdump").arg("-T").arg(binary).output();
     let output = output.map_err(|error| format!("cannot run objdump (binutils): {error}"))?;
@@ -415,8 +415,8 @@ with open(sys.argv[1], "rb") as source, lzma.open(sys.argv[2], "wb", preset=6) a
     shutil.copyfileobj(source, target, 1 << 20)
 "#;
 
-/// Without owners, so that it unpacks alike for everyone. The programs share most of their code: a window that
-/// holds several of them makes the archive half as large.
+/// Without owners, so that it unpacks alike for every user. The programs share most of their code: a window that holds
+/// several of them halves the archive.
 const PACK: &str = r#"
 import lzma, sys, tarfile
 def anonymous(member):
@@ -428,7 +428,7 @@ with lzma.open(sys.argv[2], "wb", filters=window) as packed, tarfile.open(fileob
     archive.add(sys.argv[1], arcname="programs", filter=anonymous)
 "#;
 
-/// Copies files and directories, except what begins with a dot and what a build leaves behind.
+/// Copies files and directories, except names that begin with a dot and build outputs.
 fn copy_tree(from: &Path, to: &Path) -> Result {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -447,7 +447,7 @@ fn copy_tree(from: &Path, to: &Path) -> Result {
     Ok(())
 }
 
-/// The commit of this workspace, with a `+` if something is not committed.
+/// The commit of this workspace, with a `+` if there are uncommitted changes.
 fn commit() -> String {
     commit_of(root())
 }

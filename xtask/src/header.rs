@@ -1,13 +1,13 @@
-//! `header`: the NCCL release that nccl-sys binds, as NVIDIA packs it for Python; and older releases, for
-//! the chores that compare.
+//! `header`: fetches the NCCL release that nccl-sys binds, as NVIDIA packs it for Python; and older releases, for the
+//! chores that compare.
 
 use crate::Result;
 use crate::arguments::Arguments;
 use crate::wheels::{self, Release};
 use crate::workspace;
 
-/// The releases that are looked at beside the one that nccl-sys binds, oldest first: the oldest that the
-/// safe crate accepts and that can be had, the one that CuPy is built for, and one between.
+/// The releases that are checked beside the one that nccl-sys binds, oldest first: the oldest available one that the
+/// safe crate accepts, the one that CuPy is built for, and one in between.
 const OLDER: [&str; 3] = ["2.18.3", "2.27.7", "2.30.7"];
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -16,8 +16,8 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     Ok(())
 }
 
-/// The releases that a command line asks for: `--oldest-and-newest`, `--release X.Y.Z`, or `--all`, which
-/// is meant if nothing is said.
+/// The releases that a command line requests: `--oldest-and-newest`, `--release X.Y.Z`, or `--all`, which is the
+/// default.
 pub(crate) fn asked_for(arguments: &mut Arguments) -> Result<Vec<Release>> {
     let bound = workspace::nccl_release()?;
     let versions = if arguments.flag("--oldest-and-newest") {
@@ -39,7 +39,7 @@ pub(crate) fn asked_for(arguments: &mut Arguments) -> Result<Vec<Release>> {
         .collect()
 }
 
-/// The release that nccl-sys binds, downloaded if it is not there yet.
+/// The release that nccl-sys binds, downloaded if it is missing.
 pub(crate) fn release() -> Result<Release> {
     wheels::fetch_newest(&workspace::nccl_release()?)
 }

@@ -1,7 +1,7 @@
 //! Chores of the workspace, run as `cargo xtask CHORE`; without a chore it lists them.
 //!
-//! One file per chore, each with a `run` that takes what follows the chore's name. A chore fails with
-//! exit code 1 and one message; wrong usage ends with exit code 2.
+//! One file per chore, each with a `run` that takes the arguments after the chore's name. A chore fails with exit code
+//! 1 and one message; wrong usage ends with exit code 2.
 
 mod arguments;
 mod bindings;
@@ -34,10 +34,10 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, Usage};
 
-/// What a chore comes to.
+/// The result of a chore.
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
-/// A chore: its name, the arguments it takes, what it does, and the function that does it.
+/// A chore: its name, its arguments, its description, and its function.
 struct Chore {
     name: &'static str,
     arguments: &'static str,

@@ -1,9 +1,8 @@
-//! `sanitize`: tests of the crates under the address or the thread sanitizer.
+//! `sanitize`: runs tests of the crates under the address or the thread sanitizer.
 //!
-//! The sanitizers of rustc are not stable, but come with a stable toolchain, which takes unstable flags
-//! when `RUSTC_BOOTSTRAP` is set. The thread sanitizer has to see the standard library's own atomics and
-//! locks, or it takes what they order for races: that library is built, too, from the component
-//! `rust-src`.
+//! The sanitizers of rustc are not stable, but come with a stable toolchain, which accepts unstable flags when
+//! `RUSTC_BOOTSTRAP` is set. The thread sanitizer must see the standard library's own atomics and locks, or it reports
+//! false races: that library is built, too, from the component `rust-src`.
 
 use std::env;
 use std::fs;
@@ -20,7 +19,7 @@ enum Sanitizer {
 }
 
 impl Sanitizer {
-    /// By rustc's name for it.
+    /// Parses rustc's name for it.
     fn named(name: &str) -> Option<Self> {
         match name {
             "address" => Some(Self::Address),
@@ -37,7 +36,7 @@ impl Sanitizer {
     }
 }
 
-/// The unit tests of the crates: the emulator runs in the same process as `nccl`, and is looked at as well.
+/// The unit tests of the crates: the emulator runs in the same process as `nccl`, and is checked as well.
 const CRATES: &[&str] = &[
     "--package=nccl",
     "--package=nccl-base",
@@ -51,13 +50,13 @@ const CRATES: &[&str] = &[
     "--lib",
 ];
 
-/// The packages of the tools and of `tests/`: their dependencies are more than those of all the crates.
+/// The packages of the tools and of `tests/`: they have more dependencies than all the crates.
 const TOOLS: &[&str] = &["--package=nccl-tools", "--package=nccl-tests"];
 
 /// Tests of `tests/` in which most of the memory is lent and freed, for every change.
 const FIRST: &[&str] = &["--test=aborts", "--test=operations", "--test=plans"];
 
-/// The others in which threads and memory meet.
+/// The other tests with threads and shared memory.
 const CAPABILITIES: &[&str] = &[
     "--test=abort_together",
     "--test=all_to_all",
@@ -75,7 +74,7 @@ const CAPABILITIES: &[&str] = &[
     "--test=watchdog",
 ];
 
-/// What is left at the end of a communicator or a process: for the address sanitizer alone.
+/// Tests of what is left at the end of a communicator or a process: for the address sanitizer alone.
 const ENDS: &[&str] = &[
     "--test=abort_all",
     "--test=captures_differ",
@@ -84,8 +83,8 @@ const ENDS: &[&str] = &[
     "--test=revoke",
 ];
 
-/// Unit tests of one thread and without `unsafe` that try very many inputs: there is nothing in them that a
-/// sanitizer could find, and they took longer than all others together.
+/// Unit tests of one thread and without `unsafe` that try very many inputs: a sanitizer could find nothing in them, and
+/// they took longer than all others together.
 const ONE_THREAD: &[&str] = &[
     "debug_log::tests::garbage::",
     "tests::codec::",
@@ -96,24 +95,24 @@ const ONE_THREAD: &[&str] = &[
     "timeline::tests::large::",
 ];
 
-/// Kernels of NCCL that are stepped in one thread, rank by rank: nothing that the thread sanitizer could find.
+/// Kernels of NCCL that are stepped in one thread, rank by rank: the thread sanitizer could find nothing.
 const STEPPED: &str = "real::kernels::";
 /// Thousands of launches of them; under the address sanitizer they took longer than all other tests together.
 const MANY_LAUNCHES: &str = "real::kernels::symmetric::tests::kernels::";
 
-/// 64 ranks in one process take minutes under the thread sanitizer, and run into the limit of an init; 200 MiB that an
-/// unoptimised cipher seals there take longer than a round may.
+/// 64 ranks in one process take minutes under the thread sanitizer, and exceed the limit of an init; sealing 200 MiB
+/// with an unoptimised cipher takes longer than a round may.
 const TOO_SLOW: &[&str] = &[
     "the_model_counts_the_messages_and_bytes_that_the_emulator_carries",
     "tests::what_is_too_large_is_refused_on_every_rank_and_the_world_goes_on",
 ];
 
-/// Leaks on purpose, by the tests that show what is leaked: a request that nothing depends on, and memory
-/// that NCCL may still use; what belongs to communicators that are leaked, and to threads that are inside a call
-/// when the process ends: the place for the communicator that a call makes, which NCCL may still write to (`hangs`), and
-/// what the watchdog has in its hands when it is inside a call. The root of an init that not all ranks joined waits for them
-/// as long as its process lives, as NCCL's does; the sanitizer does not always find what is on the stack of such a thread,
-/// nor its list of destructors (`__cxa_thread_atexit_impl`).
+/// Deliberate leaks, by the tests that show them: a request that nothing depends on, and memory that NCCL may still
+/// use; data of leaked communicators, and of threads that are inside a call when the process ends: the place for the
+/// communicator that a call creates, which NCCL may still write to (`hangs`), and the watchdog's data when it is inside
+/// a call. The root of an init that not all ranks joined waits for them as long as its process lives, as NCCL's does;
+/// the sanitizer does not always find the stack of such a thread, nor its list of destructors
+/// (`__cxa_thread_atexit_impl`).
 const LEAKS: &str = "\
 leak:operations_after_a_group_are_not_part_of_it
 leak:what_is_over_is_released_once_and_what_never_is_stays
@@ -145,7 +144,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     workspace::run(&mut command(sanitizer, all, &host()?, &target, &leaks))
 }
 
-/// One call, so that what tests share is built once.
+/// One command, so that shared dependencies are built once.
 fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &Path) -> Command {
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
     let mut cargo = workspace::cargo();
@@ -160,11 +159,11 @@ fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &P
             format!("{flags} -Zsanitizer={}", sanitizer.name()),
         )
         .env("CARGO_TARGET_DIR", target.join(sanitizer.name()))
-        // Reports name lines; variables are nobody's business here, and cost time.
+        // Reports show lines; debug information about variables is not needed, and costs time.
         .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
         .env("NCCL_TEST_PATIENCE", "4")
-        // Freed memory is kept from being used again for a while: not for so long that a test which counts what a process
-        // has of the system finds that.
+        // Freed memory is quarantined for a while, but not so much that tests which measure the memory of a process
+        // notice it.
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
     if all || sanitizer == Sanitizer::Address {
@@ -186,14 +185,14 @@ fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &P
     cargo
 }
 
-/// The platform that rustc builds for unless told otherwise.
+/// The platform that rustc builds for by default.
 fn host() -> Result<String> {
     let version = workspace::output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.ok_or("rustc -vV does not name its host")?.to_owned())
 }
 
-/// The sources of the standard library, installed if they are not there and rustup can.
+/// The sources of the standard library, installed by rustup if they are missing.
 fn need_library_sources() -> Result {
     let root = workspace::output(Command::new("rustc").args(["--print", "sysroot"]))?;
     let sources = PathBuf::from(root.trim()).join("lib/rustlib/src/rust/library/Cargo.lock");
@@ -214,7 +213,7 @@ fn need_library_sources() -> Result {
 mod tests {
     use super::*;
 
-    /// A name that nothing has any more would leave nothing out, and nobody would see.
+    /// An outdated name would leave nothing out, unnoticed.
     #[test]
     fn what_is_left_out_is_there() {
         for name in ONE_THREAD {

@@ -1,20 +1,20 @@
 //! A copy of `libnccl.so.2` with device code for one GPU architecture only.
 //!
-//! NVIDIA's library carries machine code for every architecture, a few hundred megabytes. What a given
-//! GPU never selects is overwritten with zeros where it lies: every offset stays what it was, the
-//! linker sees the same file, and a compressor makes almost nothing of the zeros.
+//! NVIDIA's library has machine code for every architecture, a few hundred megabytes. Code that a given GPU never
+//! selects is overwritten with zeros in place: every offset stays the same, the linker sees the same file, and a
+//! compressor removes almost all of the zeros.
 
 use crate::Result;
 
-/// What a section of device code is called.
+/// The names of sections with device code.
 const SECTIONS: [&[u8]; 2] = [b"__nv_relfatbin", b".nv_fatbin"];
-/// Begins every container of device code.
+/// The first bytes of every container of device code.
 const MAGIC: u32 = 0xBA55_ED50;
-/// The kind of an entry that is machine code; others are PTX.
+/// The kind of an entry with machine code; others are PTX.
 const CUBIN: u16 = 2;
 
-/// Zeros all device code in `image` except machine code for `architecture` (compute capability times
-/// ten); returns the bytes of device code that are left.
+/// Zeros all device code in `image` except machine code for `architecture` (compute capability times ten); returns the
+/// bytes of device code that are left.
 ///
 /// # Errors
 /// When `image` is no 64-bit ELF file, or has no machine code for that architecture.
@@ -32,7 +32,7 @@ pub(crate) fn keep_architecture(image: &mut [u8], architecture: u32) -> Result<u
     Ok(kept)
 }
 
-/// Where the sections with device code lie in the file.
+/// The ranges of the sections with device code in the file.
 fn sections(image: &[u8]) -> Result<Vec<(usize, usize)>> {
     if !image.starts_with(b"\x7fELF\x02\x01") {
         return Err("it is not a 64-bit little-endian ELF file".into());
@@ -55,7 +55,7 @@ fn sections(image: &[u8]) -> Result<Vec<(usize, usize)>> {
     Ok(found)
 }
 
-/// Zeros what is not for `architecture` in one section; returns what is left.
+/// Zeros entries of other architectures in one section; returns the bytes that are left.
 fn blank(section: &mut [u8], architecture: u32) -> Result<usize> {
     let (mut kept, mut at) = (0, 0);
     while at + 16 <= section.len() {

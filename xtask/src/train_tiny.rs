@@ -1,6 +1,6 @@
 //! `train-tiny`: trains the model of the example `inference_server` on the repository's own pages.
 //!
-//! In a program of that package, so that building the chores needs no arithmetic.
+//! A program of that package, so that building the chores needs no numeric crates.
 
 use std::process::Stdio;
 
@@ -16,7 +16,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         .args(program)
         .arg("--")
         .args(arguments.rest());
-    // One core, whatever the machine has; and memory that is kept: each step takes as much as the one before, and
+    // One core, whatever the machine has; and memory that is kept: each step needs as much as the one before, and
     // zeroing new pages is a fifth of the time.
     command.env("RAYON_NUM_THREADS", "1");
     command.env("MALLOC_MMAP_THRESHOLD_", (1u64 << 30).to_string());

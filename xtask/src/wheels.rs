@@ -1,9 +1,9 @@
 //! NVIDIA's releases of NCCL as Python wheels, for every chore that needs a header or a library of them.
 //!
-//! pip downloads a wheel, from the package index or from where pip's own settings lead (`PIP_INDEX_URL`,
-//! `PIP_FIND_LINKS`). What is needed of it is kept in `.cache`, which git ignores, one directory for each wheel:
-//! its headers, `libnccl.so.2`, and the terms it comes with. A wheel of [`PINNED`] with another checksum is refused,
-//! and nothing of it is kept.
+//! pip downloads a wheel, from the package index or from the source of pip's own settings (`PIP_INDEX_URL`,
+//! `PIP_FIND_LINKS`). The needed parts are kept in `.cache`, which git ignores, one directory for each wheel: its
+//! headers, `libnccl.so.2`, and its terms. A wheel of [`PINNED`] with another checksum is refused, and nothing of it is
+//! kept.
 
 use std::env::consts::ARCH;
 use std::fmt;
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use crate::workspace;
 use crate::{Result, workspace::run as run_command};
 
-/// What is taken from a wheel.
+/// The parts that are taken from a wheel.
 const HEADERS: &str = "nvidia/nccl/include/";
 const LIBRARY: &str = "nvidia/nccl/lib/libnccl.so.2";
 
@@ -28,7 +28,7 @@ pub(crate) enum Cuda {
 use Cuda::{Thirteen, Twelve};
 
 impl Cuda {
-    /// By its number.
+    /// Parses its number.
     pub(crate) fn numbered(number: &str) -> Option<Self> {
         match number {
             "12" => Some(Twelve),
@@ -146,7 +146,7 @@ const PINNED: &[(&str, Cuda, &str, &str)] = &[
     ),
 ];
 
-/// The checksum that the wheel must have; none for a release that was asked for by number and is not of the table.
+/// The checksum that the wheel must have; `None` for a release that was requested by number and is not in the table.
 fn pinned(version: &str, cuda: Cuda, processor: &str) -> Option<&'static str> {
     PINNED
         .iter()
@@ -154,7 +154,7 @@ fn pinned(version: &str, cuda: Cuda, processor: &str) -> Option<&'static str> {
         .map(|entry| entry.3)
 }
 
-/// A wheel cannot be had: there is no pip, no network, or no such release. Another error than a wheel that is wrong.
+/// A wheel is not available: there is no pip, no network, or no such release. Distinct from the error of a wrong wheel.
 #[derive(Debug)]
 pub(crate) struct Unavailable(pub(crate) String);
 
@@ -169,7 +169,7 @@ impl std::error::Error for Unavailable {}
 /// One release of NCCL on this disk.
 #[derive(Debug)]
 pub(crate) struct Release {
-    /// Which one.
+    /// The version.
     pub(crate) version: String,
     /// The CUDA version that its library is for.
     pub(crate) cuda: Cuda,
@@ -179,16 +179,16 @@ pub(crate) struct Release {
     pub(crate) header: PathBuf,
     /// Its `libnccl.so.2`.
     pub(crate) library: PathBuf,
-    /// What the wheel says of itself.
+    /// The metadata file of the wheel.
     metadata: PathBuf,
     /// The directory of the licences in the wheel.
     licences: PathBuf,
 }
 
-/// The terms that a wheel comes with.
+/// The terms of a wheel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// What its metadata says of the licence, line for line.
+    /// The licence in its metadata, line by line.
     pub(crate) stated: Vec<String>,
     /// The licence files in it, by name, with their text.
     pub(crate) files: Vec<(String, String)>,
@@ -237,7 +237,7 @@ impl Release {
     }
 }
 
-/// The lines of a wheel's metadata that speak of its licence. The fields end at the first empty line.
+/// The lines of a wheel's metadata about its licence. The fields end at the first empty line.
 fn stated_terms(metadata: &str) -> Vec<String> {
     let fields = metadata.lines().take_while(|line| !line.is_empty());
     let licence = |line: &&str| {
@@ -248,12 +248,12 @@ fn stated_terms(metadata: &str) -> Vec<String> {
     fields.filter(licence).map(str::to_owned).collect()
 }
 
-/// A release for the newest CUDA there is of it, downloaded if it is not there yet.
+/// A release for its newest CUDA, downloaded if it is missing.
 pub(crate) fn fetch_newest(version: &str) -> Result<Release> {
     fetch(version, Cuda::newest_for(version))
 }
 
-/// A release, downloaded if it is not there yet.
+/// A release, downloaded if it is missing.
 ///
 /// # Errors
 /// [`Unavailable`], a wheel with another checksum than the pinned one, a disk that cannot be written to.
@@ -285,7 +285,7 @@ pub(crate) fn fetch(version: &str, cuda: Cuda) -> Result<Release> {
             .args([HEADERS, LIBRARY]),
     )?;
     if let Err(error) = fs::rename(&unpacked, directory)
-        // Somebody else was faster, or a part of it is missing: ours is whole.
+        // Another process was faster, or its copy is incomplete: this one is complete.
         && let Err(_) = fs::remove_dir_all(directory).and_then(|()| fs::rename(&unpacked, directory))
     {
         return Err(format!("cannot move NCCL to {}: {error}", directory.display()).into());
@@ -341,7 +341,7 @@ fn verify(file: &Path, expected: &str) -> Result {
     .into())
 }
 
-/// Takes the headers, the library and the terms out of a wheel, into a directory.
+/// Extracts the headers, the library and the terms from a wheel, into a directory.
 const UNPACK: &str = r#"
 import os, shutil, sys, zipfile
 wheel, target, headers, library = sys.argv[1:]

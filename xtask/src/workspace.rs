@@ -1,4 +1,4 @@
-//! Where things are in the workspace, and how other programs are run.
+//! Paths of the workspace, and running other programs.
 
 use std::env;
 use std::fs;
@@ -21,7 +21,7 @@ pub(crate) fn nccl_sys() -> PathBuf {
     root().join("nccl-sys")
 }
 
-/// The release of NCCL that nccl-sys binds: what stands after the `+` in its own version.
+/// The release of NCCL that nccl-sys binds: the part after the `+` in its own version.
 pub(crate) fn nccl_release() -> Result<String> {
     let manifest = nccl_sys().join("Cargo.toml");
     let text = fs::read_to_string(&manifest)
@@ -43,15 +43,14 @@ pub(crate) fn nccl_release() -> Result<String> {
     })
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
     cargo
 }
 
-/// Runs a command to its end. What it prints goes to our standard error: standard output is for the
-/// answer of a chore.
+/// Runs a command to its end. Its output goes to standard error: standard output is for the answer of a chore.
 pub(crate) fn run(command: &mut Command) -> Result {
     let program = command.get_program().to_string_lossy().into_owned();
     let status = command
@@ -93,7 +92,7 @@ pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result {
     Ok(())
 }
 
-/// What a command prints on its standard output.
+/// The standard output of a command.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -107,7 +106,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Where cargo builds.
+/// The directory of cargo's builds.
 pub(crate) fn target_directory() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }

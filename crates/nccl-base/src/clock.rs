@@ -1,9 +1,9 @@
-//! The clock by which everything is recorded.
+//! The clock of all records.
 
 use std::sync::OnceLock;
 use std::time::{Instant, SystemTime};
 
-/// The zero of all times: monotonic, and what the clock on the wall said then.
+/// The zero of all times: on the monotonic clock, and on the wall clock at that moment.
 #[doc(hidden)]
 pub struct Origin {
     pub monotonic: Instant,
@@ -19,13 +19,13 @@ pub fn origin() -> &'static Origin {
     })
 }
 
-/// How much time has passed since then.
+/// Returns the time since the origin.
 #[doc(hidden)]
 pub fn now() -> std::time::Duration {
     origin().monotonic.elapsed()
 }
 
-/// What the clock of the recorder says: nanoseconds since 1970, counted by a clock that only goes forward.
+/// Returns the recorder's time: nanoseconds since 1970, counted by a clock that only goes forward.
 #[doc(hidden)]
 pub fn clock() -> u64 {
     let at = origin().wall + now();

@@ -1,10 +1,10 @@
-//! The types of elements, known at run time.
+//! Element types, known at run time.
 
 use std::fmt;
 
 use nccl_sys as sys;
 
-/// The type of the elements of a buffer, as NCCL names it (`ncclDataType_t`).
+/// The type of a buffer's elements, as NCCL names it (`ncclDataType_t`).
 ///
 /// ```
 /// use nccl::DataType;
@@ -89,7 +89,7 @@ impl DataType {
         Self(sys::ncclDataType_t(code))
     }
 
-    /// The code of `ncclDataType_t`.
+    /// Returns the code of `ncclDataType_t`.
     ///
     /// ```
     /// assert_eq!(nccl::DataType::FLOAT32.as_raw(), 7);
@@ -104,7 +104,7 @@ impl DataType {
         self.0
     }
 
-    /// The release that added the type, where that is later than the oldest supported library.
+    /// Returns the release that added the type, where that is later than the oldest supported library.
     #[doc(hidden)]
     pub const fn since(self) -> Option<sys::Version> {
         match self {

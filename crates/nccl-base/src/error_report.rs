@@ -1,11 +1,11 @@
-//! An error in plain values, for logs in JSON and for other processes.
+//! An error as plain values, for logs in JSON and for other processes.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
 use crate::fault::Fault;
 
-/// An [`Error`] in plain values, that serde reads and writes.
+/// An [`Error`] as plain values, which serde reads and writes.
 ///
 /// ```
 /// let error = nccl::Rendezvous::unix("/tmp/x.sock", 4, 4).unwrap_err();
@@ -18,17 +18,17 @@ use crate::fault::Fault;
 pub struct ErrorReport {
     /// Which [`ErrorKind`] it is, in lower case: `timed_out`, `nccl`, …
     pub kind: String,
-    /// What printing it gives.
+    /// The error as printed.
     pub text: String,
     /// The operation in which it arose, if it arose in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<ReportedOperation>,
-    /// What ended the communicator on all of its ranks.
+    /// The fault that ended the communicator on all of its ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<Fault>,
 }
 
-/// An [`Operation`](crate::operation::Operation) in plain values.
+/// An [`Operation`](crate::operation::Operation) as plain values.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,23 +47,23 @@ pub struct ErrorReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReportedOperation {
-    /// What was asked for, as [`OperationKind`](crate::operation::OperationKind) prints it.
+    /// The kind, as [`OperationKind`](crate::operation::OperationKind) prints it.
     pub kind: String,
     /// The name of the communicator.
     pub communicator: String,
-    /// The rank that reports, in the communicator.
+    /// The reporting rank, in the communicator.
     pub rank: usize,
-    /// The same in the world, where that is another number.
+    /// The reporting rank in the world, where that is another number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub world_rank: Option<usize>,
-    /// Which rank the launcher started it as, where that is not its number in the world.
+    /// The launcher's number of the reporting rank, where that is not its number in the world.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launcher_rank: Option<usize>,
     /// The number of ranks of the communicator.
     pub world_size: usize,
-    /// The host that reports.
+    /// The reporting host.
     pub host: String,
-    /// The process that reports.
+    /// The reporting process.
     pub pid: u32,
     /// The epoch of the world that made the communicator; 0 where there is none.
     pub epoch: u64,
@@ -73,7 +73,7 @@ pub struct ReportedOperation {
     /// The rank at the other end, for messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
-    /// The rank that gives or gets everything, for operations that have one.
+    /// The root, for operations that have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<usize>,
     /// The number of elements.
@@ -87,7 +87,7 @@ pub struct ReportedOperation {
 }
 
 impl Error {
-    /// It in plain values.
+    /// Returns the error as plain values.
     ///
     /// ```
     /// # fn show(error: nccl::Error) {
@@ -126,9 +126,9 @@ impl Error {
 }
 
 impl Error {
-    /// The section about this kind of error in the pages of this crate: cause, remedy, a sample.
+    /// Returns the section about this kind of error in the docs of this crate: cause, remedy, a sample.
     ///
-    /// Printing an error with `{:#}` ends with it.
+    /// An error printed with `{:#}` ends with it.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -142,7 +142,7 @@ impl Error {
     }
 }
 
-/// The name of a kind, which stays what it is; `docs/errors.md` has a section of that name.
+/// Returns the name of a kind, which is stable; `docs/errors.md` has a section of that name.
 fn name(kind: &ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Load(_) => "load",
@@ -189,12 +189,12 @@ mod tests {
 
     use super::*;
 
-    /// Between backticks or as headings, as a browser finds them.
+    /// The page; the kinds are in backticks or are headings, as a browser finds them.
     const PAGE: &str = include_str!("../../../docs/errors.md");
 
     #[test]
     fn every_kind_has_a_section_with_cause_and_remedy_and_a_sample() {
-        // As the function above has them: a new kind has to be there, or it does not compile.
+        // The names are read from the function above: a new kind has to be there, or it does not compile.
         let names: Vec<_> = include_str!("error_report.rs")
             .lines()
             .filter(|line| line.trim_start().starts_with("ErrorKind::"))
@@ -306,7 +306,7 @@ mod tests {
             let is_it = matches!(error.kind(), ErrorKind::Aborted { .. });
             assert!(is_it && !error.is_timeout(), "{error:?}");
         }
-        // The rank on which something failed has seen more than the others, and says so beside what all return.
+        // The rank on which something failed has seen more than the others, and reports that beside what all return.
         let broken = of(Cause::from(&failed()));
         for own in [true, false] {
             let error = failed().because_of(&broken, own, None);
@@ -320,12 +320,12 @@ mod tests {
                 "{error}"
             );
         }
-        // What was seen stays when the same is said again.
+        // What was seen stays when the same fault is set again.
         let again = failed()
             .because_of(&broken, true, None)
             .because_of(&broken, true, None);
         assert!(matches!(again.seen_here(), Some(ErrorKind::NotWeighed(_))));
-        // What is queued on one rank has run out of time on all of them.
+        // A queued operation on one rank is a timeout on all of them.
         let queued = || {
             Error::new(ErrorKind::Queued {
                 what: "the operation",
@@ -345,11 +345,11 @@ mod tests {
             let is_queued = matches!(error.seen_here(), Some(ErrorKind::Queued { .. }));
             assert_eq!(is_queued, own);
         }
-        // An end that a program wants is none by time, on the rank that wants it as well.
+        // An end that a program asks for is no timeout, on the rank that ran out of time as well.
         let error = time_ran_out().because_of(&asked, true, None);
         let is_it = matches!(error.kind(), ErrorKind::Aborted { .. });
         assert!(is_it && !error.is_timeout(), "{error:?}");
-        // Nor does it matter whether the communicator was made.
+        // The same holds for a communicator that was not made.
         let rendezvous = || Error::rendezvous("rank 1 does not come");
         for fault in [&late, &asked, &broken] {
             let kind = |error: &Error| name(error.kind()).to_owned();

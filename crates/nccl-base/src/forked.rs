@@ -1,18 +1,18 @@
 //! Processes that are forked from one that uses this crate.
 //!
 //! A forked child has a copy of every value and none of the threads: a lock that another thread held at the fork is held for
-//! ever, sockets and shared memory are the parent's, and CUDA does not work. So in a child nothing is used and nothing is let
-//! go of: calls fail with [`ErrorKind::Forked`], and drops leave everything as it is.
+//! ever, sockets and shared memory are the parent's, and CUDA does not work. So a child uses and releases
+//! nothing: calls fail with [`ErrorKind::Forked`], and drops leave everything as it is.
 //!
 //! A handler of `pthread_atfork` sets one word in the child before any code of the program runs there. The alternative, a page
-//! with `MADV_WIPEONFORK`, would also tell of children made with `_Fork` or a bare `clone`, but costs a second load per call and
-//! does not exist in every sandbox; CUDA itself does not tell of those either.
+//! with `MADV_WIPEONFORK`, would also detect children made with `_Fork` or a bare `clone`, but costs a second load per call and
+//! does not exist in every sandbox; CUDA itself does not detect those either.
 //!
-//! Where the word is looked at:
-//! - [`check`]: what enters a communicator (`Frame::admit`, `Turn::take`, `Request`), what asks the other ranks (`Line`), and
-//!   functions of the library that are looked up (`Library::function`);
-//! - [`Resident`]: what handles own;
-//! - `reaper::is_closed`: what is let go of later, and the exit of the process.
+//! The word is checked in:
+//! - [`check`]: calls that enter a communicator (`Frame::admit`, `Turn::take`, `Request`), requests to the other ranks (`Line`),
+//!   and lookups of functions in the library (`Library::function`);
+//! - [`Resident`]: values that handles own;
+//! - `reaper::is_closed`: deferred releases, and the exit of the process.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -24,10 +24,10 @@ use crate::error::{Error, ErrorKind, Result};
 /// Set in a child, never reset.
 static CHILD: AtomicBool = AtomicBool::new(false);
 
-/// The process that used this crate first.
+/// The first process that used this crate.
 static MADE_BY: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process was forked from one that used this crate.
+/// Returns whether this process was forked from one that used this crate.
 #[inline]
 #[doc(hidden)]
 pub fn is_child() -> bool {
@@ -51,7 +51,7 @@ fn error() -> Error {
     })
 }
 
-/// As [`check`], and has children of this process know that they are: before anything is made.
+/// As [`check`], and installs the detection of children: before anything is made.
 #[doc(hidden)]
 pub fn begin() -> Result<()> {
     check()?;
@@ -59,16 +59,16 @@ pub fn begin() -> Result<()> {
     Ok(())
 }
 
-/// Has children of this process know that they are.
+/// Installs the detection of children of this process.
 #[doc(hidden)]
 pub fn watch() {
     static WATCHED: AtomicBool = AtomicBool::new(false);
-    // No `Once`: a child that is forked in the middle of it would wait for it for ever.
+    // No `Once`: a child that is forked in the middle of one would wait for it for ever.
     if is_child() || WATCHED.swap(true, Ordering::Relaxed) {
         return;
     }
     MADE_BY.store(std::process::id(), Ordering::Relaxed);
-    // A refusal (no memory) only means that a child does not know what it is.
+    // A refusal (no memory) only means that a child is not detected.
     // SAFETY: the handler is a plain function that stores one word, which a child may do at any time.
     unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
 }
@@ -77,7 +77,7 @@ extern "C" fn in_the_child() {
     CHILD.store(true, Ordering::Relaxed);
 }
 
-/// A value of the process that made it; a forked child leaves it as it is when it drops it.
+/// A value of the process that made it; a forked child that drops it leaves it as it is.
 #[doc(hidden)]
 pub struct Resident<T>(ManuallyDrop<T>);
 

@@ -1,6 +1,6 @@
 //! Limits that the environment sets, for an operator who cannot rebuild the program: to attach a debugger, to wait longer.
 //!
-//! The variables are read once per process. What they say wins over the program, wherever it sets a limit: in a builder, for a
+//! The variables are read once per process. They override the program, wherever it sets a limit: in a builder, for a
 //! world, for single calls.
 
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// For operations; `off` is for everything that waits for other ranks.
+/// The limit for operations; `off` is for everything that waits for other ranks.
 const OPERATION: &str = "NCCL_RUN_TIMEOUT";
 const QUEUE: &str = "NCCL_RUN_QUEUE_TIMEOUT";
 const INIT: &str = "NCCL_RUN_INIT_TIMEOUT";
@@ -18,7 +18,7 @@ const CONFIRM: &str = "NCCL_RUN_CONFIRM_TIMEOUT";
 const STRAGGLER: &str = "NCCL_RUN_STRAGGLER_TIMEOUT";
 const WORLD: &str = "NCCL_RUN_WORLD_TIMEOUT";
 
-/// What the environment sets.
+/// The limits that the environment sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct FromOutside {
@@ -32,7 +32,7 @@ pub struct FromOutside {
     pub world: Option<Duration>,
 }
 
-/// A variable with a value that is no limit.
+/// A variable whose value is not a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unreadable {
     variable: &'static str,
@@ -40,10 +40,10 @@ struct Unreadable {
 }
 
 impl FromOutside {
-    /// What the environment of this process sets; the first call says so in the log.
+    /// Returns the limits of this process's environment; the first call logs them.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] with the variable, its value and the forms that there are.
+    /// [`ErrorKind::InvalidConfig`] with the variable, its value and the accepted forms.
     #[doc(hidden)]
     pub fn of_process() -> Result<Self> {
         static READ: OnceLock<Result<FromOutside, Unreadable>> = OnceLock::new();
@@ -69,7 +69,7 @@ impl FromOutside {
                 .transpose()
         };
         let operation = limit(OPERATION)?;
-        // A rank that a debugger holds is waited for everywhere.
+        // `off` for operations turns off every wait for other ranks: a debugger may hold any of them.
         let unless_off = operation.filter(|limit| *limit == Duration::MAX);
         Ok(Self {
             operation,
@@ -84,21 +84,21 @@ impl FromOutside {
     }
 }
 
-/// The limit for operations for which the program set `program`. A variable that cannot be read was an error before.
+/// Returns the limit for operations, where the program set `program`. An unreadable variable has been reported before.
 #[doc(hidden)]
 pub fn operation(program: Duration) -> Duration {
     let outside = FromOutside::of_process().unwrap_or_default();
     outside.operation.unwrap_or(program)
 }
 
-/// The limit for exchanges of a world for which the program set `program`.
+/// Returns the limit for exchanges of a world, where the program set `program`.
 #[doc(hidden)]
 pub fn world(program: Duration) -> Duration {
     let outside = FromOutside::of_process().unwrap_or_default();
     outside.world.unwrap_or(program)
 }
 
-/// A limit: `30`, `1.5s`, `500ms`, `5m`, `2h` or `off`.
+/// Parses a limit: `30`, `1.5s`, `500ms`, `5m`, `2h` or `off`.
 fn parse(variable: &'static str, value: String) -> Result<Duration, Unreadable> {
     let text = value.trim();
     if text.eq_ignore_ascii_case("off") {
@@ -116,7 +116,7 @@ fn parse(variable: &'static str, value: String) -> Result<Duration, Unreadable> 
     let limit = in_seconds
         .zip(number)
         .and_then(|(unit, number)| Duration::try_from_secs_f64(unit * number).ok());
-    // Of none at all everything would fail; who means no limit says so.
+    // With a limit of zero everything would fail; `off` means no limit.
     limit
         .filter(|limit| !limit.is_zero())
         .ok_or(Unreadable { variable, value })
@@ -250,7 +250,7 @@ mod tests {
             (none, none, none, none)
         );
         assert_eq!(off.finalize, Some(Duration::from_secs(7)));
-        // What is ended has to end.
+        // The end of a communicator keeps its limits.
         assert_eq!((off.abort, off.confirm), (None, None));
     }
 }

@@ -1,4 +1,4 @@
-//! What this host calls itself.
+//! The name of this host.
 
 use std::sync::{Arc, LazyLock};
 
@@ -8,7 +8,7 @@ static NAME: LazyLock<Arc<str>> = LazyLock::new(|| {
         .unwrap_or_else(|_| Arc::from("unknown host"))
 });
 
-/// The host's name, as its kernel has it.
+/// Returns the host's name, as its kernel has it.
 #[doc(hidden)]
 pub fn name() -> Arc<str> {
     Arc::clone(&NAME)
@@ -20,7 +20,7 @@ static BOOT: LazyLock<String> = LazyLock::new(|| {
         .unwrap_or_default()
 });
 
-/// Which running kernel this is; empty where the system does not say.
+/// Returns the boot id of the running kernel; empty where the system has none.
 #[doc(hidden)]
 pub fn boot() -> &'static str {
     &BOOT

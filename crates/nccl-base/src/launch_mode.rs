@@ -1,20 +1,20 @@
-//! How NCCL is asked to put work on a stream: the two arrangements, what in the environment contradicts each, and how ranks agree
-//! on one.
+//! How NCCL is called to put work on a stream: the two arrangements, which environment variables contradict each, and how ranks
+//! agree on one.
 
 use std::fmt;
 
 use crate::system::variables::number;
 
-/// How a communicator calls NCCL, and how a call that does not come back is ended.
+/// How a communicator calls NCCL, and how a call that does not return is ended.
 ///
 /// The operations, timeouts and errors are the same in both; all ranks of a communicator use the same. A captured
 /// plan (`Communicator::capture`) calls NCCL once, when it is made.
 ///
 /// | | `BlockingChild` | `NonBlocking` |
 /// |---|---|---|
-/// | inside NCCL | a blocking communicator for the data, split from an idle non-blocking one that shares its abort flag | one communicator, `blocking = 0` |
-/// | a call | does its work in the calling thread, and returns when that is done | puts its work on a thread of NCCL's, and is polled until that is done |
-/// | what ends it | a thread of this crate's aborts the idle parent, whose flag the call looks at | it looks at deadline and signals between polls |
+/// | inside NCCL | a blocking communicator, split from an idle one with the same abort flag | one communicator, `blocking = 0` |
+/// | a call | works in the calling thread, and returns when that is done | works in a thread of NCCL's, and is polled until done |
+/// | what ends it | a thread of this crate aborts the idle parent, whose flag the call checks | deadline and signals, between polls |
 /// | costs | memory and start-up time of a second communicator | a thread of NCCL's for every group |
 /// | covered by NCCL's documentation | each call is, their combination is not | yes |
 /// | needs NCCL | ≥ 2.26.2 | ≥ 2.18.1 |
@@ -50,20 +50,20 @@ pub enum LaunchMode {
     ///
     /// NCCL starts and joins a thread for every group, which takes tens of microseconds of the host's time.
     NonBlocking,
-    /// A blocking communicator for the data, split from an idle parent that shares its abort flag; used where the
-    /// ranks can and no other mode is set.
+    /// A blocking communicator for the data, split from an idle parent that shares its abort flag; used where all
+    /// ranks support it and no other mode is set.
     ///
     /// A call works in the thread that makes it, without polling. When its limit passes, or the
-    /// communicator is aborted, the idle parent is aborted first: that raises the flag at which NCCL
-    /// looks wherever it waits. Only when no thread is inside any more is the child aborted, because NCCL
-    /// frees a blocking communicator under a thread that is inside it. A call that does not come back all the
-    /// same, because NCCL does not look at the flag there, cannot be given up as a poll can: the process ends
+    /// communicator is aborted, the idle parent is aborted first: that raises the flag, which NCCL
+    /// checks wherever it waits. Only when no thread is inside any more is the child aborted, because NCCL
+    /// frees a blocking communicator under a thread that is inside it. A call that does not return all the
+    /// same, because NCCL does not check the flag there, cannot be given up as a poll can: the process ends
     /// after the abort limit, with a sentence on stderr.
     BlockingChild,
 }
 
 impl LaunchMode {
-    /// What a variable with this text does that this mode cannot work with.
+    /// Returns what a variable with this text does that this mode cannot work with.
     #[doc(hidden)]
     pub fn contradiction_of(self, variable: &str, value: &str) -> Option<&'static str> {
         self.contradiction(variable, integer(value))
@@ -95,24 +95,24 @@ impl LaunchMode {
     }
 }
 
-/// How NCCL's name of the idle parent of `BlockingChild` ends; before is that of the communicator.
+/// The suffix of NCCL's name for the idle parent of `BlockingChild`; the communicator's name is in front of it.
 #[doc(hidden)]
 pub const IDLE_PARENT: &str = " (idle parent)";
 
-/// What one rank brings to the choice of the mode; as it travels between ranks.
+/// One rank's part in the choice of the mode, as sent between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Wish {
     /// The program asked for it, or `NCCL_RUN_LAUNCH_MODE`.
     Asked(LaunchMode),
-    /// None was asked for, and this rank can do both.
+    /// No mode was asked for, and this rank supports both.
     Either,
-    /// None was asked for, and this rank cannot do `BlockingChild`.
+    /// No mode was asked for, and this rank does not support `BlockingChild`.
     OnlyNonBlocking,
 }
 
 impl Wish {
-    /// For messages between ranks.
+    /// Returns the code for messages between ranks.
     #[doc(hidden)]
     pub fn code(self) -> u8 {
         match self {
@@ -134,7 +134,7 @@ impl Wish {
         }
     }
 
-    /// The mode without other ranks.
+    /// Returns the mode without other ranks.
     #[doc(hidden)]
     pub fn alone(self) -> LaunchMode {
         match self {
@@ -144,7 +144,7 @@ impl Wish {
         }
     }
 
-    /// Whether a rank with this wish can take part in `mode`.
+    /// Returns whether a rank with this wish can take part in `mode`.
     fn admits(self, mode: LaunchMode) -> bool {
         match self {
             Self::Asked(asked) => asked == mode,
@@ -153,7 +153,7 @@ impl Wish {
         }
     }
 
-    /// The mode of each rank where they do not agree: what was asked for, as far as it can take part.
+    /// Returns the mode of each rank where they do not agree: the one that was asked for, where the rank can take part in it.
     #[doc(hidden)]
     pub fn modes(wishes: &[Option<Self>]) -> Vec<Option<LaunchMode>> {
         let asked = Self::agree(wishes).unwrap_or_else(|(mode, _)| mode);
@@ -164,7 +164,7 @@ impl Wish {
         wishes.iter().map(|wish| wish.map(mode_of)).collect()
     }
 
-    /// The mode that all ranks with these wishes use.
+    /// Returns the mode that all ranks with these wishes use.
     ///
     /// # Errors
     /// The mode that was asked for, and the first rank that cannot take part in it.
@@ -195,9 +195,9 @@ impl fmt::Display for LaunchMode {
     }
 }
 
-/// What NCCL takes this text for: it reads numbers like C does, decimal, `0x…` or with a leading 0 octal,
-/// stops at the first character that is none, and takes what does not begin with a number for 0. An empty
-/// text is as good as none.
+/// Returns NCCL's value of this text: NCCL reads numbers like C does, decimal, `0x…` or with a leading 0 octal,
+/// stops at the first character that is no digit, and takes a text that does not begin with a number for 0. An empty
+/// text counts as unset.
 fn integer(text: &str) -> Option<i64> {
     if text.is_empty() {
         return None;
@@ -237,7 +237,7 @@ mod tests {
             (BlockingChild, BLOCKING, 1, true),
             (BlockingChild, SHARING, 0, true),
             (BlockingChild, SHARING, 1, true),
-            // NCCL leaves out values that make no sense.
+            // NCCL ignores values out of range.
             (BlockingChild, BLOCKING, 7, false),
             (BlockingChild, SHARING, -1, false),
             (NonBlocking, "NCCL_DEBUG", 1, false),

@@ -1,4 +1,4 @@
-//! What the crates of `nccl` have in common: values that an error can carry, and small tools. Who uses `nccl` finds the values
+//! What the crates of `nccl` have in common: values that an error can carry, and small tools. Users of `nccl` find the values
 //! there, under its name.
 //!
 //! | module | what it has |
@@ -6,13 +6,13 @@
 //! | [`error`], [`error_report`] | what went wrong, as a value and as plain data |
 //! | [`fault`] | why a communicator was ended: the cause that all of its ranks return |
 //! | [`operation`], [`data_type`], [`reduce_op`] | what was asked for |
-//! | [`departure`] | how a rank left, how an exchange ended that was not finished |
+//! | [`departure`] | how a rank departed, how an unfinished exchange ended |
 //! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
-//! | [`system`], [`launch_mode`] | what this machine and its environment say, and how NCCL is called |
-//! | [`threads`] | ends of processes, threads that the system does not give |
+//! | [`system`], [`launch_mode`] | facts of this machine and its environment, and how NCCL is called |
+//! | [`threads`] | threads that the system does not give |
 //! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
-//! | [`wire`] | what goes to other processes, and comes from them |
-//! | [`ranges`], [`visible`], [`say`], [`whole_file`] | texts on their way out |
+//! | [`wire`] | values that are sent to other processes, and come from them |
+//! | [`ranges`], [`visible`], [`say`], [`whole_file`] | output of texts |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
 #![cfg(not(loom))]
 #![allow(

@@ -1,4 +1,4 @@
-//! The description of an operation that errors carry.
+//! The description of an operation in an error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::data_type::DataType;
 use crate::reduce_op::RecordedReduction;
 use crate::roster::Roster;
 
-/// Which operation of NCCL was asked for.
+/// The kind of an operation.
 ///
 /// ```
 /// assert_eq!(nccl::OperationKind::AllToAll.to_string(), "all_to_all");
@@ -18,23 +18,23 @@ use crate::roster::Roster;
 pub enum OperationKind {
     /// Creation of a communicator.
     Init,
-    /// A reduction whose result all ranks get.
+    /// A reduction whose result all ranks receive.
     AllReduce,
-    /// One rank's data, given to all.
+    /// One rank's data, sent to all ranks.
     Broadcast,
-    /// A reduction whose result one rank gets.
+    /// A reduction whose result one rank receives.
     Reduce,
-    /// A block of every rank, given to all.
+    /// A block of every rank, sent to all ranks.
     AllGather,
-    /// A reduction of which every rank gets one block.
+    /// A reduction of which every rank receives one block.
     ReduceScatter,
     /// An exchange of one block with every rank.
     AllToAll,
-    /// An exchange with every rank, of a length of its own for each.
+    /// An exchange with every rank, with a length of its own for each.
     AllToAllV,
-    /// A block of every rank, given to one rank.
+    /// A block of every rank, sent to one rank.
     Gather,
-    /// A block for every rank, given by one rank.
+    /// A block for every rank, sent by one rank.
     Scatter,
     /// A message to one rank.
     Send,
@@ -46,15 +46,15 @@ pub enum OperationKind {
     Split,
     /// Creation of a communicator without some of the ranks.
     Shrink,
-    /// The end of what is under way on a communicator.
+    /// The end of the operations under way on a communicator.
     Revoke,
     /// `Communicator::grow`.
     Grow,
     /// The orderly end of a communicator.
     Finalize,
-    /// The disorderly end of a communicator.
+    /// The abort of a communicator.
     Abort,
-    /// The making of a captured plan.
+    /// The capture of a plan.
     Capture,
     /// A launch of a captured plan.
     Replay,
@@ -67,7 +67,7 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
-    /// All kinds, each at its number.
+    /// All kinds; the index of each is its number.
     #[doc(hidden)]
     pub const ALL: [Self; 24] = [
         Self::Init,
@@ -96,7 +96,7 @@ impl OperationKind {
         Self::Combine,
     ];
 
-    /// The kind whose number (`as u8`) this is.
+    /// Returns the kind with this number (`as u8`).
     #[doc(hidden)]
     pub fn from_code(code: u8) -> Self {
         match Self::ALL.get(usize::from(code)) {
@@ -105,7 +105,7 @@ impl OperationKind {
         }
     }
 
-    /// As it is written everywhere.
+    /// Returns the name that is used everywhere.
     #[doc(hidden)]
     pub fn name(self) -> &'static str {
         match self {
@@ -175,14 +175,14 @@ pub struct Operation {
     pub host: Arc<str>,
     #[doc(hidden)]
     pub pid: u32,
-    /// Of the world that made the communicator; 0 where there is none.
+    /// The epoch of the world that made the communicator; 0 where there is none.
     #[doc(hidden)]
     pub epoch: u64,
     #[doc(hidden)]
     pub roster: Arc<Roster>,
     #[doc(hidden)]
     pub sequence: Option<u64>,
-    /// Which plan of the communicator a replay is of, if that is known.
+    /// Which plan of the communicator a replay launched, if that is known.
     #[doc(hidden)]
     pub plan: Option<u64>,
     #[doc(hidden)]
@@ -203,7 +203,7 @@ pub struct Shape {
 }
 
 impl Operation {
-    /// What was asked for.
+    /// Returns the kind of the operation.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -218,7 +218,7 @@ impl Operation {
         self.kind
     }
 
-    /// The name of the communicator.
+    /// Returns the name of the communicator.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -231,7 +231,7 @@ impl Operation {
         &self.communicator
     }
 
-    /// The rank that reports, in the communicator.
+    /// Returns the reporting rank, in the communicator.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -244,7 +244,7 @@ impl Operation {
         self.rank
     }
 
-    /// The rank that reports, in the world of the [`epoch`](Self::epoch); the same as [`rank`](Self::rank) where the
+    /// Returns the reporting rank, in the world of the [`epoch`](Self::epoch); the same as [`rank`](Self::rank) where the
     /// communicator was made without a world.
     ///
     /// ```
@@ -258,7 +258,7 @@ impl Operation {
         self.roster.world_rank(self.rank)
     }
 
-    /// Which rank the launcher started the process as that reports, where that is not its
+    /// Returns the number under which the launcher started the reporting process, where that is not its
     /// [`world_rank`](Self::world_rank), as after a recovery; `None` where both are the same, or no launcher started it.
     ///
     /// ```
@@ -273,13 +273,13 @@ impl Operation {
         self.roster.launcher_rank(self.rank)
     }
 
-    /// The ranks of the world that the communicator has, where these are not all in order.
+    /// Returns the communicator's ranks of the world, where these are not all of them in order.
     #[doc(hidden)]
     pub fn world_ranks(&self) -> Option<String> {
         self.roster.world_ranks()
     }
 
-    /// The number of ranks of the communicator.
+    /// Returns the number of ranks of the communicator.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -292,7 +292,7 @@ impl Operation {
         self.world_size
     }
 
-    /// The host that reports.
+    /// Returns the reporting host.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -305,7 +305,7 @@ impl Operation {
         &self.host
     }
 
-    /// The process that reports.
+    /// Returns the reporting process.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -320,7 +320,7 @@ impl Operation {
         self.pid
     }
 
-    /// The epoch of the world that made the communicator: one more each time that the job was started again, or
+    /// Returns the epoch of the world that made the communicator: one more each time that the job was started again, or
     /// the world went on without some of its ranks. 0 in the first, and without a world.
     ///
     /// ```
@@ -336,7 +336,7 @@ impl Operation {
         self.epoch
     }
 
-    /// The number of the operation on its communicator, from 1; `None` outside the data path.
+    /// Returns the number of the operation on its communicator, from 1; `None` outside the data path.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -351,7 +351,7 @@ impl Operation {
         self.sequence
     }
 
-    /// The rank at the other end, for messages.
+    /// Returns the rank at the other end, for messages.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -366,7 +366,7 @@ impl Operation {
         self.shape.peer
     }
 
-    /// The rank that gives or gets everything, for operations that have one.
+    /// Returns the root, for operations that have one.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -381,7 +381,7 @@ impl Operation {
         self.shape.root
     }
 
-    /// The number of elements, as NCCL counts them: those of one block where every rank has one.
+    /// Returns the number of elements, as NCCL counts them: those of one block where every rank has one.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -396,7 +396,7 @@ impl Operation {
         self.shape.count
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -411,7 +411,7 @@ impl Operation {
         self.shape.data_type
     }
 
-    /// What a reduction reduces with.
+    /// Returns the operator of a reduction.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -426,7 +426,7 @@ impl Operation {
         self.shape.reduction
     }
 
-    /// The time from the call to the error.
+    /// Returns the time from the call to the error.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -443,7 +443,7 @@ impl Operation {
 }
 
 impl Operation {
-    /// Which plan of its communicator was replayed, from 1; `None` for everything else.
+    /// Returns which plan of its communicator was replayed, from 1; `None` for everything else.
     ///
     /// ```
     /// # fn example(error: &nccl::Error) {
@@ -457,7 +457,7 @@ impl Operation {
         self.plan
     }
 
-    /// The operation alone, without who reports it.
+    /// Formats the operation alone, without the reporting process.
     #[doc(hidden)]
     pub fn what(&self) -> impl fmt::Display + '_ {
         What(self)

@@ -1,6 +1,6 @@
 //! Ranks in a short form.
 
-/// `0-2,5` for 0, 1, 2 and 5.
+/// Formats ranks: `0-2,5` for 0, 1, 2 and 5.
 #[doc(hidden)]
 pub fn ranges(ranks: &[usize]) -> String {
     let mut text = String::new();

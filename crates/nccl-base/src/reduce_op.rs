@@ -5,7 +5,7 @@ use std::fmt;
 use nccl_sys as sys;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How the values of all ranks become one (`ncclRedOp_t`).
+/// How the values of all ranks are combined (`ncclRedOp_t`).
 ///
 /// ```
 /// use nccl::ReduceOp;
@@ -23,12 +23,12 @@ pub enum ReduceOp {
     /// The smallest value; NaN loses against a number.
     Min,
     /// The mean: integers are summed, then divided by the number of ranks; floats are multiplied
-    /// with its inverse, rounded to the element type, before they are summed.
+    /// by the inverse of that number, rounded to the element type, before they are summed.
     Avg,
 }
 
 impl ReduceOp {
-    /// By their codes.
+    /// All operators; the index of each is its code.
     #[doc(hidden)]
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 
@@ -56,7 +56,7 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// An operator, as far as the recorder tells them apart.
+/// An operator, as far as the recorder distinguishes them.
 ///
 /// ```
 /// use nccl::ReduceOp;
@@ -69,9 +69,9 @@ impl fmt::Display for ReduceOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RecordedReduction {
-    /// One of NCCL's own.
+    /// A built-in operator of NCCL.
     Op(ReduceOp),
-    /// One that the program made, like `PreMulSum`.
+    /// An operator that the program made, like `PreMulSum`.
     Made,
 }
 

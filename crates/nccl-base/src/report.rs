@@ -1,10 +1,10 @@
-//! What was found, and how it reads.
+//! Findings of checks, and their text.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// How bad something is.
+/// How bad a finding is.
 ///
 /// ```
 /// use nccl::preflight::Severity;
@@ -32,7 +32,7 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One thing that was checked.
+/// The finding of one check.
 ///
 /// Printed, it is one line: the sentence, and what to do.
 ///
@@ -52,7 +52,7 @@ pub struct Finding {
     pub severity: Severity,
     /// The check's name, which stays the same from release to release: `nccl-version`, `reachable`, …
     pub check: String,
-    /// The ranks it is about: the odd ones, or all where none is odd. Empty for a host without a world.
+    /// The ranks it is about: the ones that differ, or all where none differs. Empty for a host without a world.
     pub ranks: Vec<usize>,
     /// The hosts of these ranks.
     pub hosts: Vec<String>,
@@ -107,7 +107,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that was checked, the worst first.
+/// All findings, the worst first.
 ///
 /// ```
 /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
@@ -126,8 +126,8 @@ fn in_order<'d, D: Deserializer<'d>>(from: D) -> Result<Vec<Finding>, D::Error> 
 }
 
 impl Report {
-    /// The worst first; what is equally bad is in the order of the checks' names and ranks, so that the
-    /// report does not depend on who came first.
+    /// Sorts the findings, the worst first; those of equal severity by the checks' names and ranks, so that the
+    /// report does not depend on which rank came first.
     #[doc(hidden)]
     pub fn new(mut findings: Vec<Finding>) -> Self {
         findings.sort_by(|a, b| {
@@ -138,14 +138,14 @@ impl Report {
         Self { findings }
     }
 
-    /// The worst first; what is equally bad stays in this order, a cause before what follows from it.
+    /// Puts the worst findings first; those of equal severity stay in this order, a cause before what follows from it.
     #[doc(hidden)]
     pub fn in_order(mut findings: Vec<Finding>) -> Self {
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Self { findings }
     }
 
-    /// What was found.
+    /// Returns the findings.
     ///
     /// ```
     /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
@@ -156,7 +156,7 @@ impl Report {
         &self.findings
     }
 
-    /// What is wrong enough to keep NCCL from being started.
+    /// Returns the findings that keep NCCL from being started.
     ///
     /// ```
     /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
@@ -168,7 +168,7 @@ impl Report {
         self.of(Severity::Error)
     }
 
-    /// What may be wrong.
+    /// Returns what may be wrong.
     ///
     /// ```
     /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
@@ -184,7 +184,7 @@ impl Report {
             .filter(move |finding| finding.severity == severity)
     }
 
-    /// How bad the worst is.
+    /// Returns how bad the worst finding is.
     ///
     /// ```
     /// use nccl::preflight::{Severity, Settings, host};
@@ -198,7 +198,7 @@ impl Report {
         severities.max().unwrap_or(Severity::Ok)
     }
 
-    /// The errors, as the text of an error.
+    /// Returns the errors, as the text of an error.
     #[doc(hidden)]
     pub fn errors_in_one_text(&self) -> String {
         let texts: Vec<String> = self
@@ -211,7 +211,7 @@ impl Report {
         texts.join("\n  and:   ")
     }
 
-    /// Whether there is neither an error nor a warning.
+    /// Returns whether there is neither an error nor a warning.
     ///
     /// ```
     /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());

@@ -1,7 +1,7 @@
-//! Which ranks of its world, and of the launcher, the ranks of a communicator are: so that what is said of one of them
-//! can be found among the processes of the job.
+//! Which ranks of its world, and of the launcher, the ranks of a communicator are: so that a reader can find a named rank
+//! among the processes of the job.
 //!
-//! A number is said beside another one only where it differs: nothing is added for a communicator of the whole world in
+//! Another number is added only where it differs: nothing is added for a communicator of the whole world in
 //! order whose ranks have the numbers that their launcher gave them.
 
 use serde::{Deserialize, Serialize};
@@ -12,16 +12,16 @@ use crate::ranges::ranges;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Roster {
-    /// In the world, by rank; empty for all of its ranks in order, and without a world.
+    /// Ranks in the world, by rank; empty for all of its ranks in order, and without a world.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     world_ranks: Vec<usize>,
-    /// As the launcher numbers the processes, by rank; empty where these are the numbers in the world, or not known.
+    /// The launcher's numbers of the processes, by rank; empty where these are the numbers in the world, or not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     launcher_ranks: Vec<usize>,
 }
 
 impl Roster {
-    /// Of the communicator of the ranks `members` of a world whose ranks have these numbers of their launcher, where it gave any.
+    /// Builds the roster of the ranks `members` of a world; `launched` has the launcher's numbers of the world's ranks, if any.
     #[doc(hidden)]
     pub fn new(members: &[usize], launched: &[Option<usize>]) -> Self {
         let size = launched.len().max(members.len());
@@ -45,7 +45,7 @@ impl Roster {
         }
     }
 
-    /// Of a communicator that was recorded.
+    /// Builds the roster of a communicator that was recorded.
     #[doc(hidden)]
     pub fn recorded(world_ranks: Option<&[usize]>, launcher_ranks: Option<&[usize]>) -> Self {
         Self {
@@ -54,38 +54,38 @@ impl Roster {
         }
     }
 
-    /// Which rank of the world `rank` is.
+    /// Returns which rank of the world `rank` is.
     #[doc(hidden)]
     pub fn world_rank(&self, rank: usize) -> usize {
         self.world_ranks.get(rank).copied().unwrap_or(rank)
     }
 
-    /// The same, where that is another number.
+    /// Returns the rank of the world, where that is another number.
     fn other_world_rank(&self, rank: usize) -> Option<usize> {
         let world_rank = self.world_ranks.get(rank).copied();
         world_rank.filter(|world_rank| *world_rank != rank)
     }
 
-    /// As what the launcher started `rank`, where that is not its number in the world.
+    /// Returns the launcher's number of `rank`, where that is not its number in the world.
     #[doc(hidden)]
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         let launched = self.launcher_ranks.get(rank).copied();
         launched.filter(|launched| *launched != self.world_rank(rank))
     }
 
-    /// As what the launcher started its ranks, by rank, where any of these is not its number in the world.
+    /// Returns the launcher's numbers, by rank, where any of these is not the rank's number in the world.
     #[doc(hidden)]
     pub fn launcher_ranks(&self) -> Option<&[usize]> {
         (!self.launcher_ranks.is_empty()).then_some(&*self.launcher_ranks)
     }
 
-    /// The ranks of the world that it has, in short form, where these are not all of them in order.
+    /// Returns the communicator's ranks of the world, in short form, where these are not all of them in order.
     #[doc(hidden)]
     pub fn world_ranks(&self) -> Option<String> {
         (!self.world_ranks.is_empty()).then(|| short(&self.world_ranks))
     }
 
-    /// The name of the communicator, with its ranks where these are not those of the world.
+    /// Returns the name of the communicator, with its ranks where these are not those of the world.
     #[doc(hidden)]
     pub fn named(&self, name: &str) -> String {
         match self.world_ranks() {
@@ -97,7 +97,7 @@ impl Roster {
         }
     }
 
-    /// `ranks 0-1 (world ranks 2-3)`.
+    /// Formats ranks: `ranks 0-1 (world ranks 2-3)`.
     #[doc(hidden)]
     pub fn who(&self, ranks: &[usize]) -> String {
         let world: Vec<_> = ranks.iter().map(|rank| self.world_rank(*rank)).collect();
@@ -117,7 +117,7 @@ impl Roster {
         }
     }
 
-    /// The other numbers of `rank` as they stand before its host: `world rank 3, launcher rank 4, `, or nothing.
+    /// Returns the other numbers of `rank` as they stand before its host: `world rank 3, launcher rank 4, `, or nothing.
     #[doc(hidden)]
     pub fn others(&self, rank: usize) -> String {
         let world = self.other_world_rank(rank).map(|rank| ("world", rank));
@@ -128,7 +128,7 @@ impl Roster {
             .collect()
     }
 
-    /// Which ranks are which, as a line for a reader; `None` where all numbers are the same.
+    /// Returns all numbers of the ranks, as a line for a reader; `None` where all numbers are the same.
     #[doc(hidden)]
     pub fn legend(&self, name: &str) -> Option<String> {
         let world = self
@@ -141,13 +141,13 @@ impl Roster {
     }
 }
 
-/// The beginning of the key of a communicator, which tells it from others of its name and ranks.
+/// Returns the beginning of a communicator's key, which distinguishes it from others of the same name and ranks.
 #[doc(hidden)]
 pub fn short_key(key: &str) -> &str {
     key.get(..8).unwrap_or(key)
 }
 
-/// `rank 3`, or `ranks 0-2,5`.
+/// Formats ranks: `rank 3`, or `ranks 0-2,5`.
 #[doc(hidden)]
 pub fn who(ranks: &[usize]) -> String {
     let list = ranges(ranks);
@@ -164,7 +164,7 @@ fn plural(list: &str, ranks: usize) -> String {
     }
 }
 
-/// Ranks in order: `2-3,7`, and `0-1016 by 8` for those at equal distances.
+/// Formats ranks in order: `2-3,7`, and `0-1016 by 8` for ranks at equal distances.
 fn short(ranks: &[usize]) -> String {
     if let [first, second, .., last] = ranks
         && let Some(step) = second.checked_sub(*first).filter(|step| *step > 1)

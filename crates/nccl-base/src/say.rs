@@ -1,6 +1,6 @@
-//! Text for a reader that may take nothing: a full pipe holds its writer for good, and the process has to end.
+//! Text for a reader that may not read: a full pipe blocks its writer for good, and the process has to end.
 //!
-//! The last word of a process (`on_fatal`) and the reports of `nccl-run` go this way.
+//! The last message of a process (`on_fatal`) and the reports of `nccl-run` are written this way.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::PIPE_BUF;
 
-/// Writes `text`, until it is written or the reader has taken nothing of it for `limit`. No lock of a stream of the standard
-/// library is waited for: another thread may hold it, and wait for the same reader.
+/// Writes `text`, until it is written or the reader has read nothing of it for `limit`. Takes no lock of a stream of the
+/// standard library: another thread may hold it, and wait for the same reader.
 pub fn write_within(to: impl AsFd + Send + Sync + 'static, text: &str, limit: Duration) {
     let (to, text): (_, Arc<[u8]>) = (Arc::new(to), text.as_bytes().into());
     let (taken, heard) = mpsc::channel();
@@ -39,7 +39,7 @@ pub fn write_within(to: impl AsFd + Send + Sync + 'static, text: &str, limit: Du
     }
 }
 
-/// For a process that can have no thread: writes as much as a pipe that polls as writable takes at once.
+/// Writes as much as a pipe that polls as writable takes at once: for a process that can have no thread.
 fn write_alone(to: impl AsFd, text: &[u8], limit: Duration) {
     let mut fds = [PollFd::new(&to, PollFlags::OUT)];
     let limit = Timespec::try_from(limit).ok();
@@ -48,7 +48,7 @@ fn write_alone(to: impl AsFd, text: &[u8], limit: Duration) {
     }
 }
 
-/// What a pipe with room takes at once: whole lines, as far as they are no longer than that.
+/// Returns what a pipe with room takes at once: whole lines, as far as they are no longer than that.
 #[doc(hidden)]
 pub fn piece(bytes: &[u8]) -> &[u8] {
     let Some(most) = bytes.get(..PIPE_BUF) else {

@@ -15,8 +15,8 @@ mod outside_loom {
     use std::ops::{Deref, DerefMut};
     use std::panic::{RefUnwindSafe, UnwindSafe};
 
-    /// A lock that no panic poisons: what is behind it stays consistent, because no panic comes between two of its changes.
-    /// Therefore values that have one may be used after a panic, unlike those with a bare `parking_lot::Mutex`.
+    /// A lock that no panic poisons: the value in it stays consistent, because no panic comes between two of its changes.
+    /// Therefore values that contain one may be used after a panic, unlike those with a bare `parking_lot::Mutex`.
     #[derive(Debug, Default)]
     #[doc(hidden)]
     pub struct Mutex<T>(parking_lot::Mutex<T>);
@@ -51,7 +51,7 @@ mod outside_loom {
     impl<T> RefUnwindSafe for Mutex<T> {}
 }
 
-/// As in `parking_lot`, as far as those files need it.
+/// As in `parking_lot`, as far as the tested files need it.
 #[cfg(loom)]
 mod under_loom {
     use std::ops::{Deref, DerefMut};
@@ -107,7 +107,7 @@ mod under_loom {
             self.0.notify_all();
         }
 
-        /// As long as it takes: loom has no clock.
+        /// Waits without a limit: loom has no clock.
         #[doc(hidden)]
         pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
             let waited = self

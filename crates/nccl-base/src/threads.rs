@@ -3,25 +3,25 @@
 use std::io;
 use std::thread::{Builder, Scope};
 
-/// What can be done about it.
+/// What can be done about a lack of threads.
 #[doc(hidden)]
 pub const FIX: &str = "raise the limit of processes and threads (ulimit -u, LimitNPROC= and TasksMax= of systemd, \
      pids.max or --pids-limit of the container), or let the program have fewer";
 
-/// Whether the system says that there are no more.
+/// Returns whether the system reports that there are no more threads.
 #[doc(hidden)]
 pub fn is_shortage(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AGAIN.raw_os_error())
 }
 
-/// There is no thread for something that would need one.
+/// Logs that there is no thread for something that needs one.
 #[doc(hidden)]
 pub fn no_thread(what: &str, error: &io::Error) {
     tracing::error!(name: "nccl.no_thread", target: "nccl", what, %error, "no thread {what}");
 }
 
-/// Runs `work` on so many threads, this one among them, or on fewer where there are no more: each takes of what is
-/// to be done until nothing is left, so that one is enough. They call neither CUDA nor NCCL. `purpose` goes on after "a thread".
+/// Runs `work` on up to `most` threads, including this one, or on fewer where the system has no more: each takes tasks
+/// until none is left, so that one thread is enough. They call neither CUDA nor NCCL. `purpose` follows "a thread" in the log.
 #[doc(hidden)]
 pub fn together(most: usize, name: &str, purpose: &str, work: impl Fn() + Sync) {
     together_by(most, purpose, &work, |scope| {

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-/// The moment `limit` from now; a limit beyond what a clock can hold is as good as none.
+/// Returns the moment `limit` from now; a limit beyond the range of a clock counts as none.
 #[doc(hidden)]
 pub fn deadline_after(limit: Duration) -> Instant {
     later(Instant::now(), limit)
 }
 
-/// The moment `limit` after `start`, likewise.
+/// Returns the moment `limit` after `start`; a limit beyond the range of a clock counts as none.
 #[inline]
 #[doc(hidden)]
 pub fn later(start: Instant, limit: Duration) -> Instant {
@@ -16,7 +16,7 @@ pub fn later(start: Instant, limit: Duration) -> Instant {
     start.checked_add(limit.min(LONG)).unwrap_or(start)
 }
 
-/// A duration in milliseconds, as events have it.
+/// Returns a duration in milliseconds, as used in events.
 #[doc(hidden)]
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)

@@ -1,9 +1,9 @@
-//! Text of other processes, made fit for a terminal: nothing in it moves the cursor, or has a line read in another order.
+//! Sanitizes text of other processes for a terminal: nothing in it moves the cursor, or changes the reading order of a line.
 
-/// What stands for a character that a terminal obeys instead of showing it.
+/// Replacement for a character that a terminal obeys instead of showing it.
 const INSTEAD: char = '\u{fffd}';
 
-/// The character, or what stands for it. The end of a line is one that is obeyed.
+/// Returns the character, or its replacement. The end of a line is replaced as well.
 #[doc(hidden)]
 pub fn character(character: char) -> char {
     match character {
@@ -16,20 +16,20 @@ pub fn character(character: char) -> char {
     }
 }
 
-/// A name, which is one line.
+/// Sanitizes a name, which is one line.
 #[doc(hidden)]
 pub fn name(name: &str) -> String {
     name.chars().map(character).collect()
 }
 
-/// A text of several lines.
+/// Sanitizes a text of several lines.
 #[doc(hidden)]
 pub fn text(text: &str) -> String {
     let shown = |c| if c == '\n' { c } else { character(c) };
     text.chars().map(shown).collect()
 }
 
-/// A line of a program, behind a prefix that has to stay: of a progress bar what is to be seen last, and colours end with the
+/// Sanitizes a program's line behind a prefix that has to stay: of a progress bar, the last visible state; colours end with the
 /// line.
 #[doc(hidden)]
 pub fn line(line: &[u8]) -> String {
@@ -54,7 +54,7 @@ pub fn line(line: &[u8]) -> String {
     shown
 }
 
-/// The length of the sequence at the beginning that sets colours and the like (SGR), which moves nothing.
+/// Returns the length of a leading sequence that sets colours and the like (SGR), which moves nothing.
 fn colour(text: &str) -> Option<usize> {
     let parameters = text.strip_prefix("\x1b[")?;
     let end = parameters.find(|c: char| !c.is_ascii_digit() && !matches!(c, ';' | ':'))?;
@@ -63,7 +63,7 @@ fn colour(text: &str) -> Option<usize> {
         .then_some("\x1b[".len() + end + "m".len())
 }
 
-/// The length of the sequence at the beginning that erases to the end of the line, where nothing is yet: grep and GCC write it
+/// Returns the length of a leading sequence that erases to the end of the line, where nothing is yet: grep and GCC write it
 /// after each colour.
 fn erasure(text: &str) -> usize {
     let sequences = ["\x1b[K", "\x1b[0K"].into_iter();

@@ -1,8 +1,8 @@
-//! Which warnings name a cause, and which are what follows from it.
+//! Classification of NCCL's warnings: causes, and consequences of a cause.
 //!
 //! When one rank fails, the others' connections close, and each of them warns about that; when a
-//! communicator is aborted, NCCL's own threads warn about what was cut off. A table says what is known of
-//! the texts of all releases since 2.18; what is not in it stays [`Class::Unknown`].
+//! communicator is aborted, NCCL's own threads warn about what was cut off. A table classifies
+//! the texts of all releases since 2.18; a text that is not in it stays [`Class::Unknown`].
 
 use serde::{Deserialize, Serialize};
 
@@ -21,16 +21,16 @@ use serde::{Deserialize, Serialize};
 pub enum Class {
     /// It may be the first thing that went wrong.
     Cause,
-    /// Not known to be one of the others.
+    /// Not known to be of another class.
     Unknown,
     /// Another rank, or an earlier call, failed before.
     Consequence,
-    /// Of a communicator that is being aborted or destroyed, or harmless.
+    /// From a communicator that is being aborted or destroyed, or harmless.
     Noise,
 }
 
 impl Class {
-    /// The class of a warning's text.
+    /// Returns the class of a warning's text.
     ///
     /// ```
     /// use nccl::debug_log::Class;
@@ -41,7 +41,7 @@ impl Class {
         Known::of(text).map_or(Self::Unknown, |known| known.class)
     }
 
-    /// One word for it, which stays the same: `cause`, `unknown`, `consequence`, `noise`.
+    /// Returns a stable name: `cause`, `unknown`, `consequence`, `noise`.
     ///
     /// ```
     /// assert_eq!(nccl::debug_log::Class::Noise.name(), "noise");
@@ -57,7 +57,8 @@ impl Class {
     }
 }
 
-/// Whether NCCL says this when nothing is wrong: 2.32 at every start without GDRCopy. It stays its last error until there is one.
+/// Returns whether NCCL warns so when nothing is wrong: 2.32 at every start without GDRCopy. The text stays its last error
+/// until there is another.
 #[doc(hidden)]
 pub fn is_harmless(text: &str) -> bool {
     text.contains("requires GDRCopy; and GDR Copy is not available")
@@ -67,17 +68,17 @@ pub fn is_harmless(text: &str) -> bool {
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct Known {
-    /// All of them are in the text.
+    /// Words that are all in the text.
     says: &'static [&'static str],
     pub class: Class,
     /// The name of the finding.
     pub check: &'static str,
-    /// What to do, or nothing where the cause is elsewhere.
+    /// What to do; empty where the cause is elsewhere.
     pub fix: &'static str,
 }
 
 impl Known {
-    /// The first entry of the table that fits.
+    /// Returns the first entry of the table that matches.
     #[doc(hidden)]
     pub fn of(text: &str) -> Option<&'static Self> {
         let fits = |known: &&Self| known.says.iter().all(|words| text.contains(words));
@@ -85,7 +86,7 @@ impl Known {
     }
 }
 
-/// What failed connections have in common.
+/// The common check of failed connections.
 #[doc(hidden)]
 pub const CONNECT: &str = "log-connect";
 
@@ -133,11 +134,11 @@ const EARLIER: &str = "a kernel that ran before on this device failed, and NCCL 
 const KINDS: &str =
     "adapters of InfiniBand and of RoCE cannot be mixed: name those of one kind with NCCL_IB_HCA";
 
-/// The first that fits counts, so what is special comes before what is general.
+/// The first match counts, so that special entries come before general ones.
 const TABLE: &[Known] = table! {
     // NCCL 2.32, at every start without GDRCopy.
     Noise "log-warning" ["requires GDRCopy; and GDR Copy is not available"] "";
-    // What a closed connection or an abort makes of everybody's waiting.
+    // A closed connection or an abort, in threads that wait.
     Noise "log-teardown" ["Accept failed", "Resource temporarily unavailable"] "";
     Noise "log-teardown" ["Unexpected connections are not empty"] "";
     Noise "log-teardown" ["Call to bind failed", "Address already in use"] "";
@@ -150,7 +151,7 @@ const TABLE: &[Known] = table! {
     Noise "log-teardown" ["ncclProxyStop: "] "";
     Noise "log-teardown" ["is in abort state"] "";
     Noise "log-teardown" ["has already been destroyed"] "";
-    // Of a host without such adapters; where they are wanted, the network tells.
+    // A host without such adapters; where they are wanted, the warnings of the network tell.
     Noise "log-network" ["Failed to open libibverbs"] "";
     Consequence "log-consequence" ["Connection closed by remote peer"] "";
     Consequence "log-consequence" ["Connection closed by localRank"] "";
@@ -193,7 +194,7 @@ const TABLE: &[Known] = table! {
     Cause "log-memory" ["Failed to CUDA"] MEMORY;
     Cause "log-memory" ["Cuda failure", "out of memory"] MEMORY;
     Cause "log-space" ["No space left on device"] "make room on that host";
-    // The ranks do not fit together.
+    // The ranks do not match.
     Cause "log-version" ["Mismatched NCCL version detected"] "make all ranks load the same libnccl: compare the images, \
         LD_LIBRARY_PATH and LD_PRELOAD of the hosts";
     Cause "log-device-binding" ["Duplicate GPU detected"] DEVICE;
@@ -217,7 +218,7 @@ const TABLE: &[Known] = table! {
     Cause "log-connect" ["onnect to ", "failed"] REACH;
     Cause "log-connect" ["PollConnect", "failed"] REACH;
     Cause "log-connect" ["PollConnect", "no POLLOUT events"] REACH;
-    // Not by the end of the peer, which resets or closes it: those are consequences, above.
+    // Not caused by the end of the peer, which resets or closes the connection: those are consequences, above.
     Cause "log-connect" ["Call to send to ", "failed : "] LOST;
     Cause "log-connect" ["Call to recv from ", "failed : "] LOST;
     Cause "log-connect" ["with family", "is neither"] "use IPv4 or IPv6 on all hosts: NCCL_SOCKET_FAMILY";
@@ -260,12 +261,12 @@ const TABLE: &[Known] = table! {
 #[doc(hidden)]
 pub struct FirstWarning {
     pub text: String,
-    /// The name of the entry that knows it; `None` for a text that is in no entry.
+    /// The name of the matching entry's check; `None` for a text that is in no entry.
     pub check: Option<String>,
 }
 
 impl FirstWarning {
-    /// From NCCL's own words, if they are such that can be a cause.
+    /// Returns the warning for NCCL's own words, if these can be a cause.
     #[doc(hidden)]
     pub fn read(text: &str) -> Option<Self> {
         let known = Known::of(text).filter(|known| known.class == Class::Cause)?;
@@ -275,7 +276,7 @@ impl FirstWarning {
         })
     }
 
-    /// Whether the device had failed before NCCL asked anything of it: a kernel that ran earlier did.
+    /// Returns whether the device had failed before NCCL used it: because of an earlier kernel.
     #[doc(hidden)]
     pub fn is_of_an_earlier_kernel(&self) -> bool {
         [
@@ -288,7 +289,7 @@ impl FirstWarning {
         .any(|words| self.text.contains(words))
     }
 
-    /// What there is no more of, if it says that.
+    /// Returns the resource that is used up, if the text names one.
     #[doc(hidden)]
     pub fn resource(&self) -> Option<&'static str> {
         Some(match self.check.as_deref()? {
@@ -304,7 +305,7 @@ impl FirstWarning {
         })
     }
 
-    /// What to do about it.
+    /// Returns what to do about it.
     #[doc(hidden)]
     pub fn fix(&self) -> Option<&'static str> {
         Some(Known::of(&self.text)?.fix).filter(|fix| !fix.is_empty())

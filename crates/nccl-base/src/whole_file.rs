@@ -1,4 +1,4 @@
-//! Files that appear under their name when they are whole: recordings of faults, published addresses.
+//! Files that appear under their name only when they are complete: recordings of faults, published addresses.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
@@ -7,7 +7,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Writes `content` into a new file in the directory of `path`, and renames it to `path`, replacing what is there. In a
-/// directory where other users write, nothing of theirs is followed: the file's first name is random, and created exclusively.
+/// directory where other users write, no file of theirs is followed: the file's first name is random, and created exclusively.
 #[doc(hidden)]
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path
@@ -22,10 +22,10 @@ pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     })
 }
 
-/// A file of its own: names that are taken are passed over.
+/// Creates a new file; names that are taken are skipped.
 fn create(directory: &Path) -> io::Result<(PathBuf, File)> {
     for _ in 0..100 {
-        // Nobody can know it beforehand, and take it.
+        // Another user cannot predict the name, and take it.
         let random = RandomState::new().build_hasher().finish();
         let path = directory.join(format!(".nccl-{random:016x}.part"));
         match File::create_new(&path) {

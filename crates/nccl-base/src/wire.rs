@@ -1,7 +1,7 @@
-//! Values as bytes and back, between processes of one release: the greeting of ranks refuses another.
+//! Values as bytes and back, between processes of one release: the greeting of ranks refuses another release.
 //!
-//! The types derive how they are written. What has to hold of a value beyond that is said at its fields, as [`clean`] does for
-//! texts that are shown and for times. Reading allocates for what has come, never for what a length promises.
+//! The types derive their encoding. Further conditions of a value are declared at its fields, as [`clean`] does for
+//! texts that are shown and for times. Decoding allocates for the bytes that came, never for a length that they announce.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -29,7 +29,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::visible;
 
-/// What cannot be a frame or a message of this protocol: the end of a sentence that begins with "it sent".
+/// Why bytes are no frame or message of this protocol: the end of a sentence that begins with "it sent".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Broken(pub &'static str);
@@ -37,11 +37,11 @@ pub struct Broken(pub &'static str);
 #[cfg(feature = "wire")]
 #[doc(hidden)]
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
-    // What is not meant for another process becomes nothing, which cannot be read.
+    // A value that cannot be encoded becomes nothing, which cannot be decoded.
     postcard::to_allocvec(value).unwrap_or_default()
 }
 
-/// Everything of a message, and nothing behind it.
+/// Decodes a message; bytes behind it are an error.
 #[cfg(feature = "wire")]
 #[doc(hidden)]
 pub fn decode<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Broken> {
@@ -56,7 +56,7 @@ pub fn decode<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Broken> {
     }
 }
 
-/// Without other processes nothing is sent.
+/// Without other processes, nothing is sent.
 #[cfg(not(feature = "wire"))]
 #[doc(hidden)]
 pub fn encode<T: Serialize + ?Sized>(_: &T) -> Vec<u8> {
@@ -69,7 +69,7 @@ pub fn decode<'b, T: Deserialize<'b>>(_: &'b [u8]) -> Result<T, Broken> {
     Err(Broken("a message to a process without others"))
 }
 
-/// FNV-1a: finds damage, and is no protection against a forger.
+/// Returns the FNV-1a checksum: detects damage, and does not protect against forgery.
 #[doc(hidden)]
 pub fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
@@ -77,16 +77,16 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// The longest time that is taken from another process: about 30 years, so that adding it to a clock cannot overflow.
+/// Maximum time accepted from another process: about 30 years, so that adding it to a clock cannot overflow.
 const LONGEST: Duration = Duration::from_secs(1_000_000_000);
 
-/// What is brought within bounds when it comes from another process.
+/// A value that is brought within bounds when it comes from another process.
 #[doc(hidden)]
 pub trait Clean {
     fn clean(&mut self);
 }
 
-/// A text that is only shown: no key, topic or address, which have to stay what they are.
+/// For a text that is only shown: no key, topic or address, which have to stay unchanged.
 impl Clean for String {
     fn clean(&mut self) {
         *self = visible::text(self);
@@ -126,7 +126,8 @@ pub fn clean<'d, D: Deserializer<'d>, T: Deserialize<'d> + Clean>(from: D) -> Re
     Ok(value)
 }
 
-/// For `#[serde(with = "bytes")]`: bytes in one piece instead of one by one. A format that does not lend them, as JSON, cannot read them.
+/// For `#[serde(with = "bytes")]`: bytes in one piece instead of one by one. A format that does not lend bytes, as JSON, cannot
+/// decode them.
 #[doc(hidden)]
 pub mod bytes {
     use serde::{Deserialize, Deserializer, Serializer};

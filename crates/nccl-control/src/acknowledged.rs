@@ -1,8 +1,8 @@
-//! Whether the kernel at the other end of a connection acknowledges what is sent to it.
+//! Whether the kernel at the other end of a connection acknowledges sent data.
 //!
-//! A connection that ends says that the process at its other end is gone, as long as packets come through both ways.
-//! When they come through one way only, the host that hears nothing gives the connection up, and says so: its process
-//! lives. What tells the two apart is on this side: a host that could be reached has acknowledged, within moments,
+//! The end of a connection shows that the peer process is gone, as long as packets pass both ways.
+//! When they pass one way only, the host that receives nothing gives the connection up, and reports that: its process
+//! is alive. This side can distinguish the two: a reachable host has acknowledged, within moments,
 //! all that was sent to it before the end.
 
 use std::collections::VecDeque;
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-/// What a kernel acknowledges, it acknowledges within this, also where some packets are lost; and a host that hears
+/// A kernel that acknowledges data does so within this time, also where some packets are lost; and a host that receives
 /// nothing waits longer before it gives up.
 pub(super) const PROMPT: Duration = Duration::from_secs(1);
 
-/// So many moments are remembered; what counts is the first.
+/// How many moments are remembered; the first one counts.
 const MOST: usize = 8;
 
-/// See the module.
+/// The marks of one connection; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Acknowledged(Mutex<Marks>);
 
 impl Acknowledged {
-    /// Remembers how much is sent by now.
+    /// Records how much is sent by now.
     pub(super) fn mark(&self, socket: impl AsFd, now: Instant) {
         if let Some(counts) = Counts::of(socket) {
             self.0.lock().mark(counts, now);
         }
     }
 
-    /// For how long the other kernel has not acknowledged what was sent, if that is too long. Also when the
+    /// Returns for how long the other kernel has not acknowledged sent data, if that is too long. Also when the
     /// connection has ended.
     pub(super) fn missing_for(&self, socket: impl AsFd, now: Instant) -> Option<Duration> {
         let counts = Counts::of(socket)?;
@@ -38,7 +38,7 @@ impl Acknowledged {
     }
 }
 
-/// When how many bytes were sent of which the last was not acknowledged yet.
+/// At which time how many bytes were sent, of which the last was not acknowledged yet.
 #[derive(Debug, Default)]
 struct Marks(VecDeque<(Instant, u64)>);
 
@@ -72,15 +72,15 @@ impl Marks {
 /// Bytes of one direction, as the kernel counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counts {
-    /// Each once. What the other side has no room for is not sent.
+    /// Each byte once. Bytes for which the peer has no room are not sent.
     sent: u64,
     acknowledged: u64,
 }
 
 impl Counts {
-    /// `None` for what is not TCP, and before Linux 4.19.
+    /// `None` if the socket is not TCP, and before Linux 4.19.
     fn of(socket: impl AsFd) -> Option<Self> {
-        /// Where `struct tcp_info` of linux/tcp.h has them, which only ever grows.
+        /// Offsets in `struct tcp_info` of linux/tcp.h, which only ever grows.
         const ACKNOWLEDGED: usize = 120;
         const SENT: usize = 200;
         const SENT_AGAIN: usize = 208;
@@ -141,7 +141,7 @@ mod tests {
     fn what_was_not_sent_for_want_of_room_is_not_missing() {
         let begun = Instant::now();
         let mut marks = Marks::default();
-        // A process that is stopped: its kernel has acknowledged what it has room for.
+        // The kernel of a stopped process has acknowledged what it has room for.
         marks.mark(counts(10, 10), begun);
         let later = begun + Duration::from_secs(9);
         assert_eq!(marks.missing_for(counts(10, 10), later), None);
@@ -171,7 +171,7 @@ mod tests {
         let begun = Instant::now();
         marks.mark(&one, begun);
         other.read_exact(&mut [0; 6]).unwrap();
-        // With something unread: so the end is a reset.
+        // With unread data, so that the end is a reset.
         drop(other);
         assert!(one.read(&mut [0; 1]).is_err());
         let late = begun + 2 * PROMPT;

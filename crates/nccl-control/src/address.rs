@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use super::discovery::Found;
 use super::tcp;
 
-/// What is said where an address is not understood.
+/// The advice in errors about an address that cannot be parsed.
 pub(super) const FORMS: &str =
     "write unix:PATH, unix:@NAME, tcp:HOST:PORT, tcp:HOST:FIRST-LAST or tcp:[IPV6]:PORT";
 
-/// Where rank 0 listens.
+/// An address at which rank 0 listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Path(PathBuf),
@@ -20,7 +20,7 @@ pub(super) enum Address {
 }
 
 impl Address {
-    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
+    /// Parses `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
     pub(super) fn parse(text: &str) -> Option<Self> {
         if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::Place::parse) {
             return Some(Self::Tcp(place));
@@ -32,7 +32,7 @@ impl Address {
         }
     }
 
-    /// The interface that was named for it.
+    /// Returns the interface that was named for it.
     pub(super) fn interface(&self) -> Option<String> {
         match self {
             Self::Tcp(place) => place.interface.as_ref().map(ToString::to_string),
@@ -48,7 +48,7 @@ impl Address {
         }
     }
 
-    /// Where its coordinator is found, where that is not the address itself.
+    /// Returns where the coordinator's address is published, if it is.
     pub(super) fn discovery(&self) -> Option<&Found> {
         match self {
             Self::Tcp(place) => place.discovery.as_ref(),
@@ -67,7 +67,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// The addresses of a list: a comma is one between two of them where the next begins as an address does.
+/// Splits a list of addresses: a comma separates two of them where the next part begins as an address does.
 pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

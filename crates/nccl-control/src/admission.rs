@@ -1,14 +1,14 @@
-//! Who may come in, and what those are told that may not.
+//! Which connections are accepted, and why others are refused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::greeting::Again;
 
-/// How long one who comes may take to prove who it is.
+/// How long a connecting process may take to prove its identity.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why somebody may not come in, and whether another try may end better.
+/// Why a process is refused, and whether another attempt may succeed.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) why: String,
@@ -25,7 +25,7 @@ impl From<String> for Refusal {
 }
 
 impl Refusal {
-    /// `theirs` is the name of another job than this process's `own`.
+    /// `theirs` is the name of another job than `own`, this process's.
     pub(super) fn of_job(theirs: &str, own: &str) -> Self {
         Self {
             why: format!(
@@ -36,7 +36,7 @@ impl Refusal {
         }
     }
 
-    /// `theirs` is another epoch than rank 0's `own`.
+    /// `theirs` is another epoch than `own`, rank 0's.
     pub(super) fn of_epoch(theirs: u64, own: u64) -> Self {
         match theirs > own {
             true => Self::later(format!(
@@ -49,14 +49,14 @@ impl Refusal {
         }
     }
 
-    /// An observer expects another number of ranks than there are.
+    /// An observer expects another number of ranks than the world has.
     pub(super) fn of_observer(expected: usize, size: usize) -> Self {
         Self::from(format!(
             "an observer expects {expected} ranks, rank 0 expects {size}"
         ))
     }
 
-    /// Another try may end better when who answers is gone.
+    /// Another attempt may succeed when the peer that answers is gone.
     pub(super) fn later(why: String) -> Self {
         Self {
             why,
@@ -65,12 +65,12 @@ impl Refusal {
     }
 }
 
-/// Whether another observer is let in beside so many, of a world of so many ranks.
+/// Checks whether another observer is let in, beside `observers`, of a world of `ranks` ranks.
 ///
 /// # Errors
-/// That there are too many already.
+/// There are too many already.
 pub(super) fn has_room(observers: usize, ranks: usize) -> Result<(), String> {
-    // One for each host at least, when each has a launcher that observes.
+    // At least one for each host, when each has a launcher that observes.
     let most = 64 + ranks;
     match observers < most {
         true => Ok(()),
@@ -78,15 +78,15 @@ pub(super) fn has_room(observers: usize, ranks: usize) -> Result<(), String> {
     }
 }
 
-/// How many connections were turned away by this process.
+/// The number of connections that this process has refused.
 static STRANGERS: AtomicU64 = AtomicU64::new(0);
 
-/// How many connections were turned away by this process.
+/// Returns the number of connections that this process has refused.
 pub fn strangers() -> u64 {
     STRANGERS.load(Ordering::Relaxed)
 }
 
-/// A connection is turned away for the `count`-th time; one line for each of the first, then fewer: a stranger
+/// Logs the `count`-th refused connection: each of the first 16, then only powers of two, so that a stranger
 /// cannot fill a disk.
 pub(super) fn stranger(from: &str, why: &str, count: u64) {
     STRANGERS.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! What the control plane asks of the program that it runs in, without knowing what that records and looks after.
+//! The interface of the control plane to the program that it runs in, whose recorders and watchers it does not know.
 //!
-//! A program says once who answers ([`set_host`]). Of each line it attaches a value, under which the calls of this rank are recorded,
-//! and with the first communicator another one, which looks after all of them.
+//! The program registers a [`Host`] once ([`set_host`]). The host attaches a value to each line, which records the calls of the line's
+//! rank, and with the first communicator a watcher, which looks after all of them.
 
 use std::any::Any;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -11,44 +11,44 @@ use crate::fault::Fault;
 
 /// The program of this process.
 pub trait Host: Sync {
-    /// It has a rank of a world from now on.
+    /// Called when the process has a rank of a world.
     fn opens(&self, job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<dyn Attached>;
 
-    /// What all of its ranks have recorded, in at most `most` bytes.
+    /// Returns the recordings of all its ranks, in at most `most` bytes.
     fn recording(&self, most: usize) -> Vec<u8>;
 
-    /// Its last call, as a heartbeat tells it.
+    /// Returns its last call, for heartbeats.
     fn last_call(&self) -> Option<String>;
 }
 
-/// What is attached to a line when it is opened.
+/// The value attached to a line when it is opened.
 pub trait Attached: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// What this rank has recorded, in at most `most` bytes.
+    /// Returns the recording of this rank, in at most `most` bytes.
     fn recording(&self, most: usize) -> Vec<u8>;
 
-    /// A number that grows while NCCL moves data between all ranks of the world.
+    /// Returns a number that grows while NCCL moves data between all ranks of the world.
     fn progress(&self) -> u64;
 
-    /// Whether it matters how its clock stands to that of rank 0.
+    /// Whether the offset of its clock to that of rank 0 matters.
     fn wants_clock(&self) -> bool;
 
-    /// This is the rank of the next epoch; that of the one before was `past`.
+    /// Called on the value of the next epoch; `past` is that of the epoch before.
     fn goes_on_from(&self, past: &Arc<dyn Attached>);
 
-    /// How it does; `None` on rank 0 itself.
+    /// Sets that offset; `None` on rank 0 itself.
     fn set_clock(&self, measured: Option<ClockReading>);
 }
 
-/// What looks after the communicators of a line.
+/// The watcher of the communicators of a line.
 pub trait Watcher: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// The verdict that was written last.
+    /// Returns the latest fault.
     fn latest(&self) -> Option<Arc<Fault>>;
 
-    /// Ends all communicators but those with the keys `kept`.
+    /// Ends all communicators except those with the keys `kept`.
     fn end_all(&self, reason: &str, kept: &[&str]);
 }
 
-/// How far ahead another process's clock is, in nanoseconds, and how long the question for that took.
+/// How far another process's clock is ahead, and the round trip of the request for it, both in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct ClockReading {
@@ -58,7 +58,7 @@ pub struct ClockReading {
 
 static HOST: OnceLock<&'static dyn Host> = OnceLock::new();
 
-/// Says who answers. The first one stays.
+/// Registers the host. The first one stays.
 pub fn set_host(host: &'static dyn Host) {
     let _ = HOST.set(host);
 }
@@ -67,7 +67,7 @@ pub(super) fn host() -> &'static dyn Host {
     HOST.get().copied().unwrap_or(&Nobody)
 }
 
-/// Records nothing.
+/// A host that records nothing.
 struct Nobody;
 
 impl Host for Nobody {

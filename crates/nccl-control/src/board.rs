@@ -1,4 +1,4 @@
-//! What an observer has seen: how it stands with every rank, and what has happened, in order.
+//! What an observer has seen: the state of every rank, and the events in order.
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,13 @@ use crate::departure::Departure;
 pub enum RankEnd {
     /// With a goodbye.
     Left,
-    /// It said why.
+    /// With an error that it reported.
     Failed(String),
-    /// Without a word of its own; how, as far as anybody knows.
+    /// Without a word of its own; how, as far as known.
     Gone(String),
 }
 
-/// How it stands with one rank.
+/// The state of one rank.
 ///
 /// ```
 /// fn runs(state: &nccl::RankState) -> bool {
@@ -39,20 +39,20 @@ pub enum RankEnd {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankState {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
     /// Its host's name, once it has joined.
     pub host: Option<String>,
-    /// Its process, as it calls itself, once it has joined.
+    /// Its process id as it states it, once it has joined.
     pub pid: Option<u32>,
-    /// What it does, or did at last, and for how long; `joined` before it has said anything.
+    /// Its current or last phase, and for how long; `joined` until it sets one.
     pub phase: Option<(String, Duration)>,
-    /// How it ended, if it did.
+    /// How it ended, if it has.
     pub end: Option<RankEnd>,
 }
 
 impl RankState {
-    /// Whether it has ever come.
+    /// Whether the rank has ever joined.
     ///
     /// ```
     /// # fn missing(state: &nccl::WorldState) -> Vec<usize> {
@@ -66,7 +66,7 @@ impl RankState {
     }
 }
 
-/// How it stands with a world, as an `Observer` has seen it.
+/// The state of a world, as an `Observer` has seen it.
 ///
 /// ```
 /// fn is_ready(world: &nccl::WorldState) -> bool {
@@ -76,11 +76,11 @@ impl RankState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorldState {
-    /// Every rank; empty until the observer has found the world, if it was not told how many there are.
+    /// Every rank; empty until the observer has found the world, if it was not given the number of ranks.
     pub ranks: Vec<RankState>,
-    /// Whether it is connected: what it shows is how it is now.
+    /// Whether the observer is connected: the state is current.
     pub connected: bool,
-    /// Why nothing changes any more.
+    /// Why the state does not change any more.
     pub ended: Option<String>,
 }
 
@@ -103,18 +103,18 @@ impl Board {
         self.ranks.len()
     }
 
-    /// Nothing is known of the ranks any more: they are those of another epoch.
+    /// Forgets all ranks: the world is in another epoch.
     pub(super) fn clear(&mut self) {
         self.ranks.clear();
     }
 
-    /// The same, and everybody hears of it.
+    /// Forgets all ranks and records the new epoch as an event.
     pub(super) fn go_on(&mut self, epoch: u64) {
         self.clear();
         self.note(WorldEvent::WentOn { epoch });
     }
 
-    /// The rank whose process this is, under the kernel at which the number was seen.
+    /// Returns the rank whose process has this number under this kernel.
     pub(super) fn rank_of(&self, pid: u64, kernel: &str) -> Option<usize> {
         let known = self.ranks.iter().map(|seen| &seen.known);
         let mut its = known
@@ -122,7 +122,7 @@ impl Board {
         its.next().map(|known| known.rank)
     }
 
-    /// There are so many ranks.
+    /// Sets the number of ranks.
     pub(super) fn set_size(&mut self, size: usize) {
         for rank in self.ranks.len()..size {
             let known = Known {
@@ -141,8 +141,8 @@ impl Board {
         }
     }
 
-    /// Everything about a rank, of which some may be new. A coordinator that has taken over knows less of what
-    /// was before.
+    /// Records the state of a rank, of which some may be new. A coordinator that has taken over knows less of earlier
+    /// events.
     pub(super) fn learn(&mut self, mut known: Known) {
         let Some(seen) = self.ranks.get_mut(known.rank) else {
             return;
@@ -190,17 +190,17 @@ impl Board {
         }
     }
 
-    /// Some ranks have not entered an operation, or have at last.
+    /// Records which ranks have not entered an operation, or have entered it late.
     pub(super) fn late(&mut self, lateness: &Lateness) {
         WorldEvent::late(lateness).for_each(|event| self.note(event));
     }
 
-    /// An operator has said which ranks go on.
+    /// Records an operator's decision about which ranks go on.
     pub(super) fn decided(&mut self, ranks: Vec<usize>) {
         self.note(WorldEvent::SplitDecided { ranks });
     }
 
-    /// A rank is gone: the first reason stays.
+    /// Records that a rank is gone; the first reason stays.
     pub(super) fn gone(&mut self, rank: usize, departure: Departure) {
         let Some(seen) = self.ranks.get(rank) else {
             return;
@@ -212,7 +212,7 @@ impl Board {
         }
     }
 
-    /// Nothing comes any more.
+    /// Records that no more events will follow.
     pub(super) fn end(&mut self, why: &str) {
         self.connected = false;
         if self.ended.is_none() {
@@ -230,7 +230,7 @@ impl Board {
         self.ranks.get(rank)?.known.departure.as_ref()
     }
 
-    /// Whom to ask for recordings: all ranks, whatever became of them.
+    /// Returns the targets of a request for recordings: all ranks, gone ones included.
     pub(super) fn targets(&self) -> Vec<Target> {
         let now = Instant::now();
         let ranks = self.ranks.iter().map(|Seen { known, at }| {
@@ -253,7 +253,7 @@ impl Board {
         ranks.collect()
     }
 
-    /// Where the ranks from `first` on listen that are there.
+    /// Returns the listening addresses of the present ranks from `first` on.
     pub(super) fn doors(&self, first: usize) -> Vec<(usize, String)> {
         let others = self.ranks.iter().skip(first).map(|seen| &seen.known);
         others

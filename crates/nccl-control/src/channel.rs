@@ -18,7 +18,7 @@ use crate::forked;
 use crate::time::deadline_after;
 
 impl World {
-    /// An ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
+    /// Returns an ordered channel between all ranks, under a name: for step-by-step instructions among ranks.
     pub fn channel(&self, name: &str) -> Channel<'_> {
         Channel {
             world: self,
@@ -29,8 +29,8 @@ impl World {
 
 /// Ordered messages between all ranks of a [`World`], from [`World::channel`].
 ///
-/// When a rank leaves, fails or dies, every other rank gets what was sent before that, and then the same
-/// error, which names it. When it is the rank that coordinates, through which all messages go, some ranks may have got
+/// When a rank leaves, fails or dies, every other rank receives the messages sent before that, and then the same
+/// error, which names the rank. When that rank is the coordinator, through which all messages pass, some ranks may have received
 /// more of the last messages than others.
 ///
 /// ```
@@ -55,17 +55,17 @@ pub struct Channel<'w> {
 pub struct ChannelMessage {
     /// The rank that sent it.
     pub from: usize,
-    /// What it sent.
+    /// Its content.
     pub bytes: Arc<[u8]>,
 }
 
 impl Channel<'_> {
-    /// Sends `bytes` (1 MiB at most) to all other ranks. Comes back when the message has its place in the
+    /// Sends `bytes` (1 MiB at most) to all other ranks. Returns when the message has its place in the
     /// order, and every rank has room for it.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that have not taken what they were sent within the world's
-    /// limit, or the rank that is gone; [`ErrorKind::Io`] for a message that is too large.
+    /// [`ErrorKind::Rendezvous`] names the ranks that have not taken their messages within the world's
+    /// timeout, or the rank that is gone; [`ErrorKind::Io`] for a message that is too large.
     ///
     /// ```
     /// nccl::World::single().channel("steps").send(b"to nobody")?;
@@ -114,10 +114,10 @@ impl Channel<'_> {
         line.ask(&full, request, deadline, None, None).map(drop)
     }
 
-    /// The next message; `None` when none comes within `limit`.
+    /// Returns the next message; `None` when none arrives within `limit`.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the rank that is gone, after everything that was sent before.
+    /// [`ErrorKind::Rendezvous`] names the rank that is gone, once all messages sent before that are received.
     ///
     /// ```
     /// let world = nccl::World::single();

@@ -1,4 +1,4 @@
-//! A rank's way to its coordinator: finding it, and making sure of it.
+//! Joining: finding the coordinator, and verifying it.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use super::process;
 use super::service::REPORT;
 use crate::error::{Error, Result};
 
-/// Who comes.
+/// The role, the rank and the world size that a joining process states.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
     pub(super) role: Role,
@@ -34,7 +34,7 @@ impl Claim {
         }
     }
 
-    /// A process of the job, which was started as that rank.
+    /// A process of the job, which was started as rank `slot`.
     pub(super) fn member(slot: usize) -> Self {
         Self {
             role: Role::Member,
@@ -43,7 +43,7 @@ impl Claim {
         }
     }
 
-    /// One who asks to be a rank of the next epoch.
+    /// A process that asks to be a rank of the next epoch.
     pub(super) fn newcomer() -> Self {
         Self {
             role: Role::Newcomer,
@@ -60,7 +60,7 @@ impl Claim {
         }
     }
 
-    /// An observer that has not been there yet.
+    /// An observer that has not been connected before.
     pub(super) fn onlooker(size: usize) -> Self {
         Self {
             role: Role::Onlooker,
@@ -91,47 +91,47 @@ impl fmt::Display for Claim {
     }
 }
 
-/// Why one try did not end well.
+/// Why an attempt was refused.
 enum Refusal {
-    /// The job's own rank 0 says so.
+    /// The coordinator itself refuses.
     Final(String),
-    /// Whoever answers is not the job's rank 0; where there are several ports, it may be at another.
+    /// The peer is not the job's rank 0; where there are several ports, rank 0 may be at another.
     Elsewhere(String),
-    /// It is the job's rank 0 of an attempt that is about to end.
+    /// The peer coordinates an attempt of the job that is about to end.
     Later(String),
-    /// Another rank coordinates, says one of the job that does not, and where.
+    /// The peer follows another rank, which coordinates at this address.
     Follows { at: String, why: String },
 }
 
-/// Somebody has let this one in.
+/// The connection to the coordinator that has let this process in.
 pub(super) struct Met {
     pub(super) connection: Arc<Connection>,
     pub(super) decoder: Decoder,
-    /// The rank at which that was.
+    /// The rank of that coordinator.
     pub(super) by: usize,
 }
 
-/// What one try came to.
+/// The result of one attempt.
 pub(super) enum Tried {
     Met(Met),
-    /// Another rank coordinates, says a rank that does not, and where, as far as it knows.
+    /// The peer follows another rank, which coordinates at this address as far as the peer knows.
     Follows {
         at: String,
         why: String,
     },
-    /// Another try would end alike.
+    /// Another attempt would end alike.
     Refused(String),
-    /// Nobody is there yet, or not the right one; in the latter case, who it is.
+    /// No peer is there yet, or not the right one; in the latter case, its answer.
     NotYet(io::Error, Option<String>),
 }
 
-/// The kind of error of one who takes the connection and says nothing.
+/// The kind of the error of a peer that accepts the connection and sends nothing.
 pub(super) const MUTE: io::ErrorKind = io::ErrorKind::WouldBlock;
 
-/// How long one of several ports may take to prove that it is the right one.
+/// How long the peer at one of several ports may take to prove that it is the right one.
 const TRY: Duration = Duration::from_secs(2);
 
-/// One try to join; `turn` counts them.
+/// Makes one attempt to join; `turn` counts the attempts.
 pub(super) fn attempt(
     address: &Address,
     job: &Job,
@@ -181,11 +181,11 @@ pub(super) fn attempt(
     }
 }
 
-/// Tries until somebody answers as the job's rank 0, or says why this one may not come in.
+/// Tries until a peer answers as the job's rank 0, or refuses this process.
 pub(super) fn meet(address: &Address, job: &Job, claim: Claim, deadline: Instant) -> Result<Met> {
     let mut pause = Duration::from_millis(2);
     let mut refused = None;
-    // Routers that refuse do so now and then only, and are silent in between.
+    // A router that rejects packets reports that only now and then, and is silent in between.
     let mut spoken: Option<String> = None;
     let mut report = Instant::now() + REPORT;
     for turn in 0.. {
@@ -218,7 +218,7 @@ pub(super) fn meet(address: &Address, job: &Job, claim: Claim, deadline: Instant
                 "rank 0 does not answer at {address} ({error}): has it been started?{refused}"
             )));
         }
-        // The coordinator, which speaks for all who wait, does not know of this one.
+        // The coordinator, which logs for all ranks that wait, does not know of this process.
         if Instant::now() >= report {
             report += REPORT;
             tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {claim} does not reach rank 0 at {address}: {error}");
@@ -230,7 +230,7 @@ pub(super) fn meet(address: &Address, job: &Job, claim: Claim, deadline: Instant
     unreachable!("the loop ends at the deadline")
 }
 
-/// What a greeting came to.
+/// The result of a greeting.
 enum Greeted {
     Welcome { by: usize },
     No(Refusal),
@@ -283,7 +283,7 @@ fn greet(
         return elsewhere(Unproved::OtherSecret.of_receiver(&plain));
     };
     connection.seal(Arc::clone(&seal));
-    // The other side has proved that it knows the secret: its frames may be as large as those of a coordinator.
+    // The peer has proved that it knows the secret: its frames may be as large as those of a coordinator.
     decoder.seal(seal);
     decoder.set_limit(LARGEST_FRAME);
     connection.greet(&Greeting::Present);

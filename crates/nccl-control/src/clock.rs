@@ -8,10 +8,10 @@ use crate::proto::Time;
 pub(crate) struct Clock(Instant);
 
 impl Clock {
-    /// When a machine begins. Not 0: what is as old as that is over for it.
+    /// The time at which a machine begins. Not 0: for a machine, events as old as that are over.
     pub(crate) const ORIGIN: Time = Time(3_600_000_000_000);
 
-    /// It is [`ORIGIN`](Self::ORIGIN) now.
+    /// Starts a clock at [`ORIGIN`](Self::ORIGIN).
     pub(crate) fn start() -> Self {
         Self(Instant::now())
     }

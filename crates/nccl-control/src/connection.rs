@@ -1,12 +1,12 @@
 //! One stream of frames, written from any thread, read by one.
 //!
-//! A greeting goes in plain; all that is sent behind it is under the seal of the connection. The seal's keys are read by both
-//! sides of the stream without a lock; the number of the next message is the writer's beneath the lock of what waits, and the
-//! reader's in its [`Decoder`]. Frames to many ranks share their payload until they are sealed, one message at a time, when
-//! the system takes more.
+//! The greeting is sent in plain; all frames after it are under the seal of the connection. Both sides of the stream read the
+//! seal's keys without a lock. The writer's message number is under the lock of the queue, the reader's is in its
+//! [`Decoder`]. Frames to many ranks share their payload until they are sealed, one message at a time, when
+//! the system accepts more.
 //!
-//! Writing never waits: what the system does not take is kept, and goes out when there is room. A peer
-//! that takes nothing is bounded by [`LARGEST_BACKLOG`].
+//! Writing never waits: the queue keeps what the system does not accept, until there is room. The queue of a peer
+//! that reads nothing is bounded by [`LARGEST_BACKLOG`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,17 +26,17 @@ use super::noise::{LARGEST_PLAIN, Seal};
 use super::reactor::{EventFlags, Reactor, poll};
 use crate::sync::Mutex;
 
-/// The most bytes that wait for one peer: it has not read several of the largest answers.
+/// The most bytes that wait for one peer: then the peer has not read several of the largest answers.
 const LARGEST_BACKLOG: usize = 4 * LARGEST_FRAME;
 
 /// Frames of up to so many bytes are sealed together.
 const SMALL: usize = 8192;
 const TOGETHER: usize = 2 * SMALL;
 
-/// How much memory for sealed bytes is kept when all are written.
+/// How much memory for sealed bytes is kept when all of them are written.
 const KEPT: usize = 4096;
 
-/// How much is read for one connection before others have their turn.
+/// How many bytes are read from one connection before other connections have their turn.
 const TURN: usize = 256 << 10;
 
 pub(super) struct Connection {
@@ -48,38 +48,38 @@ pub(super) struct Connection {
 
 #[derive(Default)]
 struct Out {
-    /// Behind the greeting, there all the time.
+    /// The seal of all frames after the greeting.
     seal: Option<Arc<Seal>>,
     /// The number of the next sealed message.
     number: u64,
-    /// What goes out as it is, and how much of it is written.
+    /// The sealed bytes on their way out, and how many of them are written.
     ready: Vec<u8>,
     written: usize,
-    /// What is not sealed yet, and how much of the payload of the first is.
+    /// The frames that are not sealed yet, and how much of the payload of the first one is (`begun`).
     queue: VecDeque<Outgoing>,
-    /// What goes out before that.
+    /// The frames that overtake the queue.
     urgent: VecDeque<Outgoing>,
     begun: usize,
-    /// Those of the queue.
+    /// The bytes in the queue.
     bytes: usize,
-    /// Whether the reactor tells when there is room.
+    /// Whether the reactor reports when there is room.
     armed: bool,
     failed: Option<io::ErrorKind>,
-    /// What the system said to a write. It says so once, to whoever asks first; then a reader sees a plain end.
+    /// The system's error of a write. The system reports it once; the reader after that sees a plain end.
     error: Option<Errno>,
 }
 
-/// What reading came to.
+/// The result of reading.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// All that there is for now.
+    /// All available bytes were read, or a turn's worth.
     Some,
     /// The peer sends no more.
     End,
 }
 
 impl Connection {
-    /// `socket` does not block.
+    /// `socket` is non-blocking.
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -93,17 +93,17 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// The reactor reads it from now on.
+    /// Stores the token under which the reactor reads this connection.
     pub(super) fn set_token(&self, token: u64) {
         let _ = self.token.set(token);
     }
 
-    /// All that is enqueued from now on is sealed.
+    /// Seals all frames that are enqueued from now on.
     pub(super) fn seal(&self, seal: Arc<Seal>) {
         self.out.lock().seal = Some(seal);
     }
 
-    /// Keeps a greeting for [`flush`](Self::flush): in plain, as long as there is no seal.
+    /// Queues a greeting for [`flush`](Self::flush): in plain, as long as there is no seal.
     pub(super) fn greet(&self, greeting: &Greeting) {
         let frame = greeting.encode();
         let mut out = self.out.lock();
@@ -115,12 +115,12 @@ impl Connection {
         out.ready.extend_from_slice(&frame.payload);
     }
 
-    /// Keeps a frame for [`flush`](Self::flush), which seals it.
+    /// Queues a frame for [`flush`](Self::flush), which seals it.
     pub(super) fn enqueue(&self, frame: Outgoing) {
         self.enqueue_in(frame, |out| &mut out.queue);
     }
 
-    /// The same, for a small one that overtakes others.
+    /// Queues a small frame that overtakes others.
     pub(super) fn enqueue_first(&self, frame: Outgoing) {
         self.enqueue_in(frame, |out| &mut out.urgent);
     }
@@ -132,7 +132,7 @@ impl Connection {
         }
         out.bytes += frame.len();
         queue(&mut out).push_back(frame);
-        // Without a seal, nothing but a greeting goes out.
+        // Without a seal, only a greeting may be sent.
         let wrong = match &out.seal {
             None => Some(io::ErrorKind::NotConnected),
             Some(_) => (out.bytes > LARGEST_BACKLOG).then_some(io::ErrorKind::StorageFull),
@@ -144,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Writes what the system takes.
+    /// Writes as much as the system accepts.
     pub(super) fn flush(&self) -> io::Result<()> {
         let mut out = self.out.lock();
         if let Some(kind) = out.failed {
@@ -178,25 +178,25 @@ impl Connection {
         Ok(())
     }
 
-    /// As [`flush`](Self::flush); a failure shows on the reading side, too.
+    /// As [`flush`](Self::flush); a failure appears on the reading side, too.
     pub(super) fn flush_quietly(&self) {
         if self.flush().is_err() {
             self.shut();
         }
     }
 
-    /// Writes what the system takes, and remembers when: for [`unacknowledged_for`](Self::unacknowledged_for).
+    /// Writes as much as the system accepts, and records when: for [`unacknowledged_for`](Self::unacknowledged_for).
     pub(super) fn flush_and_mark(&self, now: Instant) {
         self.flush_quietly();
         self.acknowledged.mark(&self.socket, now);
     }
 
-    /// For how long the host at the other end has not acknowledged what was sent to it, if that is too long.
+    /// Returns for how long the host at the other end has not acknowledged sent data, if that is too long.
     pub(super) fn unacknowledged_for(&self, now: Instant) -> Option<Duration> {
         self.acknowledged.missing_for(&self.socket, now)
     }
 
-    /// Waits until all is written, at most until `deadline`; for those who are not the reactor.
+    /// Waits until all is written, at most until `deadline`; not for the reactor's thread.
     pub(super) fn drain(&self, deadline: Instant) -> io::Result<()> {
         loop {
             self.flush()?;
@@ -209,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that wait to be written.
+    /// Returns the number of bytes that wait to be written.
     pub(super) fn backlog(&self) -> usize {
         let out = self.out.lock();
         match out.failed {
@@ -218,7 +218,7 @@ impl Connection {
         }
     }
 
-    /// Reads what is there, a turn's worth at most.
+    /// Reads what is available, a turn's worth at most.
     pub(super) fn receive(&self, decoder: &mut Decoder) -> io::Result<Received> {
         let mut buffer = [0; 32 << 10];
         let mut taken = 0;
@@ -240,16 +240,16 @@ impl Connection {
         Ok(Received::Some)
     }
 
-    /// The end of what can be read: because the peer sends no more, or why a write failed before.
+    /// The end of the stream: the peer sends no more, or a write failed before.
     fn end(&self) -> io::Result<Received> {
         match self.out.lock().error {
-            // The peer is gone, which is an end.
+            // The peer is gone: an ordinary end.
             None | Some(Errno::PIPE | Errno::CONNRESET) => Ok(Received::End),
             Some(error) => Err(error.into()),
         }
     }
 
-    /// One frame, for those who are not the reactor.
+    /// Waits for one frame; not for the reactor's thread.
     pub(super) fn expect(&self, decoder: &mut Decoder, deadline: Instant) -> io::Result<Frame> {
         loop {
             match decoder.next() {
@@ -271,12 +271,12 @@ impl Connection {
         }
     }
 
-    /// Neither end reads or writes any more; the descriptor stays until this value goes.
+    /// Shuts both directions down; the descriptor stays open until this value is dropped.
     pub(super) fn shut(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// The reactor reads it no more.
+    /// Removes the connection from the reactor.
     pub(super) fn forget(&self) {
         if let (Some(&token), Ok(reactor)) = (self.token.get(), Reactor::get()) {
             reactor.remove(&self.socket, token);
@@ -289,7 +289,7 @@ impl Out {
         self.written == self.ready.len() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Seals what comes next, when all that was sealed is written; whether there is something.
+    /// Seals the next frames when all sealed bytes are written; returns whether there are bytes to write.
     fn refill(&mut self) -> io::Result<bool> {
         self.ready.clear();
         self.written = 0;
@@ -317,7 +317,7 @@ impl Out {
             return Ok(false);
         };
         if first.payload.len() > SMALL {
-            // The head alone, so that the payload is sealed from where it is.
+            // The head is sealed alone, so that the payload is sealed without a copy.
             if self.begun == 0 {
                 seal.seal(self.number, &first.head, &mut self.ready)?;
                 self.number += 1;

@@ -1,4 +1,4 @@
-//! Where the processes of a job find each other, and what decides between two halves of it.
+//! Where the processes of a job find their coordinator, and which half of a divided job goes on.
 
 use std::fmt;
 use std::io;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use crate::whole_file;
 
-/// Where the processes of a job find their coordinator over TCP, and what decides which half goes on when a network is cut in two.
+/// Where the processes of a job find their coordinator over TCP, and which half of the job goes on when a network is cut in two.
 ///
-/// All processes of a job use the same one: a file on a shared file system ([`FileDiscovery`]), or a service of the cluster such as
-/// etcd or the API server of Kubernetes, for which a program implements this. Its functions may wait, for a second at most; each is
+/// All processes of a job use the same discovery: a file on a shared file system ([`FileDiscovery`]), or a service of the cluster such as
+/// etcd or the API server of Kubernetes, for which a program implements this trait. Its functions may wait, for a second at most; each is
 /// called on a thread of its own or while a process looks for the others.
 ///
 /// ```
@@ -59,41 +59,41 @@ use crate::whole_file;
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// What errors call it: the path of a file, say. Two of one name are the same.
+    /// Returns the name used in errors: the path of a file, say. Two discoveries of one name are the same.
     fn name(&self) -> String;
 
-    /// Makes known where the coordinator listens, in place of what was known before.
+    /// Publishes where the coordinator listens, in place of an earlier address.
     ///
     /// # Errors
-    /// It cannot be done. At the start, rank 0's join ends with that.
+    /// The address cannot be published. At the start, rank 0's join ends with that error.
     fn publish(&self, at: SocketAddr) -> io::Result<()>;
 
-    /// Takes that back, unless another address has taken its place.
+    /// Withdraws the published address, unless another has taken its place.
     fn withdraw(&self, at: SocketAddr);
 
-    /// Where the coordinator listens.
+    /// Returns where the coordinator listens.
     ///
     /// # Errors
-    /// That is not known, or not yet: it is asked again until the limit of the rendezvous.
+    /// The address is not known yet: `find` is called again until the timeout of the rendezvous.
     fn find(&self) -> io::Result<SocketAddr>;
 
-    /// Whether `claimant` is the first that claims what comes after `generation`: a compare-and-set that is kept for ever. Who was
-    /// first is told so whenever it asks. Both names are of letters, digits and dashes, and no other job or generation has them.
+    /// Whether `claimant` is the first to claim what follows `generation`: a compare-and-set that is kept for ever. The first
+    /// claimant gets `true` whenever it asks. Both names consist of letters, digits and dashes, and no other job or generation has them.
     ///
-    /// When exactly half of the voters reach each other, the side that is told `true` goes on and the other does not. Without
-    /// claims (as long as this is not implemented) neither does, until an operator decides.
+    /// When exactly half of the voters reach each other, the side that gets `true` goes on and the other does not. Without
+    /// an implementation of this function neither does, until an operator decides.
     ///
     /// # Errors
-    /// It is not known: the claimant does not go on.
+    /// The result is not known: the claimant does not go on.
     fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
         let _ = (generation, claimant);
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-/// A [`Discovery`] by a file on a file system that all hosts share, which holds the coordinator's address.
+/// A [`Discovery`] by a file that holds the coordinator's address, on a file system that all hosts share.
 ///
-/// Claims are files beside it, with `.claim-` behind its name; they are small and stay. A file system must have hard links for them.
+/// Claims are files beside it, with `.claim-` after its name; they are small and stay. The file system must support hard links.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -112,7 +112,7 @@ pub struct FileDiscovery {
 }
 
 impl FileDiscovery {
-    /// By the file at `path`, which need not be there yet.
+    /// Uses the file at `path`, which need not exist yet.
     ///
     /// ```
     /// let discovery = nccl::FileDiscovery::new("/shared/job-7.address");
@@ -134,7 +134,7 @@ impl Discovery for FileDiscovery {
     }
 
     fn publish(&self, at: SocketAddr) -> io::Result<()> {
-        // Whole or not at all, so that nobody reads half an address.
+        // Written atomically, so that no process reads half an address.
         whole_file::write(&self.path, format!("{at}\n").as_bytes())
     }
 
@@ -157,13 +157,13 @@ impl Discovery for FileDiscovery {
     fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
         let claim = self.beside(&format!(".claim-{generation}"));
         let own = self.beside(&format!(".claim-{generation}.{claimant}"));
-        // A link is made whole or not at all and never in place of another, on network file systems too.
+        // A link is made atomically and never replaces another, on network file systems too.
         whole_file::write(&own, claimant.as_bytes())?;
         let made = std::fs::hard_link(&own, &claim);
         let _ = std::fs::remove_file(&own);
         match made {
             Ok(()) => Ok(true),
-            // The link may have been made, and only the answer lost.
+            // The link may have been made and only the answer lost.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Ok(read(&claim)? == claimant)
             }
@@ -176,7 +176,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(std::fs::read_to_string(path)?.trim().to_owned())
 }
 
-/// The one of a rendezvous.
+/// The discovery of a rendezvous.
 #[derive(Clone)]
 pub(super) struct Found(pub(super) Arc<dyn Discovery>);
 

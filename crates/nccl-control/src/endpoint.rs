@@ -1,7 +1,7 @@
-//! Where a connection leads to, in words that both its ends find by themselves: the side that connects by what it has
-//! dialled, the side that listens by its own socket.
+//! The target address of a connection, in a form that both its ends derive by themselves: the side that connects from the address it
+//! has dialled, the side that listens from its own socket.
 //!
-//! A greeting is bound to it, so that it ends at no other address than the one that was meant: a process that listens
+//! A greeting is bound to it, so that it is valid at no other address than the intended one: a process that listens
 //! elsewhere cannot pass it on.
 
 use std::fmt;
@@ -14,15 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use super::address::Address;
 
-/// An address of a listener, written in one way: no scope, no IPv4 in IPv6, no symbolic link.
+/// The address of a listener in canonical form: no scope, no IPv4 in IPv6, no symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Endpoint(String);
 
-/// The most bytes of one: it is part of a greeting. The end of a longer path is compared alone.
+/// The most bytes of an endpoint, which is part of a greeting. Of a longer path only the end is compared.
 const LONGEST: usize = 1024;
 
 impl Endpoint {
-    /// Where `socket` leads, which was connected to `address`.
+    /// The endpoint of `socket`, which was connected to `address`.
     pub(super) fn dialled(address: &Address, socket: impl AsFd) -> io::Result<Self> {
         if let Some(unix) = Self::unix(address) {
             return Ok(unix);
@@ -32,13 +32,13 @@ impl Endpoint {
         Ok(Self::tcp(SocketAddr::try_from(peer)?))
     }
 
-    /// Where `socket`, which was accepted over TCP, was dialled, unless that was changed on the way.
+    /// The address at which `socket`, accepted over TCP, was dialled, unless that was changed on the way.
     pub(super) fn of_accepted(socket: impl AsFd) -> io::Result<Self> {
         let own = rustix::net::getsockname(socket)?;
         Ok(Self::tcp(SocketAddr::try_from(own)?))
     }
 
-    /// That of a Unix socket which is there already.
+    /// The endpoint of a Unix socket that exists already.
     pub(super) fn unix(address: &Address) -> Option<Self> {
         match address {
             Address::Path(path) => Some(Self::path(path)),

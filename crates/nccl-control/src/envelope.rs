@@ -1,4 +1,4 @@
-//! What the programs of members tell each other through the machines.
+//! Messages of the programs of members to each other, through the machines.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) struct Asking {
 }
 
 impl Asking {
-    /// Encoded, and whether it may have been asked before.
+    /// Encodes the request, marked as not repeated.
     pub(crate) fn encode(&self) -> Arc<[u8]> {
         [&[0], &wire::encode(self)[..]].concat().into()
     }
@@ -30,7 +30,7 @@ impl Asking {
     }
 }
 
-/// The same question, asked once more.
+/// Marks an encoded request as repeated.
 pub(crate) fn again(bytes: &[u8]) -> Arc<[u8]> {
     [&[1], bytes.get(1..).unwrap_or_default()].concat().into()
 }
@@ -46,10 +46,10 @@ pub(crate) enum Saying {
     },
     /// The sender fails, and stays for the ends of its communicators.
     Failed { generation: u64, why: Failure },
-    /// The launcher of these members' processes is there, and will say how they end.
+    /// The launcher of these members' processes is connected and will report how they end.
     Watched(Vec<MemberId>),
-    /// How the process has ended that runs this member, says its launcher. That proves nothing of the member; its end, when
-    /// it is proven, is told with this.
+    /// How the process that has started this member ended, as its launcher reports. That proves nothing about the member; the end of
+    /// the member, once proven, is reported with this.
     Told { member: MemberId, end: ProcessEnd },
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Telling {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// From the coordinator: an answer or something that was not asked for, encoded once for all that get it.
+/// Encodes a reply of the coordinator: an answer or an unsolicited message, encoded once for all receivers.
 pub(crate) fn reply(generation: u64, id: u64, payload: &[u8]) -> Arc<[u8]> {
     let mut bytes = Vec::with_capacity(16 + payload.len());
     bytes.extend_from_slice(&generation.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Who this process is among the ranks, and where they meet, as somebody says explicitly.
+//! The identity of this process among the ranks, and their rendezvous, as explicitly configured.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::secret::Secret;
 use super::tcp;
 use crate::error::{Error, Result, ranks};
 
-/// Who this process is among the ranks, and where they meet.
+/// The identity of this process among the ranks, and where they meet.
 ///
 /// ```
 /// use nccl::Rendezvous;
@@ -27,15 +27,15 @@ pub struct Rendezvous {
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) local_rank: usize,
-    /// Where rank 0 listens at first.
+    /// The address at which rank 0 listens at first.
     pub(super) address: Address,
-    /// Where else those look who are new, when rank 0 is gone.
+    /// Further addresses at which new processes look for the coordinator when rank 0 is gone.
     pub(super) others: Vec<Address>,
     pub(super) timeout: Duration,
     pub(super) job: Job,
-    /// The local rank is the place among the ranks of the host, which nobody has told.
+    /// Whether the local rank is counted among the ranks of the host, because it was not stated.
     pub(super) counts_local: bool,
-    /// It takes the place of a process that has ended, while the others run.
+    /// Whether this process replaces one that has ended, while the other ranks run.
     pub(super) restarted: bool,
     /// How many processes without a rank vote.
     pub(super) witnesses: u32,
@@ -43,12 +43,12 @@ pub struct Rendezvous {
     pub(super) cut_off_after: Duration,
     /// Whether a rank that NCCL reaches stays, although the control connection to it is lost.
     pub(super) tolerates: bool,
-    /// Of what two launchers say, which counts; for errors.
+    /// Which of two contradicting launchers counts; for errors.
     pub(super) said: Option<String>,
 }
 
 impl Rendezvous {
-    /// Ranks of one host that meet at the Unix socket `path`, which rank 0 makes.
+    /// Makes the rendezvous of ranks of one host that meet at the Unix socket `path`, which rank 0 creates.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
@@ -61,8 +61,8 @@ impl Rendezvous {
         Self::new(rank, world_size, rank, Address::Path(path.into()))
     }
 
-    /// Ranks on several hosts that meet over TCP at `host` and `port`, where rank 0 runs and listens:
-    /// at that one address, never at all of the host's.
+    /// Makes the rendezvous of ranks on several hosts that meet over TCP at `host` and `port`, where rank 0 runs and listens:
+    /// at that one address, never at all addresses of the host.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
@@ -79,7 +79,7 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// Over TCP: rank 0 takes the first free port from its own to `last`, and the others look at all.
+    /// Over TCP: rank 0 takes the first free port from its own to `last`, and the other ranks try all of them.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.up_to_port(29_415);
@@ -94,7 +94,7 @@ impl Rendezvous {
     }
 
     /// Over TCP: rank 0 writes its address into the file at `path`, which all ranks can read, and the
-    /// others take it from there, as by a [`FileDiscovery`]. Port 0 is any that is free.
+    /// other ranks read it there, as by a [`FileDiscovery`]. Port 0 means any free port.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address");
@@ -105,7 +105,7 @@ impl Rendezvous {
         self.discovery(Arc::new(FileDiscovery::new(path)))
     }
 
-    /// Over TCP: rank 0 says its address to `discovery`, and the others find it there. Port 0 is any that is free.
+    /// Over TCP: rank 0 publishes its address in `discovery`, and the other ranks find it there. Port 0 means any free port.
     ///
     /// ```
     /// # use nccl::FileDiscovery;
@@ -121,11 +121,11 @@ impl Rendezvous {
         self
     }
 
-    /// Over TCP: where rank 0 listens: an interface (`eth0`), the beginning of its name (`eth`), a subnet
-    /// (`10.0.0.0/8`), an address, or `*` for all. The address of `host`, unless set.
+    /// Over TCP: sets where rank 0 listens: an interface (`eth0`), the beginning of its name (`eth`), a subnet
+    /// (`10.0.0.0/8`), an address, or `*` for all. Default: the address of `host`.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when it is none of these.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `interface` is none of these.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.interface("eth0")?;
@@ -140,7 +140,7 @@ impl Rendezvous {
         Ok(self)
     }
 
-    /// How long the ranks wait for each other; 60 s unless set.
+    /// Sets how long the ranks wait for each other; default 60 s.
     ///
     /// ```
     /// use std::time::Duration;
@@ -153,8 +153,8 @@ impl Rendezvous {
         self
     }
 
-    /// What to call the job, in 2048 bytes at most: a rank of another job is turned away, and told so. Empty unless set;
-    /// the launcher's own name for it after [`from_env`](Self::from_env), or `NCCL_RUN_JOB`.
+    /// Sets the name of the job, of 2048 bytes at most: a rank of another job is turned away with that reason. Default: empty;
+    /// after [`from_env`](Self::from_env) the launcher's name for the job, or `NCCL_RUN_JOB`.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.job("pretraining-7");
@@ -166,8 +166,8 @@ impl Rendezvous {
         self
     }
 
-    /// Which attempt of the job this is; 0 unless set, or `NCCL_RUN_EPOCH`, or torchrun's count of
-    /// restarts. A process that is left over from another attempt is turned away.
+    /// Sets which attempt of the job this is; default 0, or `NCCL_RUN_EPOCH`, or torchrun's count of
+    /// restarts. A process left over from another attempt is turned away.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.epoch(2);
@@ -179,14 +179,14 @@ impl Rendezvous {
         self
     }
 
-    /// What the processes of the job know and nobody else; `NCCL_RUN_SECRET`, or the content of the file
+    /// Sets the secret of the job, which only its processes know; `NCCL_RUN_SECRET`, or the content of the file
     /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env): any bytes, without the whitespace around them. Both
-    /// sides of every connection prove that they know it, without sending it, and all that they say is encrypted and
-    /// authenticated: bytes that were changed, repeated or left out on the way end the connection.
+    /// sides of every connection prove that they know it, without sending it, and all their messages are encrypted and
+    /// authenticated: bytes that were changed, repeated or dropped on the way end the connection.
     ///
-    /// It has to be random, 128 bits at least (`openssl rand -hex 32`): a recorded connection is what is needed to try
-    /// secrets without a further one. One of less than 16 bytes is an error of `World::join`. Without a secret, nothing of
-    /// this is promised; rank 0 says so on stderr when it listens over TCP.
+    /// The secret has to be random, 128 bits at least (`openssl rand -hex 32`): a recorded connection is enough to try
+    /// secrets offline. A secret of less than 16 bytes is an error of `World::join`. Without a secret, none of
+    /// this is guaranteed; rank 0 says so on stderr when it listens over TCP.
     ///
     /// ```no_run
     /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
@@ -199,13 +199,13 @@ impl Rendezvous {
         self
     }
 
-    /// Whether addresses are translated between the ranks (NAT, a published port of a container, a service of Kubernetes
+    /// Sets whether addresses are translated between the ranks (NAT, a published port of a container, a service of Kubernetes
     /// with an address of its own), so that a rank dials another address than the one at which the other side listens;
-    /// `NCCL_RUN_TRANSLATED=1` after [`from_env`](Self::from_env). Not unless set.
+    /// `NCCL_RUN_TRANSLATED=1` after [`from_env`](Self::from_env). Default: no.
     ///
-    /// A connection is otherwise accepted only at the address that was dialled: nothing that listens at another port or
-    /// address can stand in between. Where addresses are translated that is not checked: a relay learns when ranks talk
-    /// and how much, but neither reads nor changes what they say. All ranks have to be told the same.
+    /// Otherwise a connection is accepted only at the address that was dialled: no listener at another port or
+    /// address can stand in between. With translation that is not checked: a relay learns when ranks talk
+    /// and how much, but neither reads nor changes their messages. The setting must be the same on all ranks.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.translated_addresses(true);
@@ -217,13 +217,13 @@ impl Rendezvous {
         self
     }
 
-    /// Where the coordinator may be found as well, when rank 0 is gone: `tcp:HOST:PORT` on another host, say. A rank
-    /// that coordinates after it listens at those of these addresses, and of rank 0's, that are of its own host; a process
-    /// that is new (`World::rejoin`, `Observer`) looks at all of them.
-    /// All ranks should be told the same. In `NCCL_RUN_RENDEZVOUS`, they stand behind the first, after commas.
+    /// Adds an address at which the coordinator may be found when rank 0 is gone: `tcp:HOST:PORT` on another host, say. A rank
+    /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a new process
+    /// (`World::rejoin`, `Observer`) tries all of them.
+    /// The addresses should be the same on all ranks. In `NCCL_RUN_RENDEZVOUS`, they follow the first, separated by commas.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when it is none of the forms of
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `address` has none of the forms of
     /// [`observer`](Self::observer).
     ///
     /// ```
@@ -236,8 +236,8 @@ impl Rendezvous {
         Ok(self)
     }
 
-    /// How many processes without a rank ([`Witness`](crate::Witness)) vote in the job; rank 0 waits for them as for the ranks. All
-    /// ranks should be told the same; `NCCL_RUN_WITNESSES` after [`from_env`](Self::from_env). None unless set.
+    /// Sets how many processes without a rank ([`Witness`](crate::Witness)) vote in the job; rank 0 waits for them as for the ranks. The
+    /// count should be the same on all ranks; `NCCL_RUN_WITNESSES` after [`from_env`](Self::from_env). Default: 0.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.witnesses(1);
@@ -249,9 +249,9 @@ impl Rendezvous {
         self
     }
 
-    /// How long a process that reaches no majority of the others waits for one, before it counts as cut off for good and says so: an
-    /// outage that is shorter can end well, and until then an operator can decide which side goes on (`World::decide_split`). 12 s unless
-    /// set, 6 s at least. All ranks should be told the same.
+    /// Sets how long a process that reaches no majority of the others waits for one before it counts as cut off for good and reports
+    /// that (default 12 s, 6 s at least). A shorter outage can end well, and until then an operator can decide which side goes on
+    /// (`World::decide_split`). The limit should be the same on all ranks.
     ///
     /// ```
     /// use std::time::Duration;
@@ -264,12 +264,13 @@ impl Rendezvous {
         self
     }
 
-    /// Whether ranks go on together while NCCL still moves data between all of them, although the control connection between some of them is
-    /// lost; those are told as unreachable 3 s after that has ended. `false`: as soon as the connection is given up. `true` unless set;
-    /// `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env). All ranks should be told the same.
+    /// Sets whether ranks stay together while NCCL still moves data between all of them, although the control connection between some
+    /// of them is lost; those are reported as unreachable 3 s after NCCL stops doing so. With `false`, they are as soon as the
+    /// connection is given up. Default `true`; `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env). The
+    /// setting should be the same on all ranks.
     ///
-    /// What counts are the collectives that need every rank (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`), on communicators of all
-    /// ranks of the world; launches of captured plans do not.
+    /// What counts are the collectives that need every rank (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`), on
+    /// communicators of all ranks of the world; launches of captured plans do not count.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.tolerate_unreachable(false);
@@ -281,7 +282,7 @@ impl Rendezvous {
         self
     }
 
-    /// This process's rank.
+    /// Returns this process's rank.
     ///
     /// ```
     /// assert_eq!(nccl::Rendezvous::unix("/tmp/my-job.sock", 1, 2)?.rank(), 1);
@@ -292,7 +293,7 @@ impl Rendezvous {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     ///
     /// ```
     /// assert_eq!(nccl::Rendezvous::unix("/tmp/my-job.sock", 1, 2)?.world_size(), 2);
@@ -305,7 +306,7 @@ impl Rendezvous {
 
     /// Whether this process was started in the place of one that has ended, while the other ranks go on
     /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and `Fleet::restart`
-    /// set it): then `World::rejoin` is its way in, and not
+    /// set it): then it joins by `World::rejoin`, and not by
     /// `World::join`.
     ///
     /// ```no_run
@@ -323,12 +324,12 @@ impl Rendezvous {
         self.restarted
     }
 
-    /// For an `Observer`, which has no rank and need not know how many there are:
+    /// A rendezvous for an `Observer`, which has no rank and need not know how many there are. `address` is
     /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or several of these with commas between
-    /// them, as [`or_at`](Self::or_at).
+    /// them, as by [`or_at`](Self::or_at).
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when it is none of these.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `address` is none of these.
     ///
     /// ```no_run
     /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
@@ -345,7 +346,7 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// Where somebody who is new looks for the coordinator.
+    /// Returns the addresses at which a new process looks for the coordinator.
     pub(super) fn places(&self) -> Vec<Address> {
         let first = std::iter::once(&self.address);
         first.chain(&self.others).cloned().collect()
@@ -371,7 +372,7 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// Of a world that has 0 ranks until somebody says how many.
+    /// Makes a rendezvous of a world whose number of ranks is not known yet (0).
     pub(super) fn observing(address: Address) -> Self {
         Self {
             rank: 0,

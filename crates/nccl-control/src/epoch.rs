@@ -1,4 +1,4 @@
-//! A rank's part of going on: the next epoch of a world, and how a new process comes into it.
+//! A rank's part in going on: the next epoch of a world, and how a new process joins it.
 
 use std::time::{Duration, Instant};
 
@@ -15,30 +15,30 @@ use crate::time::deadline_after;
 use nccl_base::from_outside::{FromOutside, world as world_limit};
 use nccl_base::ranges::ranges;
 
-/// How long the coordinator may take to say what those do that did not come.
+/// How long the coordinator may take to report the phases of the missing ranks.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// The topic, in errors.
 const TOPIC: &str = "the next epoch";
 
 impl World {
-    /// Which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
+    /// Returns the epoch of this world in its job: 0 unless the [`Rendezvous`] or the launcher sets another,
     /// and one more (at least) each time it goes on.
     pub fn epoch(&self) -> u64 {
         self.line.job().1
     }
 
-    /// Which rank `rank` was in the epoch before; `None` for one that is new, and in the first epoch.
+    /// Returns the rank that `rank` was in the epoch before; `None` for a new rank, and in the first epoch.
     pub fn previous_rank(&self, rank: usize) -> Option<usize> {
         *self.from.get(rank)?
     }
 
-    /// How many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
+    /// Returns how many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
     pub fn newcomers(&self) -> usize {
         self.line.mailbox.newcomers()
     }
 
-    /// The ranks that are gone, and how each ended.
+    /// Returns the ranks that are gone, and how each ended.
     pub fn departed(&self) -> Vec<(usize, String)> {
         if forked::is_child() {
             return Vec::new();
@@ -49,7 +49,7 @@ impl World {
         departed.into_iter().map(text).collect()
     }
 
-    /// Comes as a new rank into a world that runs: in the place of a process that died, or in addition.
+    /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job.check()?;
         FromOutside::of_process()?;
@@ -61,13 +61,13 @@ impl World {
         Ok(world)
     }
 
-    /// Goes on with the ranks that are left, and those that have asked to come in: the world of the next epoch. `leaves_behind`: without
-    /// those that do not come in time, if all want it so. Communicators with the keys `kept` do not end with this one.
+    /// Goes on with the remaining ranks, and those that have asked to join: returns the world of the next epoch. `leaves_behind`: without
+    /// the ranks that do not come in time, if all agree. Communicators with the keys `kept` do not end with this world.
     pub fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&str]) -> Result<Self> {
         forked::check()?;
         let begun = Instant::now();
         let limit = world_limit(limit);
-        // Which epoch that makes is only known in the end.
+        // The number of the next epoch is only known in the end.
         let span = tracing::info_span!(target: "nccl", "nccl.recover", epoch = self.epoch());
         let _entered = span.enter();
         self.line.takes_part(TOPIC)?;
@@ -95,7 +95,7 @@ impl World {
         Ok(self.went_on(next, kept, begun))
     }
 
-    /// The operator's word: `ranks` may go on although fewer than a majority are left of this epoch's.
+    /// Decides, as the operator, that `ranks` may go on although fewer than a majority are left of this epoch's.
     pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
         forked::check()?;
         self.line.takes_part(TOPIC)?;
@@ -120,7 +120,7 @@ impl World {
         Ok(())
     }
 
-    /// The error of a wish to go on that came to nothing.
+    /// The error of a wish to go on that has failed.
     fn in_vain(&self, vain: Vain) -> Error {
         let now = Instant::now();
         match vain {
@@ -130,7 +130,7 @@ impl World {
                     waited,
                     remarks: Vec::new(),
                 };
-                // The coordinator knows what they do.
+                // The coordinator knows their phases.
                 let request = |_| Request::Missing { ranks, waited };
                 let asked = self.ask(TOPIC, request, now + ANSWER, None, None);
                 asked.map_or_else(|error| error, |_| self.explain(TOPIC, &late))

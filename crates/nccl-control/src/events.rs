@@ -1,8 +1,8 @@
-//! What happens in a world, in order, for those who read it: as an observer sees it, and as a rank does.
+//! The events of a world, in order, as an observer or a rank sees them.
 //!
-//! Whoever tells of something waits for no reader: so much is kept, then the oldest is forgotten, and each reader is told
-//! how many it has missed. Of a rank's world nothing is kept before somebody has asked. What tells is the thread that
-//! reads the connections, and whoever ends a communicator: nothing of this is on the way of an operation.
+//! A writer of events waits for no reader: the log keeps a fixed number of events and drops the oldest, and each reader is
+//! told how many it has missed. A rank's world records nothing before its first reader exists. The writers are the thread that
+//! reads the connections and the thread that ends a communicator: no operation is delayed by this.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,11 +20,10 @@ use crate::operation::OperationKind;
 use crate::sync::{Condvar, Mutex};
 use crate::time::deadline_after;
 
-/// How many events are kept for those who have not read them yet.
+/// How many events are kept for readers that have not read them yet.
 pub(super) const KEPT: usize = 4096;
 
-/// Something that happened in a world, as an `Observer` has seen it, or one of its ranks
-/// (`World::events`).
+/// An event of a world, as an `Observer` or one of the ranks (`World::events`) has seen it.
 ///
 /// ```
 /// use nccl::WorldEvent;
@@ -36,28 +35,28 @@ pub(super) const KEPT: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorldEvent {
-    /// A rank has come.
+    /// A rank has joined.
     #[non_exhaustive]
     Joined {
-        /// Which.
+        /// The rank.
         rank: usize,
         /// Its host's name.
         host: String,
-        /// Its process, as it calls itself.
+        /// Its process id, as it states it.
         pid: u32,
     },
-    /// A rank says what it does now (`World::phase`).
+    /// A rank has changed its phase (`World::phase`).
     #[non_exhaustive]
     Phase {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// What it does.
+        /// The name of the phase.
         name: String,
     },
-    /// A rank has said that it fails, and why (`World::fail`, or a panic).
+    /// A rank has reported that it fails, and why (`World::fail`, or a panic).
     #[non_exhaustive]
     Failed {
-        /// Which.
+        /// The rank.
         rank: usize,
         /// Its error, with the chain of its sources.
         chain: String,
@@ -65,87 +64,87 @@ pub enum WorldEvent {
     /// A rank is gone without a goodbye.
     #[non_exhaustive]
     Gone {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// How, as far as anybody knows.
+        /// How, as far as known.
         how: String,
     },
     /// A rank has said goodbye.
     #[non_exhaustive]
     Left {
-        /// Which.
+        /// The rank.
         rank: usize,
     },
-    /// A rank has not entered an operation in which others wait, or has at last
+    /// A rank has not entered an operation in which other ranks wait, or has entered it late
     /// (`Timeouts::straggler`).
     #[non_exhaustive]
     Straggler {
-        /// Which.
+        /// The rank.
         rank: usize,
         /// The communicator's name.
         communicator: String,
-        /// What the others wait in.
+        /// The operation in which the other ranks wait.
         operation: OperationKind,
-        /// Its number, as the rank counts that asked first.
+        /// Its sequence number, as counted by the rank that asked first.
         sequence: u64,
         /// By how much it is behind the first that entered.
         behind: Duration,
         /// Whether it has entered by now.
         has_entered: bool,
     },
-    /// A rank's process does not answer, although its kernel does: it is stopped, frozen, or starved. It may go on at
-    /// any moment, and nothing ends by it. Comes again when more is known. Ranks see it, observers do not.
+    /// A rank's process does not answer, although its kernel does: it is stopped, frozen, or starved. It may continue at
+    /// any moment, and no communicator ends because of it. Repeated when more is known. Ranks see it, observers do not.
     #[non_exhaustive]
     Silent {
-        /// Which.
+        /// The rank.
         rank: usize,
         /// For how long.
         silent: Duration,
-        /// What the kernel says of its process, where somebody on its host could look.
+        /// The state of its process according to its kernel, if a process on its host could look.
         process: Option<String>,
     },
     /// A rank that was silent answers again. Ranks see it, observers do not.
     #[non_exhaustive]
     Answers {
-        /// Which.
+        /// The rank.
         rank: usize,
     },
-    /// Another rank coordinates from now on: the one before is gone. Ranks see it, observers do not.
+    /// Another rank coordinates from now on: the previous coordinator is gone. Ranks see it, observers do not.
     #[non_exhaustive]
     Coordinator {
-        /// Which.
+        /// The new coordinator.
         rank: usize,
     },
-    /// This rank and those cannot reach each other any more, and which side is at fault is not known. Ranks see it,
+    /// This rank and the ranks `from` cannot reach each other any more, and which side is at fault is not known. Ranks see it,
     /// observers do not.
     #[non_exhaustive]
     CutOff {
-        /// Those out of reach.
+        /// The ranks out of reach.
         from: Vec<usize>,
-        /// What is known of it.
+        /// The known reason.
         why: String,
     },
-    /// A communicator of this rank was ended on all of its ranks, for this reason. Ranks see it, observers do not.
+    /// A communicator of this rank was ended on all of its ranks. Ranks see it, observers do not.
     #[non_exhaustive]
     Fault {
         /// Why.
         fault: Arc<Fault>,
     },
     /// The ranks have gone on to another epoch (`World::next_epoch`): from now on, ranks
-    /// have the numbers that they have there. Those who are there come as [`Joined`](Self::Joined).
+    /// have their numbers of that epoch. The ranks present there follow as [`Joined`](Self::Joined).
     #[non_exhaustive]
     WentOn {
-        /// Its number.
+        /// The number of the epoch.
         epoch: u64,
     },
-    /// An operator has said which ranks of a world that was cut in two go on (`World::decide_split`, `Observer::decide_split`). Observers see it,
+    /// An operator has decided which ranks of a split world go on (`World::decide_split`, `Observer::decide_split`). Observers see it,
     /// ranks do not.
     #[non_exhaustive]
     SplitDecided {
-        /// Those.
+        /// The ranks that go on.
         ranks: Vec<usize>,
     },
-    /// So many events are forgotten, because nobody has read them in time.
+    /// Events were dropped because this reader has not read them in time.
     #[non_exhaustive]
     Missed {
         /// How many.
@@ -160,7 +159,7 @@ pub enum WorldEvent {
 }
 
 impl WorldEvent {
-    /// A rank is there no more.
+    /// The event of a rank's departure.
     pub(super) fn departed(rank: usize, departure: Departure) -> Self {
         match departure {
             Departure::Left => Self::Left { rank },
@@ -175,7 +174,7 @@ impl WorldEvent {
         }
     }
 
-    /// Some ranks have not entered an operation, or have at last.
+    /// The events of ranks that have not entered an operation, or have entered it late.
     pub(super) fn late(lateness: &Lateness) -> impl Iterator<Item = Self> + '_ {
         lateness.late.iter().map(|one| Self::Straggler {
             rank: one.rank,
@@ -188,11 +187,11 @@ impl WorldEvent {
     }
 }
 
-/// The last events, numbered.
+/// The last events, numbered consecutively.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     events: VecDeque<WorldEvent>,
-    /// The number of the first of them.
+    /// The number of the first kept event.
     first: u64,
 }
 
@@ -205,7 +204,7 @@ impl Log {
         self.events.push_back(event);
     }
 
-    /// The event with the number `next`, or how many were missed; `next` is then the one after.
+    /// Returns the event with the number `next`, or how many were missed, and advances `next`.
     pub(super) fn read(&self, next: &mut u64) -> Option<WorldEvent> {
         if *next < self.first {
             let events = self.first - *next;
@@ -218,7 +217,7 @@ impl Log {
     }
 }
 
-/// Who awaits an event.
+/// The tasks that await an event.
 #[derive(Default)]
 pub(super) struct Wakers(Mutex<Vec<Waker>>);
 
@@ -236,7 +235,7 @@ impl Wakers {
     }
 }
 
-/// What a rank has seen happen since somebody asked, over all epochs of its world.
+/// The events that a rank has seen since its first reader, over all epochs of its world.
 #[derive(Default)]
 pub(crate) struct Happenings {
     state: Mutex<Seen>,
@@ -288,11 +287,11 @@ impl Recorder for Happenings {
     }
 }
 
-/// A reader of events, from `World::events` or `Observer::events`, with a
-/// place of its own. Each thread or task makes its own, or takes turns with one.
+/// A reader of events, from `World::events` or `Observer::events`, with its own position. Threads and tasks each
+/// make one of their own, or take turns with one.
 ///
-/// As an iterator it waits for the next event, and ends with the world. [`next_within`](Self::next_within) waits for a
-/// while; [`next_event`](Self::next_event) is for async code, with any executor.
+/// As an iterator it waits for the next event, and ends with the world. [`next_within`](Self::next_within) waits with a
+/// timeout; [`next_event`](Self::next_event) is for async code, with any executor.
 ///
 /// ```
 /// fn wait_for_the_end(mut events: nccl::Events) {
@@ -304,9 +303,9 @@ pub struct Events {
     next: u64,
 }
 
-/// What records events: a rank's mailbox, or an observer.
+/// A recorder of events: a rank's mailbox, or an observer.
 pub(super) trait Recorder: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// The event at `next`, or that there will be none; `None` when there is none before the deadline.
+    /// Returns the event at `next`, or `Some(None)` when no more will follow; `None` at the deadline.
     fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>>;
 
     /// The tasks that wait for an event.
@@ -318,8 +317,8 @@ impl Events {
         Self { recorder, next: 0 }
     }
 
-    /// The next event; `None` when nothing has happened within `limit`, or at once when nothing will any
-    /// more, after [`WorldEvent::Ended`].
+    /// Returns the next event; `None` when nothing has happened within `limit`, or at once when no event will
+    /// follow, after [`WorldEvent::Ended`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -333,7 +332,7 @@ impl Events {
         self.wait(deadline_after(limit)).unwrap_or_default()
     }
 
-    /// The next event, awaited; `None` when there will be none any more. Nothing is lost when it is dropped before that.
+    /// Awaits the next event; `None` when no event will follow. Dropping the future loses no event.
     ///
     /// ```
     /// # async fn show(world: &nccl::World) {
@@ -347,7 +346,7 @@ impl Events {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// As [`next_event`](Self::next_event), for whoever makes a stream of it.
+    /// As [`next_event`](Self::next_event), to implement a stream.
     ///
     /// ```
     /// # use std::task::{Context, Poll};
@@ -356,7 +355,7 @@ impl Events {
     /// # }
     /// ```
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<WorldEvent>> {
-        // Before the look, so that nothing comes in between.
+        // Registered before the check, so that no event is missed in between.
         self.recorder.wakers().add(context.waker());
         match self.wait(Instant::now()) {
             Some(event) => Poll::Ready(event),
@@ -364,7 +363,7 @@ impl Events {
         }
     }
 
-    /// The next event, or that there will be none; `None` when there is none before the deadline.
+    /// As [`Recorder::wait_for_event`], at this reader's position.
     fn wait(&mut self, deadline: Instant) -> Option<Option<WorldEvent>> {
         // Nothing happens in a forked child.
         if forked::is_child() {

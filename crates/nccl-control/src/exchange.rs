@@ -1,4 +1,4 @@
-//! What ranks tell each other beside NCCL: barriers, small values, a store, phases and failures.
+//! Messages between ranks beside NCCL: barriers, small values, a store, phases and failures.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::error::{Error, Result};
 use crate::forked;
 use crate::time::deadline_after;
 
-/// The longest text of a failure that is sent, in bytes.
+/// The longest failure text that is sent, in bytes.
 const LONGEST_CHAIN: usize = 16 << 10;
 
 impl World {
-    /// Waits until every rank has come here.
+    /// Waits until every rank has reached this barrier.
     pub fn barrier(&self, name: &str) -> Result<()> {
         let topic = format!("barrier/{name}");
         self.round(&topic, None, &[], deadline_after(self.timeout()), None)
@@ -35,7 +35,7 @@ impl World {
         self.round(&topic, None, bytes, deadline_after(self.timeout()), None)
     }
 
-    /// Gives every rank the `bytes` of rank `root`; those of the others are not looked at.
+    /// Returns the `bytes` of rank `root` on every rank; those of the other ranks are ignored.
     pub fn broadcast(&self, name: &str, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
         check_rank("root", root, self.size())?;
         let topic = format!("broadcast/{name}/{root}");
@@ -45,7 +45,7 @@ impl World {
         Ok(parts.swap_remove(root))
     }
 
-    /// Puts `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
+    /// Stores `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let bytes = value.len();
         if bytes > LARGEST {
@@ -59,7 +59,7 @@ impl World {
             .map(drop)
     }
 
-    /// The value under `key`; waits until a rank has put it there.
+    /// Returns the value under `key`; waits until a rank has set it.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         let request = |patience: Duration| Request::Get {
             key: key.to_owned(),
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// Says what this rank does now, for those who wait for it in vain: their error names it.
+    /// Sets this rank's phase, which the errors of ranks that wait for it name.
     pub fn phase(&self, name: &str) {
         if forked::is_child() {
             return;
@@ -81,7 +81,7 @@ impl World {
         self.send(u64::MAX, Request::Phase { name });
     }
 
-    /// Leaves, and tells every rank why: what waits for this rank ends at once, with this error and the
+    /// Leaves, and reports the reason to every rank: requests that wait for this rank end at once, with this error and the
     /// chain of its sources.
     pub fn fails(&mut self, error: &(dyn StdError + 'static)) {
         let mut chain = chain(error);
@@ -89,7 +89,7 @@ impl World {
         self.set_farewell(Departure::Failed(Failure::Said(chain)));
     }
 
-    /// Some of the ranks, in this order, under a name. All of them have to name the same.
+    /// Returns a group of some ranks, in this order, under a name. All of them must give the same list.
     pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
         for (place, &rank) in ranks.iter().enumerate() {
             check_rank("rank", rank, self.size())?;
@@ -124,13 +124,13 @@ pub(super) fn check_rank(role: &'static str, rank: usize, world_size: usize) -> 
     }))
 }
 
-/// An error and its sources, in one text.
+/// Returns an error and its sources as one text.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {
         let cause = source.to_string();
-        // Many errors print their source themselves.
+        // Many errors include their source in their own text.
         if !text.contains(&cause) {
             text.push_str(": ");
             text.push_str(&cause);
@@ -141,14 +141,14 @@ fn chain(error: &(dyn StdError + 'static)) -> String {
 }
 
 impl Rendezvous {
-    /// Tells the ranks that wait in [`World::join`] that this one will not come, and why: the chain of
+    /// Reports to the ranks that wait in [`World::join`] that this one will not join, and why: the chain of
     /// the error.
     ///
-    /// Waits for rank 0 no longer than the rendezvous' limit. Rank 0 itself listens for as long, at the
-    /// address at which it would have coordinated, until all others have come and heard it.
+    /// Waits for rank 0 no longer than the rendezvous' timeout. Rank 0 itself listens for as long, at the
+    /// address at which it would have coordinated, until all other ranks have joined and heard it.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer, or to rank 0, when some ranks have not come;
+    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer, or on rank 0, when some ranks have not joined;
     /// [`ErrorKind::Io`] when the socket cannot be made.
     ///
     /// ```no_run
@@ -182,7 +182,7 @@ pub struct Subgroup<'w> {
 }
 
 impl Subgroup<'_> {
-    /// The ranks of the world that are in it, in their order.
+    /// The ranks of the group in the world, in the group's order.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -194,10 +194,10 @@ impl Subgroup<'_> {
         &self.ranks
     }
 
-    /// As [`World::barrier`], for these ranks.
+    /// As [`World::barrier`], for the ranks of the group.
     ///
     /// # Errors
-    /// As [`World::barrier`]; also when another rank names other ranks for this group.
+    /// As [`World::barrier`]; also when another rank gives another list for this group.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -208,7 +208,7 @@ impl Subgroup<'_> {
         self.exchange("barrier", name, &[]).map(drop)
     }
 
-    /// As [`World::all_gather`], for these ranks; the values are in their order.
+    /// As [`World::all_gather`], for the ranks of the group; the values are in its order.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).

@@ -1,12 +1,12 @@
-//! How bytes become frames: a length, a number, and a payload.
+//! The framing of a byte stream: a length, a number, and a payload.
 //!
-//! The frames of a greeting go as they are. Those behind it are under the seal of the connection
+//! The frames of a greeting are sent in plain. The frames after it are under the seal of the connection
 //! ([`Seal`](super::noise::Seal)): a sealed message holds several small frames, or a part of a large one.
 //!
-//! Lengths are checked against a limit before anything is kept, so that a stranger can make us keep
-//! no more than the limit of its state: [`GREETING`] before it has proved who it is, [`LARGEST_FRAME`]
+//! Lengths are checked against a limit before anything is stored, so that a stranger can occupy
+//! no more memory than the limit of its state: [`GREETING`] before it has proved its identity, [`LARGEST_FRAME`]
 //! afterwards. The limit holds for frames, and for sealed messages before they are opened. Memory grows as bytes arrive,
-//! never by what a length promises.
+//! never by the length that a header claims.
 
 use std::sync::Arc;
 
@@ -17,25 +17,25 @@ pub(crate) use nccl_base::wire::Broken;
 /// The most bytes of all parts of a round together, and of all values of the store.
 pub(super) const LARGEST: usize = 64 << 20;
 
-/// The largest payload of a member: the parts of a round, with their lengths and what is said about
+/// The largest payload of a member: the parts of a round, with their lengths and the fields beside
 /// them.
 pub(super) const LARGEST_FRAME: usize = LARGEST + (1 << 20);
 
-/// The largest payload of somebody who has not proved who it is.
+/// The largest payload of a peer that has not proved its identity.
 pub(super) const GREETING: usize = 4096;
 
 /// Length (4 bytes) and number (8), little-endian.
 pub(super) const HEADER: usize = 12;
 
-/// One frame as it came.
+/// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame {
-    /// Which request it belongs to.
+    /// The request it belongs to.
     pub(super) id: u64,
     pub(super) payload: Vec<u8>,
 }
 
-/// A frame on its way out; frames to many ranks share their payload.
+/// A frame to send; frames to many ranks share their payload.
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
     pub(super) head: [u8; HEADER],
@@ -45,7 +45,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     pub(super) fn new(id: u64, payload: Arc<[u8]>) -> Self {
         let mut head = [0; HEADER];
-        // What is too large is refused where it is made; cut off, it would be refused by the reader.
+        // An oversized payload is refused by its sender; with a truncated length, the reader would refuse it.
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         head[..4].copy_from_slice(&length.to_le_bytes());
         head[4..].copy_from_slice(&id.to_le_bytes());
@@ -57,28 +57,28 @@ impl Outgoing {
     }
 }
 
-/// Takes bytes as they come and gives out whole frames.
+/// Collects received bytes and returns whole frames.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// As they came: frames, or sealed messages.
+    /// The received bytes: frames, or sealed messages.
     came: Bytes,
     limit: usize,
     opener: Option<Box<Opener>>,
 }
 
-/// What opens the sealed messages of one direction, in their order.
+/// Opens the sealed messages of one direction, in their order.
 #[derive(Debug)]
 struct Opener {
     seal: Arc<Seal>,
     /// The number of the next sealed message.
     number: u64,
-    /// Frames that are out of their seal.
+    /// The bytes of opened frames.
     plain: Bytes,
-    /// One of several sealed messages, which are opened into its payload, and how long that is to be.
+    /// A frame of several sealed messages, which are opened into its payload, and its full length.
     partial: Option<(Frame, usize)>,
 }
 
-/// Bytes of which the first ones were taken.
+/// Bytes with a consumed prefix.
 #[derive(Debug, Default)]
 struct Bytes {
     all: Vec<u8>,
@@ -90,7 +90,7 @@ impl Bytes {
         &self.all[self.taken..]
     }
 
-    /// All that is not taken, to put more behind it.
+    /// Returns the unconsumed bytes, for more to be appended.
     fn compacted(&mut self) -> &mut Vec<u8> {
         self.all.drain(..self.taken);
         self.taken = 0;
@@ -101,7 +101,7 @@ impl Bytes {
         self.taken += count;
         if self.taken == self.all.len() {
             self.taken = 0;
-            // A large frame's memory is not kept for the small ones after it.
+            // The memory of a large frame is not kept for the small ones after it.
             if self.all.capacity() > 1 << 20 {
                 self.all = Vec::new();
             } else {
@@ -111,14 +111,14 @@ impl Bytes {
     }
 }
 
-/// What the head of a frame says.
+/// The header of a frame.
 struct Head {
     length: usize,
     id: u64,
 }
 
 impl Head {
-    /// The head, and what is there behind it.
+    /// Reads the header; also returns the bytes after it.
     fn read(bytes: &[u8], limit: usize) -> Result<Option<(Self, &[u8])>, Broken> {
         let Some((head, rest)) = bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);
@@ -155,7 +155,7 @@ impl Decoder {
         self.limit = limit;
     }
 
-    /// All behind the frames that were taken is sealed.
+    /// Expects all bytes after the frames taken so far to be sealed.
     pub(super) fn seal(&mut self, seal: Arc<Seal>) {
         self.opener = Some(Box::new(Opener {
             seal,
@@ -169,7 +169,7 @@ impl Decoder {
         self.came.compacted().extend_from_slice(bytes);
     }
 
-    /// The next whole frame. An error is final: where the next frame begins is not known any more.
+    /// Returns the next whole frame. An error is final: the start of the next frame is not known any more.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Broken> {
         let Some(opener) = &mut self.opener else {
             let Some((head, rest)) = Head::read(self.came.rest(), self.limit)? else {
@@ -202,7 +202,7 @@ impl Decoder {
 }
 
 impl Opener {
-    /// The next sealed message, behind what came before or into the payload that it belongs to.
+    /// Opens the next sealed message, into the payload that it belongs to or behind the opened bytes.
     fn open(&mut self, sealed: &[u8]) -> Result<(), Broken> {
         let to = match &mut self.partial {
             Some((frame, _)) => &mut frame.payload,
@@ -213,7 +213,7 @@ impl Opener {
         Ok(())
     }
 
-    /// The next frame of what has been opened.
+    /// Returns the next frame of the opened bytes.
     fn next(&mut self, limit: usize) -> Result<Option<Frame>, Broken> {
         if let Some((frame, length)) = &mut self.partial {
             if frame.payload.len() < *length {

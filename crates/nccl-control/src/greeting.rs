@@ -1,4 +1,4 @@
-//! How a rank and its coordinator make sure of each other before anything else is said.
+//! How a rank and its coordinator authenticate each other before any other message.
 //!
 //! ```text
 //! rank                                   coordinator
@@ -16,13 +16,13 @@
 //!                                         where the one is that coordinates
 //! ```
 //!
-//! The handshake ([`noise`](super::noise)) is bound to all that goes in plain before it: both sides put together by themselves
-//! what that has to be ([`Plain::prologue`]), the coordinator from its own address. What was changed on the way, and a
-//! connection that was meant for another address, end there. The coordinator registers no rank before its second
-//! message: the first one may be recorded and sent again. What comes in plain from the coordinator is not proved: it ends this
-//! try, and sends the rank to no other address.
+//! The handshake ([`noise`](super::noise)) is bound to all that is sent in plain before it: each side computes by itself
+//! what that has to be ([`Plain::prologue`]), the coordinator from its own address. A handshake fails if bytes were changed on the way, or
+//! if the connection was meant for another address. The coordinator registers no rank before the rank's second
+//! message: the first one may be a replay. A plain answer of the coordinator is not authenticated: it ends this
+//! attempt, and sends the rank to no other address.
 //!
-//! Without a secret the key of the handshake is public: it shows mistakes, and keeps nobody out.
+//! Without a secret the key of the handshake is public: it detects mistakes, and keeps no process out.
 
 use super::endpoint::Endpoint;
 use nccl_base::wire::{self, bytes, clean};
@@ -31,51 +31,51 @@ use serde::{Deserialize, Serialize};
 use super::frame::{Broken, Frame, Outgoing};
 use crate::visible;
 
-/// Every greeting begins with this and the version, which other versions read.
+/// The beginning of every greeting, followed by the version; readable by all versions.
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
 pub(super) const VERSION: u64 = 16;
 
-/// What somebody wants to be.
+/// The role in which a process connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Role {
     Rank,
-    /// No rank: it sees what becomes of them, and may say how their processes ended.
+    /// No rank: it watches the ranks, and may report how their processes ended.
     Observer,
-    /// One that has not been there before, and wants to observe: the epoch that it says, or the later one in
+    /// An observer that has not been connected before: it accepts the epoch that it states, or the later one in
     /// which the world is by now.
     Onlooker,
-    /// No rank yet: it asks to be one of the next epoch.
+    /// No rank yet: it asks to be a rank of the next epoch.
     Newcomer,
-    /// No rank either: it asks this process for what its recorder has, and goes.
+    /// No rank either: it asks this process for the contents of its recorder, and leaves.
     Asker,
-    /// A process of the job that reaches another one.
+    /// A process of the job that connects to another one.
     Member,
 }
 
-/// Who a rank says it is.
+/// The identity that a process claims.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) job: String,
     pub(super) epoch: u64,
-    /// An observer that does not know says 0.
+    /// 0 from an observer that does not know.
     pub(super) world_size: usize,
     pub(super) role: Role,
     pub(super) rank: usize,
     pub(super) host: String,
     pub(super) pid: u64,
-    /// Where `pid` means something: the running kernel and the namespace of process numbers.
+    /// The scope of `pid`: the running kernel and the namespace of process numbers.
     pub(super) kernel: String,
 }
 
-/// What a first message says in plain.
+/// The plain part of a first message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Plain {
     pub(super) has_secret: bool,
-    /// Where the sender has connected to; `None` where addresses are declared to be translated on the way.
+    /// The address that the sender has dialled; `None` where addresses are declared to be translated on the way.
     pub(super) dialled: Option<Endpoint>,
 }
 
-/// The messages before two sides know each other.
+/// The messages until two sides know each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Greeting {
     /// With a [`Hello`] in the first message of the handshake.
@@ -90,7 +90,7 @@ pub(super) enum Greeting {
     Unproved(Unproved),
     /// Under the seal: the sender of the first message is there.
     Present,
-    /// Of the rank that answers.
+    /// From the rank that answers.
     Welcome { by: usize, epoch: u64 },
     Refused {
         #[serde(deserialize_with = "clean")]
@@ -99,52 +99,52 @@ pub(super) enum Greeting {
     },
 }
 
-/// Why a first message does not open, as its receiver knows.
+/// Why a first message does not open, as far as its receiver knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Unproved {
-    /// Its sender has no secret, and its receiver has.
+    /// The sender has no secret, and the receiver has.
     NoSecret,
-    /// The other way round.
+    /// The sender has a secret, and the receiver has none.
     NeedlessSecret,
-    /// Its sender has another secret, or it was changed on the way.
+    /// The sender has another secret, or the message was changed on the way.
     OtherSecret,
-    /// Its sender was told that addresses are translated, and its receiver was not.
+    /// The sender is configured for translated addresses, and the receiver is not.
     Translated,
-    /// The other way round.
+    /// The receiver is configured for translated addresses, and the sender is not.
     NotTranslated,
-    /// Its sender has dialled another address than that of its receiver.
+    /// The sender has dialled another address than the receiver's.
     OtherAddress { here: Endpoint },
 }
 
-/// Whether another try may end better.
+/// Whether another attempt may succeed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Again {
     Never,
     /// At another port.
     Elsewhere,
-    /// When who answers is gone.
+    /// When the peer that answers is gone.
     Later,
-    /// At that rank: it coordinates, as far as who answers knows.
+    /// At that rank: it coordinates, as far as the peer that answers knows.
     At {
         rank: usize,
-        /// Empty where that is not known.
+        /// Empty if not known.
         at: String,
     },
 }
 
 impl Plain {
-    /// For sentences.
+    /// The dialled address, for messages.
     fn dialled_address(&self) -> String {
         let any = || String::from("an address");
         self.dialled.as_ref().map_or_else(any, Endpoint::to_string)
     }
 
-    /// To what a handshake is bound.
+    /// Returns the bytes to which the handshake is bound.
     pub(super) fn prologue(&self) -> Vec<u8> {
         marked(self)
     }
 
-    /// What is wrong with one that has come to a side that has to hear `self`.
+    /// Returns why a first message with `other` is refused by a side that expects `self`.
     pub(super) fn refuse(&self, other: &Self) -> Result<(), Unproved> {
         match (other.has_secret, self.has_secret) {
             (false, true) => return Err(Unproved::NoSecret),
@@ -163,7 +163,7 @@ impl Plain {
 }
 
 impl Unproved {
-    /// What the receiver of the first message says of its sender, which has said `sent` in plain.
+    /// The receiver's description of the sender, whose plain part is `sent`.
     pub(super) fn of_sender(&self, sent: &Plain) -> String {
         match self {
             Self::NoSecret => String::from("it has no secret, and this job has one"),
@@ -186,7 +186,7 @@ impl Unproved {
         }
     }
 
-    /// What the sender of the first message, which has said `sent` in plain, says of the answer.
+    /// The description of the answer for the sender of the first message, whose plain part is `sent`.
     pub(super) fn of_receiver(&self, sent: &Plain) -> String {
         let why = match self {
             Self::NoSecret => "this rank has no secret, and who answers has one",
@@ -219,11 +219,11 @@ impl Unproved {
     }
 }
 
-/// The two causes of another address.
+/// The two causes of a wrong address.
 const RELAYED: &str = "another process there passes connections on (a relay), or addresses are translated between the two; \
      only where that is meant, set NCCL_RUN_TRANSLATED=1 on all ranks";
 
-/// With what every version begins.
+/// Prepends the magic and the version to `value`.
 fn marked<T: Serialize>(value: &T) -> Vec<u8> {
     [&MAGIC[..], &VERSION.to_le_bytes(), &wire::encode(value)].concat()
 }
@@ -242,12 +242,12 @@ impl Greeting {
 
 const STRANGE: Broken = Broken("a greeting of something else than a rank");
 
-/// The other side was built from another release of this crate.
+/// The peer was built from another release of this crate.
 pub(super) const OTHER_VERSION: Broken =
     Broken("a greeting of another protocol version: all ranks need the same release of this crate");
 
 impl Hello {
-    /// The payload of a first message.
+    /// Encodes the payload of a first message.
     pub(super) fn encode(&self) -> Vec<u8> {
         wire::encode(self)
     }
@@ -256,7 +256,7 @@ impl Hello {
         wire::decode(payload)
     }
 
-    /// Host, process and claim, for sentences.
+    /// Host, process and claimed role, for messages.
     pub(super) fn claim(&self) -> String {
         let Self {
             host, pid, rank, ..

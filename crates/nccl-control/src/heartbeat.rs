@@ -1,26 +1,26 @@
-//! Whose process is silent although its kernel answers.
+//! Processes that are silent although their kernel answers.
 //!
-//! The kernels say that a process or a host is gone, and need no processor time of anybody. Heartbeats (`proto`) say only that a
-//! process does not speak: it was stopped, it is frozen, or it gets no processor. Such a rank is a *suspect*, which may go on at any
-//! moment; nobody calls it dead, and no communicator ends by it. When an operation runs into its deadline, the suspects are what to
-//! look at.
+//! The kernels report that a process or a host is gone, without processor time of the process. Heartbeats (`proto`) show only that a
+//! process does not answer: it was stopped, it is frozen, or it gets no processor time. Such a rank is a *suspect*, which may continue at
+//! any moment: it does not count as dead, and no communicator ends because of it. When an operation runs into its deadline, the suspects
+//! are the first to check.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::process_state::ProcessState;
 
-/// How long what a coordinator has told holds when another one takes its place, which finds out anew.
+/// How long the suspects of one coordinator stay valid when another takes over, which finds its own.
 const HELD: Duration = Duration::from_secs(3);
 
-/// A rank that lives, as far as the kernels know, and is silent.
+/// A rank that is alive, as far as the kernels know, and silent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Suspect {
     pub rank: usize,
     /// For how long.
     pub silent: Duration,
-    /// What the kernel says of its process, where somebody on its host could look.
+    /// The state of its process according to its kernel, if a process on its host could look.
     pub state: Option<ProcessState>,
 }
 
@@ -35,13 +35,13 @@ impl fmt::Display for Suspect {
     }
 }
 
-/// What the log is told, when nothing is locked any more: whoever listens may ask how the world is, or be slow.
+/// Lines for the log, written with no lock held: a subscriber may query the world, or be slow.
 #[derive(Debug)]
 pub(super) enum Said {
-    /// A rank, for how long, and what was seen of its process.
+    /// A rank, for how long it is silent, and the state of its process.
     Silent(usize, Duration, Option<ProcessState>),
     HeardAgain(usize, Duration),
-    /// This rank has taken over.
+    /// This rank has taken over as coordinator.
     Leads(usize),
 }
 
@@ -66,22 +66,22 @@ impl Said {
     }
 }
 
-/// Whom a rank suspects, as far as it has heard or found itself.
+/// The suspects known to a rank, reported by the coordinator or found by this rank.
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
     known: Vec<Known>,
-    /// What the coordinator before this one told, until this one has had time to find out for itself.
+    /// The suspects of the previous coordinator, until this one has had time to find its own.
     before: Vec<Known>,
     until: Option<Instant>,
-    /// When the coordinator was heard last.
+    /// When the coordinator was last heard.
     coordinator: Option<Instant>,
 }
 
-/// Who, since when, and what was seen of its process.
+/// A rank, since when it is silent, and the state of its process.
 type Known = (usize, Instant, Option<ProcessState>);
 
 impl Suspects {
-    /// `silent` for so long, or heard again.
+    /// Records that `rank` is silent for so long, or is heard again (`None`).
     pub(super) fn learn(
         &mut self,
         rank: usize,
@@ -102,7 +102,7 @@ impl Suspects {
         }
     }
 
-    /// There is another coordinator, which will tell anew. What was told before holds until it can know.
+    /// Begins the reports of another coordinator. The earlier suspects stay until it can know its own.
     pub(super) fn begin_anew(&mut self, now: Instant) {
         let mut before = self.all_known(now);
         before.sort_by_key(|(rank, ..)| *rank);
@@ -159,7 +159,7 @@ mod tests {
         let now = Instant::now();
         suspects.begin_anew(now);
         assert_eq!(ranks(&suspects, now), [2, 3, 5]);
-        // The next says the same of one, and that another speaks.
+        // The next coordinator reports one rank again, and that another answers.
         suspects.learn(3, Some(Duration::from_secs(2)), None);
         suspects.learn(2, None, None);
         assert_eq!(ranks(&suspects, now), [3, 5]);

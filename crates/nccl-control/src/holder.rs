@@ -1,4 +1,4 @@
-//! Who holds a port that cannot be had, as far as the system tells.
+//! Which sockets and processes hold a port that cannot be bound, as far as the system shows.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -6,21 +6,21 @@ use std::net::{IpAddr, SocketAddr};
 use procfs::net::{TcpNetEntry, TcpState, tcp, tcp6};
 use procfs::process::{FDTarget, Process, all_processes};
 
-/// A socket that stands in the way.
+/// A socket that prevents binding a port.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     socket: TcpNetEntry,
     process: Option<(i32, String)>,
 }
 
-/// Everybody who stands in the way of listening at `wanted`.
+/// Returns up to 4 sockets that prevent listening at `wanted`.
 pub(super) fn holders(wanted: SocketAddr) -> Vec<Holder> {
     let tables = [tcp(), tcp6()];
     let sockets = tables.into_iter().flatten().flatten();
     let mut found: Vec<_> = sockets
         .filter(|socket| conflicts(canonical(socket.local_address), wanted))
         .collect();
-    // Who listens is what to know first; connections that it accepted follow from it.
+    // Listeners come first; connections that they accepted follow from them.
     found.sort_by_key(|socket| socket.state != TcpState::Listen);
     found.truncate(4);
     let holder = |socket: TcpNetEntry| {
@@ -30,7 +30,7 @@ pub(super) fn holders(wanted: SocketAddr) -> Vec<Holder> {
     found.into_iter().map(holder).collect()
 }
 
-/// An address of IPv4 as such, also where a socket of IPv6 has it.
+/// Converts an IPv4 address that an IPv6 socket holds to its IPv4 form.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -40,14 +40,14 @@ fn conflicts(held: SocketAddr, wanted: SocketAddr) -> bool {
     let same = match both {
         (a, b) if a == b => true,
         (IpAddr::V4(a), IpAddr::V4(b)) => a.is_unspecified() || b.is_unspecified(),
-        // The wildcard of IPv6 takes IPv4, too, unless it was told not to, which nobody can see.
+        // The IPv6 wildcard takes IPv4, too, unless IPV6_V6ONLY is set, which another process cannot see.
         (IpAddr::V6(a), _) => a.is_unspecified() || wanted.ip().is_unspecified(),
         (IpAddr::V4(_), IpAddr::V6(_)) => false,
     };
     held.port() == wanted.port() && same
 }
 
-/// The process that has the socket open, where this user may see it.
+/// Returns the process that has the socket open, if this user may see it.
 fn process(inode: u64) -> Option<(i32, String)> {
     if inode == 0 {
         return None;

@@ -1,4 +1,4 @@
-//! What a coordinator says: answers to requests, and what nobody asked for.
+//! Messages of a coordinator: answers to requests, and unsolicited ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,67 +50,67 @@ pub(super) enum Push {
         #[serde(with = "bytes")]
         bytes: Arc<[u8]>,
     },
-    /// Somebody has left, and no channel has all its ranks any more.
+    /// A rank has left: no channel has all its ranks any more.
     Over {
         rank: usize,
         departure: Departure,
     },
-    /// So many wait to be taken into the next epoch.
+    /// The number of processes that wait to be taken into the next epoch.
     Newcomers(usize),
-    /// Whether this rank has entered an operation of this communicator.
+    /// Asks whether this rank has entered an operation of this communicator.
     Inquire {
         key: String,
         turn: u64,
         is_sample: bool,
     },
-    /// Who has not entered an operation, or has at last.
+    /// The ranks that have not entered an operation, or have entered it late.
     Lateness(Arc<Lateness>),
-    /// How far apart the ranks entered an operation, and who was last.
+    /// How far apart the ranks entered an operation, and which was last.
     Skew {
         key: String,
         #[serde(deserialize_with = "clean")]
         skew: Duration,
         last: usize,
     },
-    /// For one on the host of a rank that is silent: how does it stand with its process?
+    /// For a process on the host of a silent rank: asks for the state of that rank's process.
     Look {
         rank: usize,
         pid: u64,
     },
-    /// A rank is alive, and has been silent for so long; `None` when it speaks again.
+    /// A rank is alive, and has been silent for so long; `None` when it is heard again.
     Suspected {
         rank: usize,
         #[serde(deserialize_with = "clean")]
         silent: Option<Duration>,
         state: Option<ProcessState>,
     },
-    /// For observers, at first: how many ranks there are.
+    /// For observers, at first: the number of ranks.
     Size(usize),
     /// To an observer: the ranks have agreed to go on to that epoch.
     GoesOn(u64),
-    /// For observers: everything about a rank, at first and whenever it changes.
+    /// For observers: the state of a rank, at first and whenever it changes.
     Member(Known),
 }
 
-/// What the coordinator knows of a rank.
+/// The state of a rank in the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Known {
     pub(super) rank: usize,
     #[serde(deserialize_with = "clean")]
     pub(super) host: String,
     pub(super) pid: u64,
-    /// Under which its number means something.
+    /// The scope of `pid`.
     pub(super) kernel: String,
-    /// Where it listens, once it does.
+    /// The address at which it listens; empty before.
     pub(super) at: String,
-    /// What it does, and for how long; `None` when it never came.
+    /// Its phase, and for how long; `None` when it never joined.
     #[serde(deserialize_with = "clean")]
     pub(super) phase: Option<(Phase, Duration)>,
     pub(super) departure: Option<Departure>,
 }
 
 impl Known {
-    /// A member of a generation that is active.
+    /// The state of a member of an active generation.
     pub(super) fn of(rank: usize, peer: &Peer) -> Self {
         let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
         let kernel = match is_here {
@@ -129,14 +129,14 @@ impl Known {
     }
 }
 
-/// What comes from a coordinator.
+/// A received message of a coordinator.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub(super) enum Incoming {
     Answer(Answer),
     Push(Push),
 }
 
-/// The same on its way out.
+/// A message of a coordinator to send.
 #[derive(Serialize)]
 enum Said<'s> {
     Answer(&'s Answer),
@@ -144,7 +144,7 @@ enum Said<'s> {
 }
 
 impl Answer {
-    /// The payload, which is the same for all ranks that get this answer.
+    /// Encodes the payload, which is the same for all ranks that get this answer.
     pub(super) fn encode(&self) -> Arc<[u8]> {
         wire::encode(&Said::Answer(self)).into()
     }

@@ -1,4 +1,4 @@
-//! Who has not entered an operation in which others wait: what ranks and coordinator say about that.
+//! Which ranks have not entered an operation in which others wait: the messages between ranks and coordinator about it.
 //!
 //! ```text
 //! a rank that waits          coordinator                        every other member
@@ -9,9 +9,9 @@
 //!          ◀────────────────── tells all members, and observers ──▶ who is late, by how much, in which phase
 //! ```
 //!
-//! What travels are ages, never times of a clock: each rank says how long ago it entered, and the coordinator
-//! takes that from the moment at which it hears it, less half of the time that the answer took. So clocks may
-//! differ as they like, and what is said is right to about the time of a message.
+//! The messages carry ages, never times of a clock: each rank states how long ago it entered, and the coordinator
+//! subtracts that from the moment at which it receives the answer, less half of the round trip. Clocks may therefore
+//! differ at will, and the results are right to about the latency of a message.
 //!
 //! `service/inquiries.rs` is the coordinator's part, `supervision/stragglers.rs` that of a rank.
 
@@ -22,11 +22,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::OperationKind;
 
-/// Which operation is meant, as who asked first calls it.
+/// The operation in question, as the rank that asked first calls it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Subject {
-    /// What all ranks call the communicator.
+    /// The key of the communicator, the same on all ranks.
     pub key: String,
     /// Its name.
     pub name: String,
@@ -38,21 +38,21 @@ pub struct Subject {
     pub sequence: u64,
 }
 
-/// Somebody waits.
+/// A rank waits in an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Suspicion {
     pub subject: Subject,
-    /// The ranks of the communicator in the world; all in order, if there are none.
+    /// The ranks of the communicator in the world; empty for all in order.
     pub members: Vec<usize>,
-    /// How long ago it entered.
+    /// How long ago the rank entered.
     #[serde(deserialize_with = "clean")]
     pub since: Duration,
-    /// Nobody is suspected: only how far apart the ranks came is asked for.
+    /// No rank is suspected: the inquiry only measures how far apart the ranks entered.
     pub is_sample: bool,
 }
 
-/// How it stands with a rank and an operation.
+/// Whether a rank has entered an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Attendance {
@@ -61,52 +61,52 @@ pub struct Attendance {
     /// How long ago it entered.
     #[serde(deserialize_with = "clean")]
     pub entered: Option<Duration>,
-    /// What it did last, if it has not.
+    /// Its last operation, if it has not entered.
     #[serde(deserialize_with = "clean")]
     pub last: String,
 }
 
-/// Those who have not entered an operation, or have at last.
+/// The ranks that have not entered an operation, or have entered it late.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Lateness {
     pub subject: Subject,
-    /// Of the communicator.
+    /// The number of ranks of the communicator.
     pub ranks: usize,
     pub late: Vec<Latecomer>,
-    /// How many more there are, that are not listed.
+    /// How many more are late and not listed.
     pub more: usize,
-    /// The rank of the world that warns of it, for all: one that waits, and so is known to go on.
+    /// The rank of the world that logs the warning for all: a rank that waits, and so is known to go on.
     pub teller: usize,
 }
 
-/// One of them.
+/// A late rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Latecomer {
-    /// In the world.
+    /// Its rank in the world.
     pub rank: usize,
-    /// In the communicator.
+    /// Its rank in the communicator.
     pub place: usize,
     #[serde(deserialize_with = "clean")]
     pub host: String,
     pub pid: u32,
-    /// Behind the first that entered.
+    /// How far it is behind the first rank that entered.
     #[serde(deserialize_with = "clean")]
     pub behind: Duration,
     /// Whether it has entered by now.
     pub has_entered: bool,
     /// Whether its process answers.
     pub answers: bool,
-    /// What it said that it does; empty for nothing.
+    /// Its phase; empty if it has none.
     #[serde(deserialize_with = "clean")]
     pub phase: String,
-    /// What it did last on the communicator, or that there is none; empty where it has not said.
+    /// Its last operation on the communicator, or that there is none; empty if unknown.
     #[serde(deserialize_with = "clean")]
     pub last: String,
 }
 
-/// A kind by its place among all.
+/// Encodes a kind as its index in [`OperationKind::ALL`].
 mod kind {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};

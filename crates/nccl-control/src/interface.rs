@@ -1,4 +1,4 @@
-//! Which of this host's addresses to use.
+//! The choice among this host's addresses.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use nix::sys::socket::SockaddrStorage;
 
 use crate::error::{Error, Result};
 
-/// What a person names: an interface, the beginning of its name, a subnet, an address, or all of them.
+/// A selection as the user writes it: an interface, the beginning of its name, a subnet, an address, or all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Interface {
@@ -26,7 +26,7 @@ pub enum Interface {
 pub struct Own {
     pub name: String,
     pub address: IpAddr,
-    /// How many bits of it are those of its subnet.
+    /// The length of its subnet prefix in bits.
     pub prefix: u8,
     /// The number of the interface, which a link-local address of IPv6 needs.
     pub scope: u32,
@@ -34,7 +34,7 @@ pub struct Own {
 }
 
 impl Interface {
-    /// `*`, `10.0.0.5`, `10.0.0.0/8`, `fd00::/8`, `eth0` or `eth`.
+    /// Parses `*`, `10.0.0.5`, `10.0.0.0/8`, `fd00::/8`, `eth0` or `eth`.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = |why: &str| {
             Error::rendezvous(format!(
@@ -61,7 +61,7 @@ impl Interface {
         Ok(Self::Name(text.to_owned()))
     }
 
-    /// The address to listen at, among `own`. A whole name counts before the beginning of one, an
+    /// Chooses the address to listen at, among `own`. A whole name counts before the beginning of one, an
     /// interface that is up before one that is not, IPv4 before IPv6, and anything before a link-local
     /// address.
     pub fn choose<'o>(&self, own: &'o [Own]) -> Result<&'o Own> {
@@ -115,7 +115,7 @@ impl fmt::Display for Interface {
     }
 }
 
-/// The addresses of this host, for sentences.
+/// Lists the addresses of this host, for messages.
 pub(crate) fn list(own: &[Own]) -> String {
     let texts: Vec<_> = own
         .iter()
@@ -148,7 +148,7 @@ pub fn is_within(address: IpAddr, subnet: IpAddr, length: u8) -> bool {
     a.checked_shr(drop).unwrap_or(0) == b.checked_shr(drop).unwrap_or(0)
 }
 
-/// Every address of this host's interfaces, as this process's network namespace has them.
+/// Returns every address of this host's interfaces in this process's network namespace.
 pub fn own() -> io::Result<Vec<Own>> {
     let running = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
     let found = getifaddrs().map_err(io::Error::from)?.filter_map(|entry| {
@@ -165,7 +165,7 @@ pub fn own() -> io::Result<Vec<Own>> {
     Ok(found.collect())
 }
 
-/// An address of one of the internet's families, with its scope.
+/// Reads an IPv4 or IPv6 address, with its scope.
 fn read(address: Option<&SockaddrStorage>) -> Option<(IpAddr, u32)> {
     let address = address?;
     if let Some(address) = address.as_sockaddr_in() {
@@ -175,7 +175,7 @@ fn read(address: Option<&SockaddrStorage>) -> Option<(IpAddr, u32)> {
     Some((IpAddr::V6(address.ip()), address.scope_id()))
 }
 
-/// The length of the prefix that a mask leaves.
+/// Returns the length of the prefix of a network mask.
 fn ones(mask: IpAddr) -> u8 {
     let bits = match mask {
         IpAddr::V4(mask) => mask.to_bits().leading_ones(),

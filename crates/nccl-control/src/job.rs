@@ -1,16 +1,16 @@
-//! What all ranks of one launch have in common.
+//! The common settings of all ranks of one launch.
 
 use super::limits;
 use super::secret::Secret;
 use crate::error::{Error, Result};
 
-/// What all ranks of one launch have in common.
+/// The common settings of all ranks of one launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
     pub(super) name: String,
     pub(super) epoch: u64,
     pub(super) secret: Option<Secret>,
-    /// Addresses are translated on the way, and tell nothing.
+    /// Whether addresses are translated on the way, so that they are not compared.
     pub(super) translated: bool,
 }
 

@@ -1,33 +1,33 @@
-//! How ranks find each other: who they are, where they meet, and what they tell each other before and
-//! beside NCCL.
+//! How ranks find each other: their identity, their rendezvous, and their messages before and beside NCCL.
 //!
-//! - `environment`, `launcher`: who this process is, said by its program or by its launcher;
-//! - `discovery`: where the coordinator is found, and which half of a job goes on; `address`, `place`: listening, and getting there; `tcp`, `interface`, `holder`: between hosts;
-//! - `frame`, `greeting`, `request`, `incoming`, `message`: what goes over the wire; `noise`: its proof and seal; `endpoint`:
-//!   to which address that is bound; `admission`: who may come in;
-//! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the other end
-//!   hears this one;
-//! - `process`: processes of this kernel, and how they stand; `heartbeat`: whose process is silent;
-//! - `proto`: who is a member, who coordinates and who goes on, as machines;
-//! - `service`: what a coordinator does for the ranks beside their membership, as a machine: rounds, the store, channels,
+//! - `environment`, `launcher`: the identity of this process, stated by its program or by its launcher;
+//! - `discovery`: where the coordinator is found, and which half of a job goes on; `address`, `place`: listening and dialling;
+//!   `tcp`, `interface`, `holder`: between hosts;
+//! - `frame`, `greeting`, `request`, `incoming`, `message`: the wire protocol; `noise`: its authentication and encryption; `endpoint`:
+//!   the address to which the handshake is bound; `admission`: which connections are accepted;
+//! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the peer's host
+//!   acknowledges sent data;
+//! - `process`: processes of this kernel and their state; `heartbeat`: which processes are silent;
+//! - `proto`: membership, coordinator and failover, as state machines;
+//! - `service`: what a coordinator does for the ranks beside their membership, as a state machine: rounds, the store, channels,
 //!   inquiries;
-//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `envelope`: what programs tell each other
+//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `envelope`: what programs send each other
 //!   through them;
 //! - `node`: the driver of a process's machines; `threads`: worlds whose ranks are threads of one process;
-//! - `client`: getting in; `search`: how somebody who is new finds who coordinates by now; `job`: what all ranks have in common;
-//! - `member`: the host, the process and the address of a rank; `mailbox`: what has come for a rank;
-//! - `inquiry`: which ranks have not entered an operation: what is said about it;
-//! - `line`: what a rank's world and its communicators share: the way to the others;
-//! - `observer`, `board`: one who is not a rank, and what it has seen; `events`: what has happened, for those who read it, of an
-//!   observer or a rank; `witness`: one who votes and has no rank;
-//! - `recordings`: what the ranks' recorders have, asked for at each process;
-//! - `panics`: how a panic's message gets to the others;
+//! - `client`: joining; `search`: how a new process finds the current coordinator; `job`: what all ranks have in common;
+//! - `member`: the host, the process and the address of a rank; `mailbox`: messages received for a rank;
+//! - `inquiry`: which ranks have not entered an operation: the messages about it;
+//! - `line`: what a rank's world and its communicators share: the way to the other ranks;
+//! - `observer`, `board`: a process without a rank, and what it has seen; `events`: the events of a world, for readers in an
+//!   observer or a rank; `witness`: a voter without a rank;
+//! - `recordings`: the contents of the ranks' recorders, requested from each process;
+//! - `panics`: how a panic's message reaches the other ranks;
 //! - `channel`: ordered messages, a rank's side;
-//! - `epoch`: how the ranks that are left go on;
-//! - `world`: one rank's view of all of them; `exchange`: what it can tell them;
-//! - `attached`: what it asks of the program that it runs in.
+//! - `epoch`: how the remaining ranks go on;
+//! - `world`: one rank's view of all ranks; `exchange`: what it can send them;
+//! - `attached`: the interface to the program that this crate runs in.
 //!
-//! It knows neither NCCL nor CUDA: what these have to do with a job is `nccl`'s.
+//! This crate knows neither NCCL nor CUDA; their part of a job is in `nccl`.
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,
@@ -96,7 +96,7 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-// What the checks before a start, and those of logs, share with it.
+// Shared with the pre-start checks and the log checks.
 pub use admission::strangers;
 pub use attached::{Attached, ClockReading, Host, Watcher, set_host};
 pub use discovery::{Discovery, FileDiscovery};

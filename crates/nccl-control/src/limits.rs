@@ -1,18 +1,19 @@
-//! What a job may be at most: numbers beyond these are mistakes, found before memory is taken or anything is sent.
+//! The limits of a job: larger numbers are mistakes, detected before memory is allocated or anything is sent.
 
-/// Every rank keeps some hundred bytes for each of them.
+/// The most ranks: every rank keeps some hundred bytes for each of them.
 const RANKS: usize = 1 << 20;
-/// There are numbers left for the attempts behind it.
+/// The largest epoch, which leaves numbers for the attempts after it.
 const EPOCH: u64 = u64::MAX >> 1;
-/// It has to fit into the first message of a rank ([`GREETING`](super::frame::GREETING)), beside host and address.
+/// The longest job name in bytes: it has to fit into a rank's first message ([`GREETING`](super::frame::GREETING)), beside host and
+/// address.
 const JOB: usize = 2048;
-/// 128 bits, if every bit is random: what cannot be guessed.
+/// The shortest secret in bytes: 128 bits, not guessable if every bit is random.
 const SECRET: usize = 16;
 
-/// The most witnesses of a job: more than one for each network that may be cut serve nothing.
+/// The most witnesses of a job: more than one for each network that may be cut have no use.
 pub(super) const WITNESSES: u32 = 64;
 
-/// Why there is no world of this size.
+/// Returns an error for a world that is too large.
 pub fn size(ranks: usize) -> Result<(), String> {
     match ranks {
         ..=RANKS => Ok(()),
@@ -22,7 +23,7 @@ pub fn size(ranks: usize) -> Result<(), String> {
     }
 }
 
-/// Why there is no job of this name with such an attempt.
+/// Returns an error for an invalid name or attempt of a job.
 pub fn job(name: &str, epoch: u64) -> Result<(), String> {
     if epoch > EPOCH {
         return Err(format!(
@@ -39,7 +40,7 @@ pub fn job(name: &str, epoch: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Why these bytes, which `what` names, are no secret for a job.
+/// Returns an error if these bytes, which `what` names, are no valid secret.
 pub fn secret(what: &str, bytes: &[u8]) -> Result<(), String> {
     let wrong = match bytes.trim_ascii().len() {
         SECRET.. => return Ok(()),

@@ -1,45 +1,45 @@
-//! Who a rank is: its host, its process, and where it listens.
+//! The identity of a rank: its host, its process, and where it listens.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::process;
 use crate::process_state::ProcessState;
 
-/// What is known of a rank.
+/// The identity of a rank.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct Member {
     pub host: String,
     pub pid: u32,
-    /// Which rank its launcher started it as, where that is known and told of no other rank.
+    /// The rank as which its launcher started it, if known and claimed by no other rank.
     pub launched: Option<usize>,
-    /// Where it listens, unless it is a thread of this process.
+    /// The address at which it listens, unless it is a thread of this process.
     pub at: Option<String>,
-    /// A checksum of the kernel and the namespace in which its number means something; 0 where that is not known.
+    /// A checksum of the kernel and the namespace that are the scope of `pid`; 0 if not known.
     pub kernel: u64,
 }
 
-/// Which ranks their launcher started them as, where that is known.
+/// Returns the launcher ranks of `people`, if known.
 pub fn launched(people: Option<&Vec<Member>>) -> Vec<Option<usize>> {
     let people = people.into_iter().flatten();
     people.map(|member| member.launched).collect()
 }
 
 impl Member {
-    /// The address of the network card over which it is reached, where it is over one.
+    /// The IP address over which it is reached, if it is reached over TCP.
     fn address(&self) -> Option<IpAddr> {
         let at = self.at.as_deref()?.strip_prefix("tcp:")?;
         Some(at.parse::<SocketAddr>().ok()?.ip())
     }
 
-    /// Whether what cuts one of the two off from the network cuts off the other: they are reached at one address.
-    /// A name alone says nothing, as many hosts are called `localhost` or `ubuntu`.
+    /// Whether a network failure that cuts one of the two off also cuts off the other: they are reached at one address.
+    /// A host's name is no evidence, as many hosts are called `localhost` or `ubuntu`.
     pub fn is_beside(&self, other: &Self) -> bool {
         let own = self.address();
         own.is_some() && own == other.address()
     }
 
-    /// A thread of this process.
+    /// The identity of a thread of this process.
     pub(crate) fn here() -> Self {
         Self {
             host: crate::host::name().to_string(),
@@ -50,12 +50,12 @@ impl Member {
         }
     }
 
-    /// Whether its process has the number here that it says.
+    /// Whether its process number is valid in this process.
     pub fn is_here(&self) -> bool {
         self.kernel != 0 && self.kernel == process::kernel_sum()
     }
 
-    /// What the kernel says of it, if that is this one, and says that the process cannot go on now.
+    /// Returns the state of its process, if its kernel is this one and says that the process cannot go on now.
     pub fn standing_still(&self) -> Option<ProcessState> {
         let state = self
             .is_here()
@@ -83,7 +83,7 @@ mod tests {
         assert!(!one.is_beside(&member(Some("tcp:10.0.0.2:4000"))));
         let six = member(Some("tcp:[fe80::1]:4000"));
         assert!(six.is_beside(&member(Some("tcp:[fe80::1]:9"))));
-        // Of those nobody knows.
+        // Nothing is known of ranks without an address.
         assert!(!member(None).is_beside(&member(None)));
         let local = member(Some("unix:/tmp/x"));
         assert!(!local.is_beside(&local.clone()));

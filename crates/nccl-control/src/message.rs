@@ -1,4 +1,4 @@
-//! What requests and answers are made of: rounds, and why something did not end well.
+//! The parts of requests and answers: rounds, and why a request failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,56 +12,56 @@ use crate::departure::{Departure, Reason, Unfinished};
 /// The parts of all ranks of a round, in order.
 pub(super) type Parts = Arc<Vec<Vec<u8>>>;
 
-/// Which ranks a round is for, under which name.
+/// A round: its topic, its number and its ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Round {
     pub(super) topic: String,
-    /// The how-manieth use of the topic.
+    /// The number of earlier rounds of this topic with these ranks.
     pub(super) number: u64,
-    /// All ranks, or some of them, in the order of their parts.
+    /// The ranks, in the order of their parts; `None` for all.
     #[serde(deserialize_with = "some")]
     pub(super) members: Option<Arc<[usize]>>,
 }
 
-/// None are all.
+/// Reads an empty list as all ranks.
 fn some<'d, D: Deserializer<'d>>(from: D) -> Result<Option<Arc<[usize]>>, D::Error> {
     let members = Option::<Arc<[usize]>>::deserialize(from)?;
     Ok(members.filter(|members| !members.is_empty()))
 }
 
-/// How the topics begin of rounds in which ranks tell that they are done with something. Such a round
-/// ends well without those that are gone: a process that ended is done with everything.
+/// The beginning of the topics of rounds in which ranks report that they are done with something. Such a round
+/// succeeds without ranks that are gone: an ended process is done with everything.
 pub(super) const ENDS: &str = "end/";
 
 impl Round {
-    /// Whether it does without ranks that are gone.
+    /// Whether the round succeeds without ranks that are gone.
     pub(super) fn is_of_ends(&self) -> bool {
         self.topic.starts_with(ENDS)
     }
 
-    /// Whether some of the ranks agree on something without the others, which could be another world.
+    /// Whether some of the ranks agree on something without the others, which could form another world.
     pub(super) fn needs_majority(&self) -> bool {
         self.members.is_some() && !self.is_of_ends()
     }
 }
 
-/// A rank that is waited for.
+/// A rank for which a request waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Missing {
     pub(super) rank: usize,
-    /// What it does, and for how long; `None` when it never came at all.
+    /// Its phase, and for how long; `None` when it never joined.
     #[serde(deserialize_with = "clean")]
     pub(super) phase: Option<(Phase, Duration)>,
 }
 
-/// Why a request did not end well.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Incomplete {
     TimedOut {
         missing: Vec<Missing>,
         #[serde(deserialize_with = "clean")]
         waited: Duration,
-        /// What else the coordinator has seen: who was turned away.
+        /// What else the coordinator has seen: which connections were refused.
         #[serde(deserialize_with = "clean")]
         remarks: Vec<String>,
     },
@@ -71,7 +71,7 @@ pub(super) enum Incomplete {
     },
     /// This rank gave a part of the round already.
     Twice,
-    /// The parts or values have more than the limit together.
+    /// The parts or values exceed the limit together.
     TooLarge {
         bytes: usize,
     },
@@ -80,16 +80,16 @@ pub(super) enum Incomplete {
         rank: usize,
         reason: Reason,
     },
-    /// The topic's round is of other ranks on another rank.
+    /// Another rank uses the topic with other ranks.
     OtherMembers,
-    /// Nobody set the key in time.
+    /// No rank set the key in time.
     NoKey {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
     },
-    /// This rank itself gave the request up.
+    /// This rank itself cancelled the request.
     Interrupted,
-    /// All of these ranks have come, and are not known to be on the side that goes on.
+    /// All ranks of the round have given their parts, but are not known to be on the side that goes on.
     NoMajority {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
@@ -97,7 +97,7 @@ pub(super) enum Incomplete {
 }
 
 impl Incomplete {
-    /// What an error says of it that others act on.
+    /// The part of an error that other code acts on.
     pub(super) fn unfinished(&self) -> Option<Unfinished> {
         match self {
             Self::Gone { rank, departure } => Some(Unfinished::Gone {

@@ -1,19 +1,19 @@
-//! The Noise protocol between two ends of a connection: a handshake that proves the job's secret, and the seal of what
-//! goes over the connection behind it.
+//! The Noise protocol between two ends of a connection: a handshake that proves the job's secret, and the seal of all
+//! messages after it.
 //!
 //! The pattern is NNpsk0 with X25519, ChaCha20-Poly1305 and SHA-256 (revision 34 of the Noise protocol framework); the
-//! pre-shared key is made of the job's secret. [`greeting`](super::greeting) says what the two sides send, [`Connection`]
+//! pre-shared key is derived from the job's secret. [`greeting`](super::greeting) defines the messages of the two sides, [`Connection`]
 //! seals and [`Decoder`] opens what follows.
 //!
-//! - [`Initiator`] is the side that connects. Its first message was made with the secret, but may be a recorded one that is
-//!   sent again: only a message under the keys of this handshake proves that the sender knows the secret.
-//! - [`Responder`] is the side that listens. It computes nothing with curves, and answers nothing that depends on the
+//! - [`Initiator`] is the side that connects. Its first message was made with the secret, but may be a replay:
+//!   only a message under the keys of this handshake proves that the sender knows the secret.
+//! - [`Responder`] is the side that listens. It computes nothing with curves, and sends no answer that depends on the
 //!   secret, before the first message has been opened.
 //! - [`Seal`] holds the two keys of the connection, one for each direction. Each message has a number, counted from 0 and
-//!   not sent: one that was changed, repeated, left out or moved does not open.
+//!   not sent: a message that was changed, repeated, dropped or moved does not open.
 //!
-//! Keys of a handshake are made anew for each connection, so that a secret that becomes known later opens nothing that was
-//! recorded before, except the first message.
+//! The keys of a handshake are made anew for each connection, so that a secret that becomes known later opens no earlier
+//! recording, except the first message.
 //!
 //! [`Connection`]: super::connection::Connection
 //! [`Decoder`]: super::frame::Decoder
@@ -30,24 +30,24 @@ use nccl_base::wire::Broken;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 
-/// The most bytes of one message of Noise, and so of one sealed message.
+/// The most bytes of one Noise message, and so of one sealed message.
 pub(super) const LARGEST_SEALED: usize = 65535;
 
-/// What a seal adds to a message.
+/// How many bytes a seal adds to a message.
 pub(super) const TAG: usize = 16;
 
 /// The most bytes under one seal.
 pub(super) const LARGEST_PLAIN: usize = LARGEST_SEALED - TAG;
 
-/// What a handshake adds to a payload: an ephemeral key and a tag.
+/// How many bytes a handshake adds to a payload: an ephemeral key and a tag.
 const OVERHEAD: usize = 32 + TAG;
 
-/// In front of a sealed message: its length (2 bytes, little-endian).
+/// The length prefix of a sealed message (2 bytes, little-endian).
 pub(super) const LENGTH: usize = 2;
 
 type Key = [u8; 32];
 
-/// The pre-shared key: of the secret, or of none, which is public.
+/// Derives the pre-shared key: from the secret, or a public one without a secret.
 fn key(secret: Option<&Secret>) -> Key {
     let mut key = Key::default();
     let Some(mut hash) = DefaultResolver.resolve_hash(&HashChoice::SHA256) else {
@@ -77,7 +77,7 @@ fn builder<'b>(key: &'b Key, prologue: &'b [u8]) -> Result<Builder<'b>, snow::Er
 pub(super) struct Initiator(HandshakeState);
 
 impl Initiator {
-    /// The first message, which holds `payload`; both sides have to mean the same `prologue`.
+    /// Makes the first message, which holds `payload`; both sides need the same `prologue`.
     pub(super) fn begin(
         secret: Option<&Secret>,
         prologue: &[u8],
@@ -92,7 +92,7 @@ impl Initiator {
         Ok((Self(state), first))
     }
 
-    /// Takes the answer; `None` when it is not of one who knows the secret and has opened the first message.
+    /// Takes the answer; `None` when its sender does not know the secret or has not opened the first message.
     pub(super) fn finish(mut self, answer: &[u8]) -> Option<Arc<Seal>> {
         self.0.read_message(answer, &mut []).ok()?;
         Seal::new(self.0).ok()
@@ -118,7 +118,7 @@ impl Responder {
         Some((Self(state), payload))
     }
 
-    /// The answer, and what both have from then on.
+    /// Makes the answer, and the seal that both sides have from then on.
     pub(super) fn answer(mut self) -> io::Result<(Vec<u8>, Arc<Seal>)> {
         let mut answer = vec![0; OVERHEAD];
         let length = self.0.write_message(&[], &mut answer).map_err(failed)?;
@@ -130,7 +130,7 @@ impl Responder {
 /// The keys of one connection.
 pub(super) struct Seal(StatelessTransportState);
 
-/// What is said of a sealed message that does not open.
+/// The error for a sealed message that does not open.
 pub(super) const UNSEALED: Broken = Broken(
     "a message whose seal does not hold: its bytes were changed, repeated, left out or put in on the way",
 );
@@ -140,7 +140,7 @@ impl Seal {
         Ok(Arc::new(Self(state.into_stateless_transport_mode()?)))
     }
 
-    /// Puts the message with this number behind what is in `to`, with its length in front. `plain` has at most
+    /// Appends the sealed message with this number to `to`, after its length. `plain` has at most
     /// [`LARGEST_PLAIN`] bytes.
     pub(super) fn seal(&self, number: u64, plain: &[u8], to: &mut Vec<u8>) -> io::Result<()> {
         let length = plain.len() + TAG;
@@ -152,12 +152,12 @@ impl Seal {
         sealed.map(drop).map_err(failed)
     }
 
-    /// Puts what is in the message with this number behind what is in `to`.
+    /// Appends the content of the sealed message with this number to `to`.
     pub(super) fn open(&self, number: u64, sealed: &[u8], to: &mut Vec<u8>) -> Result<(), Broken> {
         let begin = to.len();
         let length = sealed.len().checked_sub(TAG).ok_or(UNSEALED)?;
         to.resize(begin + length, 0);
-        // The transport's own parameters are named the wrong way round: the sealed message comes first.
+        // The transport's own parameter names are swapped: the sealed message comes first.
         match self.0.read_message(number, sealed, &mut to[begin..]) {
             Ok(_) => Ok(()),
             Err(_) => {
@@ -167,7 +167,7 @@ impl Seal {
         }
     }
 
-    /// Both ends of a connection without a secret.
+    /// The two ends of a connection without a secret.
     #[cfg(test)]
     pub(super) fn pair() -> (Arc<Self>, Arc<Self>) {
         let (initiator, first) = Initiator::begin(None, b"", b"").unwrap();

@@ -1,4 +1,4 @@
-//! How the message of a panic gets to the other ranks.
+//! How the message of a panic reaches the other ranks.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
@@ -12,21 +12,21 @@ use crate::forked;
 /// The longest message that is kept, in bytes.
 const LONGEST: usize = 4096;
 
-/// How long a process that is about to abort takes to tell the others.
+/// How long an aborting process takes to report to the other ranks.
 const TELLING: Duration = Duration::from_secs(1);
 
 thread_local! {
     static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// From now on the other ranks hear the message and the place of a panic that ends a `World`,
-/// instead of only that there was one.
+/// Installs a panic hook, so that the other ranks receive the message and the location of a panic that ends a `World`,
+/// instead of only the fact.
 ///
 /// A panic hook belongs to the whole process, so a library must not set one unasked: call this once, in
-/// `main`. The hook that was there is called as well. A world that is dropped while its thread unwinds then
+/// `main`. The previous hook is called as well. A world that is dropped while its thread unwinds then
 /// fails with `its thread panicked at src/main.rs:10:5: message`; in a program that is built with
 /// `panic = "abort"`, every world of the process does, because no thread unwinds. A panic that is caught
-/// before it reaches a world is nobody's business.
+/// before it reaches a world is not reported.
 ///
 /// ```
 /// nccl::install_panic_hook();
@@ -49,7 +49,7 @@ pub fn install_panic_hook() {
             if cfg!(panic = "abort") {
                 tell_all(&text);
             }
-            // A thread that is past its own data has none of ours either.
+            // In a thread that has destroyed its thread-local data, there is nothing to set.
             let _ = LAST.try_with(|last| *last.borrow_mut() = Some(text));
             before(info);
         }));
@@ -74,7 +74,7 @@ fn describe(info: &PanicHookInfo<'_>) -> String {
     text
 }
 
-/// What to say of the panic that unwinds this thread.
+/// Describes the panic that unwinds this thread.
 pub(super) fn of_this_thread() -> String {
     let last = LAST.try_with(|last| last.borrow().clone());
     last.ok()
@@ -82,7 +82,7 @@ pub(super) fn of_this_thread() -> String {
         .unwrap_or_else(|| String::from("its thread panicked"))
 }
 
-/// Tells the others of all worlds that this process is about to abort. On a thread of its own: this one may
+/// Reports to the other ranks of all worlds that this process is about to abort. Runs on a thread of its own: this one may
 /// hold any lock.
 pub(super) fn tell_all(text: &str) {
     if forked::is_child() {

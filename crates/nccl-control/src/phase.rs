@@ -1,19 +1,19 @@
-//! What a rank's program says that it does (`World::phase`).
+//! The phase of a rank, set by its program (`World::phase`).
 
 use nccl_base::wire::Clean;
 use serde::{Deserialize, Serialize};
 
-/// What a rank does, as far as it has said.
+/// The phase of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Phase {
-    /// It has come, and has said nothing yet.
+    /// The rank has joined, and has set no phase yet.
     Joined,
-    /// This.
+    /// The phase that it has set.
     Said(String),
 }
 
 impl Phase {
-    /// As people are told.
+    /// Returns the name for messages.
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Joined => "joined",

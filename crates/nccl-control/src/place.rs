@@ -1,4 +1,4 @@
-//! Where ranks meet: listening there, and getting there.
+//! The address at which ranks meet: listening there, and connecting to it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,25 +17,25 @@ use super::tcp;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
-/// A socket that listens, and takes its file away when it goes.
+/// A listening socket, which removes its file when dropped.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: Option<(PathBuf, Option<(u64, u64)>)>,
-    /// Where its address is published.
+    /// The discovery in which the address is published.
     published: Option<Found>,
-    /// Where it is, as somebody says.
+    /// The address it was asked to listen at; `None` for [`listen_beside`] over TCP.
     of: Option<Address>,
-    /// Where it really is.
+    /// The actual address.
     pub(super) at: String,
-    /// The same, over TCP.
+    /// The actual address over TCP.
     address: Option<std::net::SocketAddr>,
-    /// Where connections to it lead, over a Unix socket.
+    /// The endpoint of all its connections, over a Unix socket.
     endpoint: Option<Endpoint>,
 }
 
 impl Listener {
-    /// Where `socket` leads to, which was accepted here.
+    /// Returns the local endpoint of `socket`, which this listener accepted.
     pub(super) fn end_of(&self, socket: impl AsFd) -> io::Result<Endpoint> {
         match &self.endpoint {
             Some(endpoint) => Ok(endpoint.clone()),
@@ -43,12 +43,12 @@ impl Listener {
         }
     }
 
-    /// Whether it listens at this address.
+    /// Whether this listener serves `address`.
     pub(super) fn is_at(&self, address: &Address) -> bool {
         self.of.as_ref() == Some(address)
     }
 
-    /// Says where it is to those who look for `address`, if there is a discovery for that.
+    /// Publishes the listener's address in the discovery of `address`, if there is one; returns whether there is.
     pub(super) fn publish(&mut self, address: &Address) -> Result<bool> {
         let (Address::Tcp(place), Some(at)) = (address, self.address) else {
             return Ok(false);
@@ -62,7 +62,7 @@ impl Listener {
     }
 }
 
-/// What tells a socket's file from another one of the same name, which belongs to a later job.
+/// Returns the device and inode of the file at `path`, which tell it from the file of a later job at the same path.
 fn inode(path: &Path) -> Option<(u64, u64)> {
     let file = std::fs::symlink_metadata(path).ok()?;
     Some((file.dev(), file.ino()))
@@ -76,7 +76,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Before the socket is closed: who takes the path over comes only then.
+        // Before the socket is closed: a later listener takes the path over only after that.
         if let Some((path, own)) = &self.path
             && inode(path) == *own
         {
@@ -96,7 +96,7 @@ fn unix_address(address: &Address) -> io::Result<SocketAddr> {
     }
 }
 
-/// Listens, and removes a socket that nobody listens at any more.
+/// Listens at `address`; replaces the file of a socket without a listener.
 pub(super) fn listen(address: &Address) -> Result<Listener> {
     if let Address::Tcp(place) = address {
         let (socket, at) = tcp::listen(place)?;
@@ -112,8 +112,8 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     }
     let failed = |error| Error::io(format!("listening at {address}"))(error);
     let target = unix_address(address).map_err(failed)?;
-    // Two epochs of this process may come for a place at the same moment. Both would find that nobody is there, and the
-    // second remove the file of the first.
+    // Two epochs of this process may listen at one address at the same moment. Without the lock, both would find no listener, and
+    // the second would remove the file of the first.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock();
     let listener = match UnixListener::bind_addr(&target) {
@@ -140,7 +140,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
         }
         Err(error) => return Err(failed(error)),
     };
-    // Many ranks come at once; the system cuts this to what it allows.
+    // Many ranks connect at once; the system caps the backlog.
     rustix::net::listen(&listener, 4096).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     let path = match address {
@@ -158,7 +158,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     })
 }
 
-/// Why others may not reach rank 0, although it listens.
+/// Returns why other ranks may not reach rank 0 although it listens, if there is a reason.
 pub(super) fn unreachable(address: &Address, listener: &Listener) -> Option<String> {
     match address {
         Address::Tcp(place) => tcp::unreachable(place, listener.address?),
@@ -166,8 +166,8 @@ pub(super) fn unreachable(address: &Address, listener: &Listener) -> Option<Stri
     }
 }
 
-/// Where a rank other than 0 listens, which is connected to rank 0 at `address`. `name` is another one for
-/// each rank and epoch.
+/// Listens for a rank other than 0, which is connected to rank 0 at `address`. `name` is unique to the rank
+/// and the epoch.
 pub(super) fn listen_beside(
     address: &Address,
     name: &str,
@@ -200,7 +200,7 @@ fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
-/// One try to get there; `turn` counts them.
+/// Makes one attempt to connect; `turn` counts the attempts.
 pub(super) fn dial(address: &Address, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let target = match address {
@@ -210,12 +210,12 @@ pub(super) fn dial(address: &Address, turn: usize, deadline: Instant) -> io::Res
     }?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &target)?;
-    // Anybody on this host can take an abstract name, and give out tokens of a world of their own.
+    // Any process of this host can take an abstract name and hand out the tokens of another world.
     same_user(&socket).map_err(|reason| io::Error::new(io::ErrorKind::PermissionDenied, reason))?;
     Ok(socket)
 }
 
-/// Whether somebody who has connected may be listened to at all.
+/// Checks whether the peer of an accepted connection may be heard at all.
 pub(super) fn admit(stream: impl AsFd) -> Result<(), String> {
     let stream = stream.as_fd();
     if tcp_peer(stream).is_some() {
@@ -228,7 +228,7 @@ fn tcp_peer(stream: BorrowedFd<'_>) -> Option<std::net::SocketAddr> {
     rustix::net::getpeername(stream).ok()??.try_into().ok()
 }
 
-/// Where somebody is, for sentences.
+/// Describes where the peer is, for messages.
 pub(super) fn describe_peer(stream: impl AsFd) -> String {
     if let Some(peer) = tcp_peer(stream.as_fd()) {
         return peer.to_string();
@@ -239,7 +239,7 @@ pub(super) fn describe_peer(stream: impl AsFd) -> String {
     }
 }
 
-/// Whether the other end is a process of this user; otherwise, who it is.
+/// Checks that the peer is a process of this user; otherwise the error says whose it is.
 pub(super) fn same_user(stream: impl AsFd) -> Result<(), String> {
     let user = rustix::process::geteuid().as_raw();
     match peer(stream) {
@@ -253,7 +253,7 @@ pub(super) fn same_user(stream: impl AsFd) -> Result<(), String> {
     }
 }
 
-/// The process and the user at the other end.
+/// Returns the process id and the user id of the peer.
 fn peer(stream: impl AsFd) -> Option<(i32, u32)> {
     let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
     Some((peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()))

@@ -1,13 +1,13 @@
-//! The process at the other end of a connection, watched by a descriptor of its own.
+//! The process at the other end of a connection, watched through a pidfd.
 //!
-//! A connection ends with the last process that has it open, and that may be a child which a rank has
-//! forked and forgotten. Where both ends run under one kernel, a pidfd tells of the rank's own end.
+//! A connection ends with the last process that has it open, which may be a forgotten child that a rank
+//! forked. Where both ends run under one kernel, a pidfd reports the end of the rank itself.
 //!
-//! A number of a process means something in one namespace only, and is given out again. So it is the
-//! kernel that says who is at the other end of a Unix socket (`SO_PEERCRED`, in the reader's namespace); over
-//! TCP both ends compare boot and namespace, and that they use one address. And the descriptor has to be
-//! of the process that calls itself by this number in its own namespace (`NSpid`), and is opened before that
-//! process proves who it is: it was alive then, and had the number all the time.
+//! A process id is valid in one namespace only, and is reused. The
+//! kernel therefore identifies the peer of a Unix socket (`SO_PEERCRED`, in the reader's namespace); over
+//! TCP both ends compare boot and namespace, and that they use one address. The descriptor has to be
+//! of the process that has this id in its own namespace (`NSpid`), and is opened before that
+//! process proves its identity: it was alive then, and had the id all the time.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::LazyLock;
@@ -21,8 +21,8 @@ use nccl_base::wire::checksum;
 
 use super::process_state::{Held, ProcessState};
 
-/// The running kernel and the namespace in which the numbers of processes mean something; empty where the
-/// system does not say.
+/// The running kernel and the namespace in which process ids are valid; empty if the
+/// system does not show them.
 pub(super) fn kernel() -> &'static str {
     static KERNEL: LazyLock<String> = LazyLock::new(|| {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
@@ -35,7 +35,7 @@ pub(super) fn kernel() -> &'static str {
     &KERNEL
 }
 
-/// A descriptor of the process that listens at the other end of a Unix socket, and its number here; `None` for this process itself.
+/// Returns a descriptor of the process that listens at the other end of a Unix socket, and its id here; `None` for this process itself.
 pub(super) fn at_the_other_end(socket: impl AsFd) -> Option<(OwnedFd, u64)> {
     let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
     let number = pid.as_raw_nonzero().get().try_into().ok()?;
@@ -46,8 +46,8 @@ pub(super) fn at_the_other_end(socket: impl AsFd) -> Option<(OwnedFd, u64)> {
     Some((descriptor, number))
 }
 
-/// What the kernel says of the process at the other end of a Unix socket; `None` for one that runs, and where it
-/// does not say.
+/// Describes the state of the process at the other end of a Unix socket; `None` for a running process, or if the kernel
+/// does not show it.
 pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
     let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
     match stat(pid.as_raw_nonzero().get().try_into().ok()?)?.state {
@@ -59,13 +59,13 @@ pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
     }
 }
 
-/// What was found of a process by its number.
+/// The result of looking a process up by its id.
 pub(super) enum Found {
-    /// A descriptor of it.
+    /// A descriptor of the process.
     Process(OwnedFd),
-    /// It has ended: nobody has its number, or another process.
+    /// The process has ended: its id is unused, or another process has it.
     Ended,
-    /// The system does not say.
+    /// The system does not show it.
     Unknown,
 }
 
@@ -75,7 +75,7 @@ impl Found {
     }
 }
 
-/// The process with a number of this kernel and namespace that was started then, as it says itself.
+/// Finds the process with this id of this kernel and namespace and this start time, both as the process states them.
 pub(super) fn find(pid: u32, started: u64) -> Found {
     let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return Found::Unknown;
@@ -85,7 +85,7 @@ pub(super) fn find(pid: u32, started: u64) -> Found {
         Err(rustix::io::Errno::SRCH) => return Found::Ended,
         Err(_) => return Found::Unknown,
     };
-    // Behind the descriptor: one that ended in between has left its number to nobody who was started at the same time.
+    // After the descriptor is open: a process that ended in between has not passed its id to one started at the same time.
     match stat(pid.into()) {
         Some(stat) if stat.starttime == started => Found::Process(descriptor),
         Some(_) => Found::Ended,
@@ -93,22 +93,22 @@ pub(super) fn find(pid: u32, started: u64) -> Found {
     }
 }
 
-/// When this process was started, as its kernel counts; 0 where it does not say.
+/// The start time of this process, as its kernel counts; 0 if not shown.
 pub(super) fn started() -> u64 {
     stat(std::process::id().into()).map_or(0, |stat| stat.starttime)
 }
 
-/// Who has started a process, or has taken it over.
+/// Returns the process that has started process `pid`, or has adopted it.
 pub(super) fn parent_of(pid: u32) -> Option<u32> {
     stat(pid.into())?.ppid.try_into().ok()
 }
 
-/// What the kernel says of a process and its main thread.
+/// Reads the kernel's record of a process and its main thread.
 fn stat(pid: u64) -> Option<Stat> {
     Stat::from_file(format!("/proc/{pid}/stat")).ok()
 }
 
-/// A checksum of [`kernel`]; 0 where the system does not say.
+/// A checksum of [`kernel`]; 0 if the system does not show it.
 pub(super) fn kernel_sum() -> u64 {
     match kernel() {
         "" => 0,
@@ -116,14 +116,14 @@ pub(super) fn kernel_sum() -> u64 {
     }
 }
 
-/// How it stands with a process of this kernel and namespace; `None` where the kernel does not say.
+/// Returns the state of a process of this kernel and namespace; `None` if the kernel does not show it.
 pub(super) fn state_of(pid: u64) -> Option<ProcessState> {
     let letter = stat(pid)?.state;
     let held = held_back(pid);
     Some(ProcessState { letter, held })
 }
 
-/// Whether the group of a process is frozen, or was denied processor time.
+/// Whether the control group of a process is frozen, or was denied processor time.
 fn held_back(pid: u64) -> Option<Held> {
     let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).ok()?;
     let of_second_version = groups.into_iter().find(|group| group.hierarchy == 0);

@@ -9,17 +9,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::departure::cut;
 
-/// See the module.
+/// The state of a process; see the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessState {
-    /// What its main thread does, by the letter that `/proc` has for it.
+    /// The state of its main thread, by the letter in `/proc`.
     #[serde(deserialize_with = "letter")]
     pub(super) letter: char,
     pub(super) held: Option<Held>,
 }
 
-/// What its control group, of this path, keeps from a process.
+/// What the control group of a process, of this path, withholds from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Held {
     /// Everything.
@@ -27,7 +27,7 @@ pub(super) enum Held {
         #[serde(deserialize_with = "clean")]
         cgroup: String,
     },
-    /// Processor time, for so long in all.
+    /// Processor time, in total.
     Throttled {
         #[serde(deserialize_with = "clean")]
         cgroup: String,
@@ -37,7 +37,7 @@ pub(super) enum Held {
 }
 
 impl ProcessState {
-    /// Whether it cannot go on by itself now.
+    /// Whether the process cannot go on by itself now.
     pub(super) fn is_still(&self) -> bool {
         matches!(self.letter, 'T' | 't' | 'D' | 'Z' | 'X')
             || matches!(self.held, Some(Held::Frozen { .. }))
@@ -48,7 +48,7 @@ impl ProcessState {
         matches!(self.letter, 'T' | 't')
     }
 
-    /// Cuts what another process says of it.
+    /// Truncates the texts, which come from another process.
     pub(super) fn cut(&mut self, longest: usize) {
         if let Some(Held::Frozen { cgroup } | Held::Throttled { cgroup, .. }) = &mut self.held {
             cut(cgroup, longest);
@@ -88,7 +88,7 @@ impl fmt::Display for ProcessState {
 
 #[cfg(test)]
 impl ProcessState {
-    /// Of a process that SIGSTOP has stopped.
+    /// The state of a process that SIGSTOP has stopped.
     pub(crate) fn stopped() -> Self {
         let held = None;
         Self { letter: 'T', held }

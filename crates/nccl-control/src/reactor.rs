@@ -1,7 +1,7 @@
-//! The one thread of a process that reads what its connections bring, and keeps time for them.
+//! The one thread of a process that reads its connections, and keeps their timers.
 //!
 //! It sleeps in `epoll_wait`, however many worlds and connections there are, and nothing that it calls
-//! may wait. It is started by the first world that has a connection, and stays.
+//! may wait. The first world that has a connection starts it, and it stays.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -16,12 +16,12 @@ use crate::sync::Mutex;
 
 pub(super) use rustix::event::epoll::EventFlags;
 
-/// Something with a file descriptor, or with deadlines.
+/// A source of events: a file descriptor, or deadlines.
 pub(super) trait Source: Send + Sync {
-    /// Its descriptor is ready. Must not wait.
+    /// The descriptor is ready. Must not wait.
     fn ready(self: Arc<Self>, events: EventFlags);
 
-    /// A moment that it asked for with [`Reactor::wake_at`] has come.
+    /// A time that was requested by [`Reactor::wake_at`] has come.
     fn due(self: Arc<Self>, now: Instant) {
         let _ = now;
     }
@@ -65,7 +65,7 @@ impl Ord for Alarm {
 const BELL: u64 = u64::MAX;
 
 impl Reactor {
-    /// The process's own.
+    /// Returns the reactor of this process.
     pub(super) fn get() -> io::Result<&'static Self> {
         static STARTING: Mutex<()> = Mutex::new(());
         static REACTOR: OnceLock<Reactor> = OnceLock::new();
@@ -112,11 +112,11 @@ impl Reactor {
         let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), events);
     }
 
-    /// The source is called no more, but for a call that is running.
+    /// Removes a source: it is called no more, except by a call that is running.
     pub(super) fn remove(&self, fd: impl AsFd, token: u64) {
         let _ = epoll::delete(&self.epoll, fd);
         let source = self.sources.lock().by_token.remove(&token);
-        // Its own drop may come back here.
+        // Dropping the source may call this function again.
         drop(source);
     }
 
@@ -175,7 +175,7 @@ impl Reactor {
     }
 }
 
-/// A defect in one world does not end the connections of the others.
+/// Calls and catches panics, so that a defect in one world does not end the connections of the others.
 fn protect(call: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {
         tracing::error!(name: "nccl.internal", target: "nccl", what = "control", "the control thread survived a panic");
@@ -189,7 +189,7 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
     }
 }
 
-/// Waits until the descriptor is ready for `flags` or the deadline; whether it is.
+/// Waits until the descriptor is ready for `flags` or the deadline; returns whether it is.
 pub(super) fn poll(
     fd: impl AsFd,
     flags: rustix::event::PollFlags,

@@ -1,7 +1,7 @@
-//! The recordings of all ranks, asked for by one of them or by an observer, whatever their threads do.
+//! The recordings of all ranks, requested by one of them or by an observer, whatever their threads do.
 //!
 //! Every process listens at an address of its own, and answers on the thread that reads its connections ([`node`](super::node)).
-//! Whoever asks goes from one to the other, so that nothing passes through rank 0, which may itself be what hangs:
+//! The asking process connects to each of them, so that nothing passes through rank 0, which may itself hang:
 //!
 //! ```text
 //! asks                                   a rank's reading thread
@@ -33,53 +33,53 @@ use crate::time::deadline_after;
 /// How many ranks are asked at once.
 const WORKERS: usize = 32;
 
-/// Bytes of all answers together, as far as [`LEAST`] allows.
+/// The bytes of all answers together, as far as [`LEAST`] allows.
 const TOTAL: usize = 64 << 20;
 
-/// What one rank may answer: not less, however many there are, and not more, however few.
+/// The limits of one rank's answer, however many ranks there are.
 const LEAST: usize = 32 << 10;
 const MOST: usize = 4 << 20;
 
 /// The longest recording that is sent.
 pub(super) const LARGEST_ANSWER: usize = 8 << 20;
 
-/// How often a clock is read; the shortest round trip counts.
+/// How often a clock is read; the reading with the shortest round trip counts.
 pub(super) const READINGS: usize = 5;
 
-/// One try to be let in.
+/// The timeout of one attempt to connect.
 const TRY: Duration = Duration::from_secs(2);
 
-/// A rank that is gone, as far as is known, may still answer.
+/// The time for a rank that is known as gone, which may still answer.
 const GONE: Duration = Duration::from_millis(300);
 
-/// A rank that is to be asked.
+/// A rank to ask.
 pub(super) struct Target {
     pub(super) rank: usize,
     pub(super) host: Option<String>,
     pub(super) pid: Option<u32>,
-    /// Where it listens.
+    /// The address at which it listens.
     pub(super) at: Option<String>,
     /// How it ended.
     pub(super) end: Option<String>,
-    /// What else is known of it, for when it does not answer.
+    /// What else is known of it, for the case that it does not answer.
     pub(super) known: Option<String>,
 }
 
-/// Who asks whom.
+/// The asking process.
 pub(super) struct Asker<'a> {
     pub(super) job: &'a Job,
     pub(super) size: usize,
     pub(super) limit: Duration,
 }
 
-/// What was asked of the ranks of a job.
+/// The answers of the ranks of a job.
 #[doc(hidden)]
 pub struct Asked<T> {
     pub job: String,
     pub epoch: u64,
-    /// By rank.
+    /// The answers, by rank.
     pub answers: Vec<T>,
-    /// Those without an answer that can be used, by rank.
+    /// The ranks without a usable answer, in order.
     pub missing: Vec<Unheard>,
 }
 
@@ -93,18 +93,18 @@ pub struct Unheard {
     pub why: String,
 }
 
-/// Makes a value of what a rank answered, whose clock stands so to that of this process.
+/// Converts a rank's answer to a value, given the reading of its clock.
 pub(crate) type Decode<'d, T> = dyn Fn(usize, ClockReading, &[u8]) -> Result<T, String> + Sync + 'd;
 
 /// Readings of another process's clock.
 #[derive(Default)]
 pub(super) struct Readings {
-    /// The one with the shortest round trip: how long that took, and by how much the other clock was ahead.
+    /// The reading with the shortest round trip: its duration, and how far the other clock was ahead.
     pub(super) best: Option<ClockReading>,
 }
 
 impl Readings {
-    /// Reads it once; `None` where there is no time in the answer.
+    /// Takes one reading; `None` if the answer contains no time.
     pub(super) fn take(&mut self, ask: impl FnOnce() -> Option<Arc<[u8]>>) -> Option<()> {
         let own = i128::from(clock::clock());
         let begun = Instant::now();
@@ -120,7 +120,7 @@ impl Readings {
 }
 
 impl Asker<'_> {
-    /// Asks all of them.
+    /// Asks all targets.
     pub(super) fn ask<T: Send>(self, targets: Vec<Target>, decode: &Decode<'_, T>) -> Asked<T> {
         let until = deadline_after(self.limit);
         // Ranks that do not answer must not use up the time of those behind them.
@@ -170,7 +170,7 @@ impl Asker<'_> {
         }
     }
 
-    /// One rank, until it answers or the deadline passes; why it did not.
+    /// Asks one rank until it answers or the deadline passes; the error says why it did not.
     fn ask_one<T>(
         &self,
         target: &Target,
@@ -216,7 +216,7 @@ impl Asker<'_> {
         let soon = deadline.min(Instant::now() + TRY);
         let (connection, decoder) = match client::attempt(address, self.job, claim, 0, soon) {
             Tried::Met(met) if met.by == target.rank => (met.connection, met.decoder),
-            // Who has taken over listens where the one did that is gone.
+            // A coordinator that has taken over listens at the address of its predecessor.
             Tried::Met(met) => {
                 met.connection.shut();
                 let why = format!("rank {} listens at {address} by now", met.by);
@@ -242,13 +242,13 @@ impl Asker<'_> {
         answer
     }
 
-    /// How many bytes each may answer.
+    /// Returns how many bytes each rank may answer.
     fn budget(&self) -> usize {
         (TOTAL / self.size.max(1)).clamp(LEAST, MOST)
     }
 }
 
-/// Why there is no answer, and whether another try may have one.
+/// Why there is no answer, and whether another attempt may get one.
 enum Unanswered {
     Finally(String),
     SoFar(String),
@@ -260,7 +260,7 @@ impl From<std::io::Error> for Unanswered {
     }
 }
 
-/// With one rank.
+/// A connection to one rank.
 struct Talk<'c> {
     connection: &'c Connection,
     decoder: Decoder,
@@ -336,7 +336,7 @@ impl Target {
     }
 }
 
-/// What the kernel says of the process that listens there, where it runs under the same one.
+/// Describes the state of the process that listens there, if it runs under the same kernel.
 fn state_at(address: &Address) -> Option<&'static str> {
     if matches!(address, Address::Tcp(_)) {
         return None;

@@ -1,4 +1,4 @@
-//! What ranks and observers say to a coordinator.
+//! Requests of ranks and observers to a coordinator.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::message::Round;
 use super::process_state::ProcessState;
 use crate::departure::{Failure, ProcessEnd, Reason};
 
-/// The coordinator answers those that expect it with an [`Answer`](super::incoming::Answer) of the same
+/// The coordinator answers those that need one with an [`Answer`](super::incoming::Answer) of the same
 /// number, in any order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
@@ -38,7 +38,7 @@ pub(super) enum Request {
         #[serde(deserialize_with = "clean")]
         patience: Duration,
     },
-    /// What this rank does now.
+    /// The phase of this rank.
     Phase {
         #[serde(deserialize_with = "clean")]
         name: String,
@@ -49,7 +49,7 @@ pub(super) enum Request {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// For one rank alone. Lost when the coordinator dies, and kept by nobody.
+    /// For one rank alone. Sent again to a new coordinator, so it may arrive twice.
     Tell {
         to: usize,
         topic: String,
@@ -60,7 +60,7 @@ pub(super) enum Request {
     Fail {
         why: Failure,
     },
-    /// This rank comes to no round any more, but to those of ends: its world is gone, and it still has
+    /// This rank takes part in no rounds any more except those of ends: its world is gone, and it still has
     /// communicators. With a reason, it fails.
     Stay {
         why: Option<Failure>,
@@ -75,44 +75,44 @@ pub(super) enum Request {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// This rank has taken so many messages.
+    /// This rank has received this many messages.
     Took {
         channel: String,
         count: usize,
     },
-    /// What the clock of this process's recorder says; answered at once.
+    /// Asks for the clock of the receiver's recorder; answered at once.
     Clock,
-    /// What this rank's communicators did last, in no more than about so many bytes. Of those who ask for
-    /// nothing else.
+    /// Asks for the last operations of the receiver's communicators, in about `bytes` bytes at most. Sent only by
+    /// [`Role::Asker`](super::greeting::Role::Asker).
     Recording {
         bytes: usize,
     },
-    /// This rank waits in an operation, and somebody may not have entered it.
+    /// This rank waits in an operation that another rank may not have entered.
     Suspect(Suspicion),
     /// Whether this rank has entered an operation: the answer to
     /// [`Push::Inquire`](super::incoming::Push::Inquire), and once more when it has.
     Attends(Attendance),
-    /// The last call of this process, where there is one.
+    /// The last call of this process, if there is one.
     Last {
         #[serde(deserialize_with = "clean")]
         call: String,
     },
-    /// The answer to a [`Push::Look`](super::incoming::Push::Look): how it stands with that rank's process.
+    /// The answer to a [`Push::Look`](super::incoming::Push::Look): the state of that rank's process.
     Saw {
         rank: usize,
         state: ProcessState,
     },
-    /// An observer's: it has started these ranks, as these processes, and will say how they end.
+    /// From an observer: it has started these ranks, as these processes, and will report how they end.
     Watches {
         ranks: Vec<(usize, u64)>,
     },
-    /// An observer's: how a process ended that it has started.
+    /// From an observer: how a process that it has started ended.
     Ended {
         rank: usize,
         pid: u64,
         end: ProcessEnd,
     },
-    /// What is known of these ranks, which did not come in so long: as the answer to a request that waited for them.
+    /// Reports what is known of these ranks, which have not joined for so long: as the answer to a request that waited for them.
     Missing {
         ranks: Vec<usize>,
         #[serde(deserialize_with = "clean")]

@@ -1,9 +1,8 @@
-//! How somebody who is new to a world finds who coordinates it by now.
+//! How a new process finds the current coordinator of a world.
 //!
-//! Rank 0 may be gone, and another rank coordinates. It listens at those of the job's addresses that are of its own
-//! host. So a process that asks to come in, or wants
-//! to observe, goes around all addresses that it was told. Whoever answers there proves that it belongs to the job,
-//! and either coordinates or says who does, and where:
+//! Rank 0 may be gone and another rank may coordinate. That rank listens at those of the job's addresses that are of its own
+//! host. A process that joins or observes therefore tries all addresses it was given, in turn. A peer that answers proves
+//! that it belongs to the job, and either coordinates or names the coordinator and its address:
 //!
 //! ```text
 //! the next address ──nobody there, or not the one──▶ the one after, again and again
@@ -13,9 +12,8 @@
 //!    └─ let in
 //! ```
 //!
-//! What somebody says about another is a hint and nothing more: only the one that coordinates itself lets in, and
-//! only when it knows of no later epoch. So an answer that is out of date
-//! costs a try.
+//! The answer of a follower is only a hint: only the coordinator itself lets a process in, and only when it knows
+//! of no later epoch. An outdated answer costs one attempt.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -27,37 +25,37 @@ use super::job::Job;
 use super::service::REPORT;
 use crate::error::{Error, Result};
 
-/// How long one try may take.
+/// Timeout of one attempt.
 const TRY: Duration = Duration::from_secs(2);
 
-/// How often in a row one is sent on to somebody else, before it starts from the beginning.
+/// How many referrals in a row the search follows before it starts from the beginning.
 const LEADS: usize = 8;
 
-/// The longest pause between two tries.
+/// The longest pause between two rounds of attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// See the module.
+/// The state of a search; see the module.
 pub(super) struct Search {
     places: Vec<Address>,
     job: Job,
     claim: Claim,
-    /// How many tries there were.
+    /// How many attempts at an address of the list there were.
     turn: usize,
-    /// Where somebody has said that the coordinator is, and how many have in a row.
+    /// The coordinator's address as the last answer named it, and how many referrals there were in a row.
     lead: Option<Address>,
     leads: usize,
-    /// What came of each place the last time.
+    /// The last result at each address.
     heard: Vec<Option<String>>,
-    /// The last that was said by somebody of the job.
+    /// The last answer of a process of the job.
     said: Option<String>,
 }
 
-/// What one try came to.
+/// The result of one attempt.
 pub(super) enum Looked {
     Met(Met, Address),
-    /// Another try would end alike.
+    /// Another attempt would end alike.
     Refused(String),
-    /// Somebody of the job has answered; it is the one who coordinates, or knows of it, soon.
+    /// A process of the job has answered; it will coordinate, or know the coordinator, soon.
     Alive(String),
     Nobody(io::Error),
 }
@@ -77,10 +75,10 @@ impl Search {
         }
     }
 
-    /// One try: where somebody has said, or at the next place.
+    /// Makes one attempt: at the address that the last answer named, or at the next address of the list.
     pub(super) fn step(&mut self, deadline: Instant) -> Looked {
         let index = self.turn % self.places.len();
-        // Of an address with several ports, another one each time round.
+        // An address with several ports is tried at the next port each time round.
         let port = self.turn / self.places.len();
         let (address, is_lead) = match self.lead.take() {
             Some(lead) => (lead, true),
@@ -103,7 +101,7 @@ impl Search {
                 self.said = Some(why.clone());
                 Looked::Alive(why)
             }
-            // Where there are others, one of them may be right.
+            // Another of several addresses may be right.
             Tried::Refused(why) if is_lead || self.places.len() > 1 => {
                 self.note(index, is_lead, &address, &why);
                 self.said = Some(why.clone());
@@ -130,12 +128,12 @@ impl Search {
         });
     }
 
-    /// Whether somebody was named where to go at once.
+    /// Whether the last answer named an address to try at once.
     pub(super) fn has_lead(&self) -> bool {
         self.lead.is_some()
     }
 
-    /// Why nobody was found.
+    /// Describes why no coordinator was found.
     pub(super) fn failure(&self) -> String {
         let heard = self.places.iter().zip(&self.heard);
         let heard = heard.filter_map(|(place, why)| Some(format!("{place} ({})", why.as_ref()?)));
@@ -158,10 +156,10 @@ impl Search {
         }
     }
 
-    /// Tries until somebody has let this process in.
+    /// Tries until a coordinator has let this process in.
     ///
     /// # Errors
-    /// Why it may not come in, or what was tried in vain until the deadline.
+    /// The reason of the refusal, or the attempts made in vain until the deadline.
     pub(super) fn run(&mut self, deadline: Instant) -> Result<(Met, Address)> {
         let mut pause = Duration::from_millis(2);
         let mut report = Instant::now() + REPORT;
@@ -177,13 +175,13 @@ impl Search {
             if now >= deadline {
                 return Err(Error::rendezvous(self.failure()));
             }
-            // Nobody who waits as well knows of this one.
+            // The coordinator does not know of this process, so its own log lines do not mention it.
             if now >= report {
                 report += REPORT;
                 let claim = self.claim;
                 tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {claim} finds nobody who coordinates: {why}");
             }
-            // All places one after another, and then a pause.
+            // Pauses once all addresses have been tried.
             if self.turn.is_multiple_of(self.places.len()) {
                 std::thread::sleep(pause.min(deadline.saturating_duration_since(now)));
                 pause = (pause * 2).min(PAUSE);

@@ -1,4 +1,4 @@
-//! What the processes of a job know and nobody else.
+//! The secret of a job, which only its processes know.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,12 +9,12 @@ use std::path::Path;
 use super::limits;
 use crate::error::{Error, Result};
 
-/// The secret of a job, without the whitespace around it. Prints as nothing.
+/// The secret of a job, without the whitespace around it. Its debug output is empty.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Of any length: [`Job::check`](super::job::Job::check) refuses one that is too short.
+    /// Makes a secret of any length: [`Job::check`](super::job::Job::check) refuses one that is too short.
     pub(super) fn new(bytes: impl Into<Vec<u8>>) -> Self {
         let bytes = bytes.into();
         Self(bytes.trim_ascii().to_vec())
@@ -24,8 +24,8 @@ impl Secret {
         &self.0
     }
 
-    /// From `NCCL_RUN_SECRET`, or the file that `NCCL_RUN_SECRET_FILE` names: any bytes, without the whitespace around
-    /// them. What is set and cannot be read is an error, never a job without a secret.
+    /// Reads `NCCL_RUN_SECRET`, or the file that `NCCL_RUN_SECRET_FILE` names: any bytes, without the whitespace around
+    /// them. A variable that is set and cannot be read is an error, never a job without a secret.
     pub(super) fn from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
         match (get("NCCL_RUN_SECRET"), get("NCCL_RUN_SECRET_FILE")) {
             (Some(_), Some(path)) => Err(Error::rendezvous(format!(

@@ -1,4 +1,4 @@
-//! Meeting over TCP: at one address, never at all of them unless asked.
+//! The rendezvous over TCP: listening at one address, and at all of them only when asked.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ use super::interface::{self, Interface, Own};
 use super::reactor::poll;
 use crate::error::{Error, Result};
 
-/// Where rank 0 listens, and how the others find it.
+/// Where rank 0 listens, and how the other ranks find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) host: String,
@@ -25,18 +25,18 @@ pub(super) struct Place {
     pub(super) interface: Option<Interface>,
     /// Whether some ranks are known to be on other hosts.
     pub(super) across: bool,
-    /// Where rank 0 says its address, and the others find it.
+    /// Where rank 0 publishes its address, and the other ranks find it.
     pub(super) discovery: Option<Found>,
 }
 
-/// How long one try to connect may take: an answer comes in milliseconds, or not at all.
+/// The timeout of one attempt to connect: an answer comes in milliseconds, or not at all.
 const TRY: Duration = Duration::from_secs(1);
 
-/// The most bytes in one packet: they pass wherever IPv6 does (RFC 8200, section 5: 1280 bytes with all headers).
-/// A way that loses larger packets in silence would otherwise make a host look dead that is there.
+/// The most bytes in one packet, which pass wherever IPv6 does (RFC 8200, section 5: 1280 bytes with all headers).
+/// A path that silently drops larger packets would otherwise make a live host look dead.
 const SEGMENT: u32 = 1220;
 
-/// How many ports a message says something about.
+/// How many ports an error describes.
 const TOLD: usize = 8;
 
 impl Place {
@@ -50,7 +50,7 @@ impl Place {
         }
     }
 
-    /// `HOST:PORT`, `HOST:FIRST-LAST` or `[IPV6]:PORT`.
+    /// Parses `HOST:PORT`, `HOST:FIRST-LAST` or `[IPV6]:PORT`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (host, ports) = match text.strip_prefix('[') {
             Some(rest) => rest.split_once("]:")?,
@@ -65,7 +65,7 @@ impl Place {
         Some(Self::new(host, ports))
     }
 
-    /// Whether strangers may listen at some of the ports.
+    /// Whether there are several ports, at some of which other programs may listen.
     pub(super) fn is_range(&self) -> bool {
         self.ports.0 != self.ports.1
     }
@@ -103,7 +103,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Listens at the first port that can be had, which is never given back before the end.
+/// Listens at the first available port, and keeps it.
 pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
     let own = interface::own().map_err(Error::io("looking at this host's interfaces"))?;
     let (at, name) = own_address(place, &own)?;
@@ -164,7 +164,7 @@ pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
     )))
 }
 
-/// Listens at any port of the address that `connection` has on this side: the one on the way to rank 0.
+/// Listens at any port of the local address of `connection`: the address on the way to rank 0.
 pub(super) fn listen_beside(connection: impl AsFd) -> io::Result<(OwnedFd, SocketAddr)> {
     let at = rustix::net::getsockname(connection)?;
     let at = SocketAddr::try_from(at).map_err(io::Error::from)?;
@@ -173,7 +173,7 @@ pub(super) fn listen_beside(connection: impl AsFd) -> io::Result<(OwnedFd, Socke
     Ok((socket, at))
 }
 
-/// The one address at which to listen, with its interface.
+/// Returns the address at which to listen, with its interface.
 fn own_address(place: &Place, own: &[Own]) -> Result<(SocketAddr, String)> {
     if let Some(interface) = &place.interface {
         if *interface == Interface::Any {
@@ -240,14 +240,14 @@ fn new_socket(to: SocketAddr) -> Result<OwnedFd, Errno> {
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-    // One that cannot be had costs nothing on an ordinary way.
+    // Failure to set it has no effect on an ordinary path.
     let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT);
     Ok(socket)
 }
 
 fn bind(at: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = new_socket(at)?;
-    // What is left of ended connections is in nobody's way; a listener still is.
+    // Remains of ended connections do not prevent binding; a listener still does.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     if at.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, !at.ip().is_unspecified())?;
@@ -268,7 +268,7 @@ pub(super) fn publish(Found(discovery): &Found, at: SocketAddr) -> Result<()> {
     published.map_err(Error::io(format!("publishing the address in {name}")))
 }
 
-/// One try; `turn` says which of several ports.
+/// Makes one attempt to connect; `turn` selects one of several ports.
 pub(super) fn dial(place: &Place, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
     let targets = match &place.discovery {
         Some(Found(discovery)) => vec![discovery.find()?],
@@ -288,7 +288,7 @@ pub(super) fn dial(place: &Place, turn: usize, deadline: Instant) -> io::Result<
     Err(last)
 }
 
-/// Nothing at all came from there within the time of one try.
+/// No packet at all came from there within the timeout of an attempt.
 #[derive(Debug)]
 struct Unanswered(SocketAddr);
 
@@ -304,14 +304,14 @@ impl fmt::Display for Unanswered {
     }
 }
 
-/// Whether a try to connect failed because nothing came, and not because somebody says that there is no way.
+/// Whether an attempt to connect failed because no packet came, and not because of a report that the address is unreachable.
 pub(super) fn is_unanswered(error: &io::Error) -> bool {
     error
         .get_ref()
         .is_some_and(|inner| inner.is::<Unanswered>())
 }
 
-/// What a try to connect to `target` came to, with its address.
+/// Adds the address to the error of an attempt to connect to `target`.
 fn at(target: SocketAddr, error: &io::Error) -> io::Error {
     match is_unanswered(error) {
         true => io::Error::new(error.kind(), Unanswered(target)),
@@ -338,8 +338,8 @@ fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Refuses a connection that has come from the very port to which it was made: on this host, the system may choose that one. It
-/// is reset, because an orderly end would keep the port from whoever comes to listen there for a minute.
+/// Refuses a connection whose own port is the one to which it was made: on this host, the system may choose that one. It
+/// is reset, because an orderly end would keep the port from a later listener for a minute.
 fn refuse_itself(socket: OwnedFd, to: SocketAddr) -> io::Result<OwnedFd> {
     if local_address(&socket)? != to {
         return Ok(socket);
@@ -348,7 +348,7 @@ fn refuse_itself(socket: OwnedFd, to: SocketAddr) -> io::Result<OwnedFd> {
     Err(io::ErrorKind::ConnectionRefused.into())
 }
 
-/// What keeps a connection from being made, where the system's own words do not say it.
+/// Explains why a connection cannot be made, where the system's error does not.
 fn explained(error: Errno) -> io::Error {
     let why = match error {
         Errno::HOSTUNREACH => "a router or a firewall refuses it, or the host is down",
@@ -358,7 +358,7 @@ fn explained(error: Errno) -> io::Error {
         _ => return error.into(),
     };
     let error = io::Error::from(error);
-    // Another try may find a rule that has been changed.
+    // Another attempt may find the rule changed.
     let kind = match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => io::ErrorKind::Other,
         kind => kind,
@@ -366,7 +366,7 @@ fn explained(error: Errno) -> io::Error {
     io::Error::new(kind, format!("{error}; {why}"))
 }
 
-/// Why others could not reach the address at which rank 0 listens, because of what its own host makes of
+/// Returns why other ranks cannot reach the address at which rank 0 listens, because of how its own host resolves
 /// its name.
 fn unreachable_name(place: &Place, at: SocketAddr) -> Option<String> {
     let Place { host, .. } = place;
@@ -393,7 +393,7 @@ fn unreachable_name(place: &Place, at: SocketAddr) -> Option<String> {
     ))
 }
 
-/// Why others may not reach rank 0, although it listens at `at`.
+/// Returns why other ranks may not reach rank 0, although it listens at `at`.
 pub(super) fn unreachable(place: &Place, at: SocketAddr) -> Option<String> {
     let own = interface::own().unwrap_or_default();
     let down = own.iter().find(|own| own.address == at.ip() && !own.up);
@@ -406,7 +406,7 @@ pub(super) fn unreachable(place: &Place, at: SocketAddr) -> Option<String> {
     })
 }
 
-/// Small frames go at once, and the kernel tells of a host that is gone, without a word from its
+/// Sends small frames at once, and lets the kernel detect a host that is gone, without help of its
 /// processes.
 pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();

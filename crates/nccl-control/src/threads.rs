@@ -1,5 +1,5 @@
-//! Ranks that are threads of one process: a [`Service`] and the mailboxes of all. Nothing is lost between them and none ends
-//! without a word, so membership needs no protocol here.
+//! Ranks that are threads of one process: a [`Service`] and the mailboxes of all. No message between them is lost and no rank ends
+//! unreported, so membership needs no protocol here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,20 +21,20 @@ use crate::time::later;
 
 pub(crate) struct Threads {
     this: Weak<Self>,
-    /// Tells apart the worlds of one process.
+    /// Distinguishes the worlds of one process.
     number: u64,
     generation: u64,
     mailboxes: Vec<Arc<Mailbox>>,
     state: Mutex<State>,
-    /// Rings when wishes to go on have an outcome.
+    /// Signalled when wishes to go on have an outcome.
     bell: Condvar,
 }
 
 struct State {
     service: Service,
-    /// Which ranks can be told something.
+    /// Which ranks can receive messages.
     present: Vec<bool>,
-    /// Who was told something since the handlers ran.
+    /// The ranks that were sent something since the handlers ran.
     told: Vec<usize>,
     wishes: BTreeMap<usize, Wish>,
     /// How many generations were agreed upon.
@@ -52,7 +52,7 @@ struct Wish {
 /// The next generation.
 pub(crate) struct Next {
     pub(crate) threads: Arc<Threads>,
-    /// Which rank each of its ranks was before.
+    /// For each of its ranks, the rank before.
     pub(crate) from: Vec<usize>,
 }
 
@@ -94,7 +94,7 @@ impl Threads {
         self.generation
     }
 
-    /// The name of its job.
+    /// Returns the name of its job.
     pub(crate) fn job(&self) -> String {
         format!("threads {}", self.number)
     }
@@ -103,7 +103,7 @@ impl Threads {
         &self.mailboxes[rank]
     }
 
-    /// One request of `rank`; its answer, if any, comes under `id`.
+    /// Handles one request of `rank`; its answer, if any, arrives under `id`.
     pub(crate) fn send(&self, rank: usize, id: u64, request: Request) {
         let mut state = self.state.lock();
         if !state.present[rank] {
@@ -136,7 +136,7 @@ impl Threads {
         self.settle();
     }
 
-    /// A rank takes part in nothing any more; the first reason stays.
+    /// Ends the part of a rank; the first reason stays.
     pub(crate) fn leave(&self, rank: usize, departure: Departure) {
         let mut state = self.state.lock();
         self.leaves(&mut state, rank, departure, false);
@@ -144,9 +144,9 @@ impl Threads {
         self.settle();
     }
 
-    /// A rank that `stays` comes to no round any more, but to those of ends, and leaves a second time.
+    /// Ends the part of a rank. A rank that `stays` still takes part in rounds of ends, and leaves a second time.
     fn leaves(&self, state: &mut State, rank: usize, departure: Departure, stays: bool) {
-        // One that failed has said so. One that left without a word is heard of when it is gone.
+        // A failed rank has reported that. A rank that stays silently is reported only when it is gone.
         let told = matches!(state.service.departure(rank), Some(Departure::Failed(_)));
         let silent = stays && departure == Departure::Left;
         if !state.service.leave(rank, departure.clone(), stays) {
@@ -163,11 +163,11 @@ impl Threads {
         self.agree_if_all_are_there(state);
     }
 
-    /// Goes on to the next generation with the ranks that are left; `leaves_behind`: without those that do not come in time, if all want
-    /// it so.
+    /// Goes on to the next generation with the remaining ranks; `leaves_behind`: without the ranks that do not come in time, if all
+    /// agree.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why there is no next generation.
     pub(crate) fn go_on(
         &self,
         rank: usize,
@@ -224,7 +224,7 @@ impl Threads {
         self.bell.notify_all();
     }
 
-    /// The limit of one that wants to go on has passed.
+    /// Handles that the time limit of a rank that wants to go on has passed.
     fn give_up_waiting(&self, state: &mut State) {
         let now = Instant::now();
         let begun = state.open_wishes().map(|(_, wish)| wish.begun).min();
@@ -233,13 +233,13 @@ impl Threads {
         if state.open_wishes().all(|(_, wish)| wish.leaves_behind) {
             for rank in missing {
                 let departure = Departure::lost(How::LeftBehind { after: waited });
-                // So that it knows, should it ever look.
+                // Delivered to the rank itself, for later reads of its mailbox.
                 let gone = Push::Gone {
                     rank,
                     departure: departure.clone(),
                 };
                 self.push(state, To::Rank(rank), &gone);
-                // The last of them makes the generation.
+                // The last departure makes the generation.
                 self.leaves(state, rank, departure, false);
             }
             return;
@@ -255,7 +255,7 @@ impl Threads {
         self.bell.notify_all();
     }
 
-    /// Hands out what the service wants said.
+    /// Delivers the outputs of the service.
     fn serve(&self, state: &mut State) {
         while let Some(output) = state.service.poll() {
             match output {
@@ -286,7 +286,7 @@ impl Threads {
         }
     }
 
-    /// Runs the handlers of what was said, without the lock, and has the reactor wake it in time.
+    /// Runs the handlers of what was sent, without the lock, and sets the next timer.
     fn settle(&self) {
         let mut state = self.state.lock();
         let told = std::mem::take(&mut state.told);
@@ -310,7 +310,7 @@ impl State {
         wishes.filter(|(_, wish)| wish.outcome.is_none())
     }
 
-    /// Who could come and has not.
+    /// Returns the ranks that could go on and have not asked to.
     fn missing(&self) -> Vec<usize> {
         let is_missing = |rank: &usize| {
             let wish = self.wishes.get(rank);

@@ -14,9 +14,9 @@ use nccl_base::from_outside::{FromOutside, world as world_limit};
 
 /// A process of a job that votes and has no rank: when a network is cut in two, the half that reaches it goes on.
 ///
-/// It comes with the first generation, whose ranks are told how many they wait for ([`Rendezvous::witnesses`]), and stays as long as
-/// this value lives; a server's front is the case in mind. It hears nothing of what ranks tell each other; to see what becomes of
-/// them, a process has an [`Observer`](crate::Observer) as well. A witness that ends is like a rank that leaves: its vote is not
+/// It joins with the first generation, whose ranks are configured to wait for it ([`Rendezvous::witnesses`]), and stays as long as
+/// this value lives; a typical witness is the front end of a server. It receives no messages between ranks; a process that also watches
+/// them has an [`Observer`](crate::Observer) as well. A witness that ends is like a rank that leaves: its vote is not
 /// missed.
 ///
 /// ```no_run
@@ -31,15 +31,15 @@ pub struct Witness {
     node: Resident<Arc<Node>>,
 }
 
-/// Of the slots, which ranks and newcomers have from 0.
+/// The first slot of witnesses; ranks and newcomers have those from 0.
 const FIRST_SLOT: u32 = 1 << 30;
 
 impl Witness {
-    /// Comes to the ranks that meet, as witness `number` of those that they expect, counted from 0; waits until all are there, at most
-    /// for the rendezvous's timeout. It has to be one for an observer, of the first epoch.
+    /// Joins the ranks as witness `number` of those that they expect, counted from 0; waits until all are there, at most
+    /// for the rendezvous's timeout. The rendezvous has to be one for an observer, of the first epoch.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when the ranks do not all come, or expect no such witness.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when not all ranks come, or they expect no such witness.
     ///
     /// ```no_run
     /// # use nccl::{Rendezvous, Witness};
@@ -58,7 +58,7 @@ impl Witness {
         })
     }
 
-    /// The epoch of the ranks, in which it votes; it goes on with them.
+    /// Returns the epoch of the ranks, in which it votes; it goes on with them.
     ///
     /// ```no_run
     /// # use nccl::{Rendezvous, Witness};

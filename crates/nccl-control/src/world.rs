@@ -27,13 +27,13 @@ use nccl_base::from_outside::{FromOutside, world as world_limit};
 pub struct World {
     pub(super) local_rank: usize,
     timeout: Duration,
-    /// Its communicators keep it as well.
+    /// The line, shared with its communicators.
     pub(crate) line: Resident<Arc<Line>>,
-    /// What the others are told when this value goes.
+    /// The departure that is reported when this value is dropped.
     farewell: Departure,
     /// The network interface that the program named.
     pub(super) interface: Option<String>,
-    /// Which rank of the epoch before each of its ranks was; empty in the first.
+    /// For each rank, its rank in the epoch before; empty in the first.
     pub(super) from: Vec<Option<usize>>,
 }
 
@@ -83,7 +83,7 @@ impl World {
         Ok(world)
     }
 
-    /// What follows from where and as what it has come.
+    /// Sets what follows from the rendezvous and the identities of the ranks.
     pub(super) fn settle_in(&mut self, rendezvous: &Rendezvous) {
         if let (true, Some(members)) = (rendezvous.counts_local, self.line.members().get()) {
             let host = &members[self.rank()].host;
@@ -94,12 +94,12 @@ impl World {
         self.interface = rendezvous.address.interface();
     }
 
-    /// The world of a generation that this process has come into, or has gone on to.
+    /// The world of a generation that this process has joined, or has gone on to.
     pub(super) fn entered(entered: &Entered, local_rank: usize, timeout: Duration) -> Self {
         Self::new(Line::of(entered), local_rank, timeout)
     }
 
-    /// The worlds of `size` ranks that are threads of this process.
+    /// Makes the worlds of `size` ranks that are threads of this process.
     pub fn threads(size: usize) -> Vec<Self> {
         assert!(size > 0, "a world has at least one rank");
         let threads = Threads::new(size);
@@ -108,12 +108,12 @@ impl World {
             .collect()
     }
 
-    /// A world of one rank, for a program that can do without others.
+    /// Makes a world of one rank, for a program that can do without others.
     pub fn single() -> Self {
         Self::local(&Threads::new(1), 0, 0, Duration::from_secs(60))
     }
 
-    /// A rank that is a thread of this process.
+    /// Makes the world of a rank that is a thread of this process.
     pub(super) fn local(
         threads: &Arc<Threads>,
         rank: usize,
@@ -139,53 +139,53 @@ impl World {
         }
     }
 
-    /// How long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
-    /// 60 s unless set, or what the [`Rendezvous`] was given.
+    /// Sets how long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
+    /// default 60 s, or the timeout of the [`Rendezvous`].
     pub fn set_timeout(&mut self, limit: Duration) {
         self.timeout = limit;
     }
 
-    /// What its communicators keep of it.
+    /// Returns the line, which its communicators share.
     pub fn line(&self) -> &Arc<Line> {
         &self.line
     }
 
-    /// The network interface that the program named for the ranks' own connection.
+    /// Returns the network interface that the program named for the ranks' own connections.
     pub fn interface(&self) -> Option<&str> {
         self.interface.as_deref()
     }
 
-    /// As what `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the lines
-    /// of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world
-    /// does not have.
+    /// Returns the rank as which `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the
+    /// lines of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world does
+    /// not have.
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         self.line.members().get()?.get(rank)?.launched
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.line.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.line.size
     }
 
-    /// This rank's number among the ranks of its host: the device that it usually takes.
+    /// Returns this rank's number among the ranks of its host: the usual index of its device.
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
 
-    /// Why the communicator of this world was ended that was ended last, on this rank; `None` while there is none.
+    /// Returns the fault of the communicator of this world that ended last on this rank; `None` if none has.
     pub fn fault(&self) -> Option<Fault> {
         forked::check().ok()?;
         self.line.fault().map(|fault| Fault::clone(&fault))
     }
 
-    /// What happens to the ranks of this world and to the communicators of this one, as it comes: who is there, first; then
-    /// who leaves, fails, dies, is silent or answers again, who has not entered an operation, who coordinates, each
-    /// [`Fault`], and the next epochs. It ends when the world, in its last epoch, is dropped.
+    /// Returns a reader of the events of this world's ranks and of this rank's communicators: first the ranks present; then
+    /// departures, failures, deaths, silence and answers, late operations, new coordinators, each
+    /// [`Fault`], and the next epochs. The events end when the world, in its last epoch, is dropped.
     pub fn events(&self) -> Events {
         Events::of(self.line.happenings())
     }
@@ -195,7 +195,7 @@ impl World {
         world_limit(self.timeout)
     }
 
-    /// One round of `topic`: gives a part, gets the parts of all.
+    /// Takes part in one round of `topic`: gives a part, and returns the parts of all.
     pub fn collect(
         &self,
         topic: &str,
@@ -206,7 +206,7 @@ impl World {
         self.round(topic, None, part, deadline, Some(&interrupted))
     }
 
-    /// One round of all ranks or of `members`.
+    /// Takes part in one round of all ranks or of `members`.
     pub(super) fn round(
         &self,
         topic: &str,
@@ -236,20 +236,20 @@ impl World {
         self.line.send(id, request);
     }
 
-    /// The error of a request about `topic` that did not end well.
+    /// The error of a request about `topic` that failed.
     pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
         self.line.explain(topic, incomplete)
     }
 
-    /// What the others are told when this value goes.
+    /// Sets the departure that is reported when this value is dropped.
     pub(super) fn set_farewell(&mut self, farewell: Departure) {
         self.farewell = farewell;
     }
 }
 
 impl Drop for World {
-    /// Says goodbye: a rank that ends is not a rank that died. One that panics says that. A rank whose
-    /// communicators live on takes part in no exchange any more, and stays connected for their sake.
+    /// Says goodbye, so that the end of a rank is not reported as its death. A panicking rank reports the panic. A rank whose
+    /// communicators live on takes part in no exchange any more, and stays connected for them.
     fn drop(&mut self) {
         if forked::is_child() {
             return;

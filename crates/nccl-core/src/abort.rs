@@ -1,4 +1,4 @@
-//! A switch that ends a communicator from another thread, while it is being made or used.
+//! A signal that ends a communicator from another thread, while the communicator is being made or used.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use crate::forked;
 use crate::sync::Mutex;
 
-/// Ends the communicator it was given to, from any thread, even while it is still being made.
+/// Ends the communicator it was passed to, from any thread, even while the communicator is being made.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,12 +34,12 @@ pub struct AbortSignal(Arc<Signal>);
 #[derive(Debug, Default)]
 struct Signal {
     given: AtomicBool,
-    /// Signals that are given with this one. So whoever looks at a signal of several looks at one flag.
+    /// Signals that are given together with this one, so that a waiter on several signals checks one flag.
     followers: Mutex<Vec<Weak<Signal>>>,
 }
 
 impl AbortSignal {
-    /// A signal that has not been given.
+    /// Returns a signal that has not been given.
     ///
     /// ```
     /// assert!(!nccl::AbortSignal::new().is_aborted());
@@ -49,7 +49,7 @@ impl AbortSignal {
         Self::default()
     }
 
-    /// A signal that is given when any of these is.
+    /// Returns a signal that is given as soon as any of `signals` is.
     pub(crate) fn any(signals: &[Self]) -> Self {
         if let [only] = signals {
             return only.clone();
@@ -60,7 +60,7 @@ impl AbortSignal {
             followers.retain(|follower| follower.strong_count() > 0);
             followers.push(Arc::downgrade(&any.0));
             drop(followers);
-            // Who gave it before did not know of this one.
+            // `signal` may have been given before `any` was in its list.
             if signal.is_aborted() {
                 any.abort();
             }
@@ -70,8 +70,8 @@ impl AbortSignal {
 
     /// Gives the signal; it cannot be taken back.
     ///
-    /// A communicator that is being made stops at once. One that is in use ends the call that is
-    /// being issued or waited for; the communicator is aborted by that call.
+    /// A communicator that is being made stops at once. A communicator in use ends the call that is
+    /// being issued or waited for, and that call aborts the communicator.
     ///
     /// ```
     /// let stop = nccl::AbortSignal::new();
@@ -95,11 +95,11 @@ impl AbortSignal {
 
 impl Signal {
     fn give(&self) {
-        // Before the followers are asked: one that comes later looks at this.
+        // Before the followers are read: a follower that is added later checks this flag.
         if self.given.swap(true, Ordering::AcqRel) {
             return;
         }
-        // In a forked child nothing looks at them, and the lock may have been held at the fork.
+        // In a forked child no thread reads the followers, and the lock may have been held at the fork.
         if forked::is_child() {
             return;
         }

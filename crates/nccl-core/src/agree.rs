@@ -1,18 +1,18 @@
-//! Whether all ranks are about to capture what belongs together.
+//! Comparison of the operations that the ranks are about to capture.
 //!
 //! NCCL does not compare: ranks whose graphs differ wait for each other for ever, some in the capture, where
-//! they are connected, and some in a replay. So the ranks of a communicator that have a line compare what they
-//! recorded, before NCCL is asked for anything:
+//! they connect, and some in a replay. So the ranks of a communicator that are connected compare what they
+//! recorded, before NCCL is called:
 //!
-//! 1. each gives a digest of its collectives, and one for each peer of its messages to and from it. When all
-//!    collectives are the same, and what one rank sends is what the other one receives, that was all;
-//! 2. otherwise each gives its operations, and all come to the same sentence about the first difference.
+//! 1. each rank sends a digest of its collectives, and for each peer one of its messages to and from that peer. If all
+//!    collectives are the same, and what one rank sends is what the other one receives, the comparison is done;
+//! 2. otherwise each rank sends its operations, and all derive the same sentence about the first difference.
 //!
-//! What it costs is one exchange, whose bytes grow with peers and not with operations. A rank whose closure
-//! failed takes part as well, so that the others hear of it instead of waiting.
+//! The cost is one exchange, whose size grows with the peers and not with the operations. A rank whose closure
+//! failed takes part as well, so that the other ranks get the reason instead of waiting.
 //!
-//! Not compared: how operations are grouped, and messages against collectives, because NCCL carries out some
-//! of what looks different.
+//! Not compared: the grouping of operations, and the order of messages against collectives, because NCCL
+//! accepts some sequences that look different.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -22,10 +22,10 @@ use crate::op::{Descriptor, Function};
 use nccl_base::wire::{self, Broken, clean};
 use serde::{Deserialize, Serialize};
 
-/// The most operations that are told when captures differ.
+/// The most operations of a rank that are sent when captures differ.
 const MOST: usize = 4096;
 
-/// What a rank gives in the first exchange: its digests, or why it captures nothing.
+/// A rank's part of the first exchange: its digests, or why it captures nothing.
 #[derive(Serialize, Deserialize)]
 enum Given {
     Ready(Digest),
@@ -35,11 +35,11 @@ enum Given {
 #[derive(Serialize, Deserialize)]
 struct Digest {
     collectives: digest::Digest,
-    /// Of what is sent to each peer, and received from it.
+    /// The digests of what is sent to each peer, and received from it.
     messages: BTreeMap<usize, [digest::Digest; 2]>,
 }
 
-/// As it is given.
+/// Encodes a rank's part of the first exchange.
 pub(crate) fn digest(entries: Result<&[Descriptor], String>) -> Vec<u8> {
     wire::encode(&match entries {
         Ok(entries) => Given::Ready(Digest::of(entries)),
@@ -47,11 +47,11 @@ pub(crate) fn digest(entries: Result<&[Descriptor], String>) -> Vec<u8> {
     })
 }
 
-/// What the digests of all ranks say.
+/// The result of comparing the digests of all ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
     Same,
-    /// In what, the second exchange tells.
+    /// The second exchange tells how.
     Different,
     /// Which rank captures nothing, and why.
     Failed(usize, String),
@@ -88,12 +88,12 @@ impl Digest {
     }
 }
 
-/// Of the lengths of messages.
+/// The digest of the lengths of messages.
 fn of_side(lengths: &[u64]) -> digest::Digest {
     digest::digest(&wire::encode(lengths))
 }
 
-/// Compares what all ranks gave in the first exchange.
+/// Compares the parts of the first exchange.
 pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
     let mut digests = Vec::with_capacity(parts.len());
     for (rank, part) in parts.iter().enumerate() {
@@ -121,7 +121,7 @@ pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<Compared, Broken> {
     })
 }
 
-/// What a rank gives in the second exchange.
+/// Encodes a rank's part of the second exchange.
 pub(crate) fn encode(entries: &[Descriptor]) -> Vec<u8> {
     let told = &entries[..entries.len().min(MOST)];
     wire::encode(&(entries.len(), told))
@@ -132,12 +132,12 @@ pub(crate) fn encode(entries: &[Descriptor]) -> Vec<u8> {
 pub(crate) enum Done {
     Called,
     Captured,
-    /// They are in its plan of an all-to-all.
+    /// They are in the rank's plan of an all-to-all.
     Has,
 }
 
 impl Done {
-    /// Where a rank has none.
+    /// The text for a rank without operations.
     pub(super) fn nothing(self) -> &'static str {
         match self {
             Self::Called => "called nothing",
@@ -157,7 +157,7 @@ impl fmt::Display for Done {
     }
 }
 
-/// What a rank captured, as far as it was told.
+/// The operations of a rank, as far as they were sent.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Listed {
     total: usize,
@@ -168,14 +168,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Listed, Broken> {
     wire::decode(bytes)
 }
 
-/// The first difference, the same sentence on all ranks; `name` says who a rank is.
+/// Describes the first difference, in the same sentence on all ranks; `name` returns the names of ranks.
 pub(crate) fn difference(all: &[Listed], done: Done, name: impl Fn(&[usize]) -> String) -> String {
     collective(all, done, &name)
         .or_else(|| message(all, &name))
         .unwrap_or_else(|| format!("in what comes after the first {MOST} operations"))
 }
 
-/// With its place among all operations of its rank, from 1.
+/// Selects operations, each with its place among all operations of its rank, from 1.
 fn pick(
     listed: &Listed,
     wanted: impl Fn(&Descriptor) -> bool,
@@ -194,7 +194,7 @@ fn collective(all: &[Listed], done: Done, name: &impl Fn(&[usize]) -> String) ->
     let longest = lists.iter().map(Vec::len).max()?;
     let what = |rank: usize, at: usize| lists[rank].get(at).map(|(_, entry)| *entry);
     let at = (0..longest).find(|&at| (1..all.len()).any(|rank| what(rank, at) != what(0, at)))?;
-    // Who agrees with whom, the largest party first, and of equal ones that of the lower rank.
+    // Groups ranks with the same operation: the largest group first, and of equal ones that of the lower rank.
     let mut parties: Vec<(Option<Descriptor>, Vec<usize>)> = Vec::new();
     for rank in 0..all.len() {
         match parties
@@ -314,7 +314,7 @@ mod tests {
         Descriptor::new(function, count, F32, rank)
     }
 
-    /// What all ranks come to, by way of the bytes that they exchange.
+    /// The result on all ranks, by way of the bytes that they exchange.
     fn compared(all: &[&[Descriptor]]) -> Option<String> {
         let digests: Vec<_> = all.iter().map(|entries| digest(Ok(entries))).collect();
         match compare(&digests).unwrap() {
@@ -348,7 +348,7 @@ mod tests {
         let send = |to| message_of(Function::Send, 8, to);
         let receive = |from| message_of(Function::Recv, 8, from);
         let bytes = Descriptor::new(Function::Recv, 32, DataType::UINT8, 0);
-        // The order of messages with different peers, and their type, are each rank's own.
+        // The order of messages with different peers, and their types, may differ between ranks.
         let ring = compared(&[
             &[send(1), reduces(4), receive(2)],
             &[reduces(4), send(2), bytes],

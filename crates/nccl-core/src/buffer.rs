@@ -1,12 +1,12 @@
-//! Device memory as operations take it: typed, erased and raw.
+//! Device memory as operations accept it: typed, erased and raw.
 //!
 //! An operation accepts `&CudaSlice<T>` or `CudaView<T>` to read, `&mut CudaSlice<T>` or
 //! `CudaViewMut<T>` to write, and [`Erased`]/[`ErasedMut`] where the element type is known only at run
-//! time. The traits are sealed: cudarc's own `DevicePtr` is a safe trait, so anybody could return an
-//! address of nothing through it. Memory that is not cudarc's enters through `unsafe fn from_raw`.
+//! time. The traits are sealed: cudarc's own `DevicePtr` is a safe trait, so any implementation could return an
+//! invalid address through it. Memory that is not cudarc's enters through `unsafe fn from_raw`.
 //!
-//! What must stay true: an erased buffer borrows its memory for `'a`; its stream is the one on which
-//! the memory is freed, because the order of streams is what keeps a free behind an operation.
+//! Invariant: an erased buffer borrows its memory for `'a`; its stream is the stream on which
+//! the memory is freed, because stream order is what keeps a free behind an operation.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The element type of a buffer, as far as the compiler knows it: a [`NcclType`], or [`Erased`] when
-/// only the program knows it while it runs.
+/// The element type of a buffer as known at compile time: a [`NcclType`], or [`AtRunTime`] for an
+/// [`Erased`] buffer.
 ///
-/// Two buffers of one operation must have the same one, so an `f32` buffer and an `i32` buffer do not
+/// All buffers of one operation must have the same element type, so an `f32` buffer and an `i32` buffer do not
 /// compile together.
 ///
 /// ```
@@ -68,7 +68,7 @@ impl Element for AtRunTime {}
 /// # }
 /// ```
 pub trait SendBuffer<'a>: sealed_buffer::Lend<'a> {
-    /// The element type, as far as it is known to the compiler.
+    /// The element type as known at compile time.
     type Element: Element;
 
     /// Forgets the element type at compile time and keeps it at run time.
@@ -87,7 +87,7 @@ pub trait SendBuffer<'a>: sealed_buffer::Lend<'a> {
 /// # }
 /// ```
 pub trait RecvBuffer<'a>: sealed_buffer::Lend<'a> {
-    /// The element type, as far as it is known to the compiler.
+    /// The element type as known at compile time.
     type Element: Element;
 
     /// Forgets the element type at compile time and keeps it at run time.
@@ -102,19 +102,19 @@ pub(crate) mod sealed_buffer {
 
     use nccl_base::data_type::DataType;
 
-    /// What an operation asks of a buffer. Each kind of buffer answers by itself instead of being
-    /// erased first, because a message has no more than a few nanoseconds for all of it.
+    /// What an operation needs from a buffer. Each kind of buffer implements this directly instead of being
+    /// erased first, because a message has only a few nanoseconds for all of it.
     pub trait Lend<'a>: Sized {
-        /// The number of elements.
+        /// Returns the number of elements.
         fn count(&self) -> usize;
 
-        /// The type of the elements; a constant where the compiler knows it.
+        /// Returns the element type; a constant where the type is known at compile time.
         fn element(&self) -> DataType;
 
-        /// The stream on which the memory is freed.
+        /// Returns the stream on which the memory is freed.
         fn home(&self) -> &Arc<CudaStream>;
 
-        /// The address, and cudarc's guard that has to be dropped once the operation is on `on`.
+        /// Returns the address, and cudarc's guard, which has to be dropped once the operation is on `on`.
         fn lease(self, on: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>);
     }
 }
@@ -211,7 +211,7 @@ fn elements(bytes: usize, data_type: DataType) -> Result<usize> {
     Ok(bytes / size)
 }
 
-/// NCCL's kernels read and write whole elements, and the device refuses them at any other address.
+/// Checks the alignment: NCCL's kernels access whole elements, and the device refuses a misaligned access.
 fn aligned(ptr: CUdeviceptr, data_type: DataType) -> Result<()> {
     let size = data_type.size_in_bytes().unwrap_or(1) as CUdeviceptr;
     if ptr.is_multiple_of(size) {
@@ -224,8 +224,8 @@ fn aligned(ptr: CUdeviceptr, data_type: DataType) -> Result<()> {
     }
 }
 
-/// The address of a view. cudarc gives it only together with a guard, which would mark a use of the
-/// memory when it is dropped: there is none.
+/// Returns the address of a view. cudarc returns it only together with a guard that marks a use of the
+/// memory when dropped; there is no use here, so the guard is forgotten.
 fn address(view: &CudaView<'_, u8>) -> CUdeviceptr {
     let (ptr, guard) = view.device_ptr(view.stream());
     std::mem::forget(guard);
@@ -235,12 +235,12 @@ fn address(view: &CudaView<'_, u8>) -> CUdeviceptr {
 macro_rules! shared_methods {
     ($type:ident, $from:ident, $view:ident, $slice:ident) => {
         impl<'a> $type<'a> {
-            /// Takes bytes for elements of `data_type`.
+            /// Interprets bytes as elements of `data_type`.
             ///
             /// # Errors
             /// [`ErrorKind::PartialElement`] when the bytes are not a whole number of elements,
-            /// [`ErrorKind::Misaligned`] when they do not begin at a multiple of an element's size,
-            /// [`ErrorKind::UnknownDataType`] when the size of an element is not known.
+            /// [`ErrorKind::Misaligned`] when their address is not a multiple of the element size,
+            /// [`ErrorKind::UnknownDataType`] when the element size is unknown.
             ///
             /// ```
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -274,20 +274,20 @@ macro_rules! shared_methods {
                 })
             }
 
-            /// Takes memory that is not cudarc's, of `len` elements of `data_type` at `ptr`.
+            /// Wraps memory that is not cudarc's: `len` elements of `data_type` at `ptr`.
             ///
-            /// `stream` is where the memory is freed or reused; work of an operation on another
-            /// stream is put before whatever is put on `stream` afterwards.
+            /// `stream` is the stream on which the memory is freed or reused; work of an operation on another
+            /// stream is ordered before all work put on `stream` afterwards.
             ///
             /// # Safety
-            /// `ptr` is an address of the device of `stream`, valid for `len` elements and for what
-            /// the operation does with it (read, or write without any other access) until everything
+            /// `ptr` is an address on the device of `stream`, valid for `len` elements and for the accesses of
+            /// the operation (reads, or writes without any other access) until everything
             /// that the operation put on its stream has finished. Freeing or reusing the memory on
-            /// `stream`, after the operation was issued, meets this; freeing it from the host before
+            /// `stream` after the operation was issued meets this; freeing it from the host before
             /// the operation has finished does not.
             ///
             /// # Errors
-            /// [`ErrorKind::UnknownDataType`] when the size of an element is not known,
+            /// [`ErrorKind::UnknownDataType`] when the element size is unknown,
             /// [`ErrorKind::Misaligned`] when `ptr` is not a multiple of it.
             ///
             /// ```
@@ -322,7 +322,7 @@ macro_rules! shared_methods {
                 })
             }
 
-            /// The number of elements.
+            /// Returns the number of elements.
             ///
             /// ```
             #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
@@ -346,7 +346,7 @@ macro_rules! shared_methods {
                 self.len == 0
             }
 
-            /// The type of the elements.
+            /// Returns the element type.
             ///
             /// ```
             #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
@@ -358,7 +358,7 @@ macro_rules! shared_methods {
                 self.data_type
             }
 
-            /// The stream on which the memory was allocated and will be freed.
+            /// Returns the stream on which the memory was allocated and will be freed.
             ///
             /// ```
             #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
@@ -370,7 +370,7 @@ macro_rules! shared_methods {
                 self.memory.stream()
             }
 
-            /// Where it begins and ends.
+            /// Returns the address range of the memory.
             pub(crate) fn range(&self) -> Range<CUdeviceptr> {
                 let bytes = self.len * self.data_type.size_in_bytes().unwrap_or_default();
                 let start = self.memory.address();
@@ -408,8 +408,8 @@ fn erase_view_mut<'a, T: NcclType>(mut view: CudaViewMut<'a, T>) -> ErasedMut<'a
         // The view has exactly that many bytes.
         unreachable!("a view is as long as itself")
     };
-    // SAFETY: only the lifetime changes. The memory is exclusively borrowed for `'a` by `view`, which
-    // this function owns and gives up, so that `bytes` becomes the only way to it.
+    // SAFETY: only the lifetime changes. `view` borrows the memory exclusively for `'a`; this function
+    // owns `view` and gives it up, so that `bytes` becomes the only access.
     let bytes = unsafe { std::mem::transmute::<CudaViewMut<'_, u8>, CudaViewMut<'a, u8>>(bytes) };
     ErasedMut {
         memory: Memory::Write(bytes),
@@ -418,7 +418,7 @@ fn erase_view_mut<'a, T: NcclType>(mut view: CudaViewMut<'a, T>) -> ErasedMut<'a
     }
 }
 
-/// How a kind of buffer is lent.
+/// Implements `Lend` for one kind of buffer.
 macro_rules! lend {
     (($($generic:tt)*) $buffer:ty, $element:expr, |$this:ident, $on:ident| $lease:expr) => {
         impl<'a $($generic)*> $crate::buffer::sealed_buffer::Lend<'a> for $buffer {

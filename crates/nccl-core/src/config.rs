@@ -1,7 +1,7 @@
-//! What a communicator can be told when it is made (`ncclConfig_t`).
+//! The settings with which a communicator is made (`ncclConfig_t`).
 //!
-//! NCCL ignores a field that is newer than itself without a word. So every field that is set here is
-//! compared with the loaded library, and refused by name where it would be ignored.
+//! NCCL silently ignores a field that is newer than the library. So every field that is set here is
+//! checked against the loaded library, and refused by name if the library would ignore it.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 use crate::sync::Mutex;
 
-/// Settings of a communicator; what is not set is left to NCCL.
+/// Settings of a communicator; NCCL chooses every setting that is not set.
 ///
 /// ```
 /// use nccl::Config;
@@ -55,7 +55,7 @@ pub enum CtaPolicy {
     Zero,
 }
 
-/// One field: its name here, and the release that added it.
+/// The name of a field in this crate, and the release that added it.
 struct Field {
     name: &'static str,
     since: Version,
@@ -82,7 +82,7 @@ macro_rules! setters {
 }
 
 impl Config {
-    /// Nothing set.
+    /// Returns a configuration with nothing set.
     ///
     /// ```
     /// assert_eq!(nccl::Config::new(), nccl::Config::default());
@@ -148,7 +148,7 @@ impl Config {
         /// nccl::Config::new().nvlink_centric_scheduling(true).check().unwrap();
         /// ```
         nvlink_centric_scheduling: bool;
-        /// The number of peers a rank exchanges messages with, from 1 (`maxP2pPeers`,
+        /// The number of peers with which a rank exchanges messages, from 1 (`maxP2pPeers`,
         /// NCCL ≥ 2.30.3).
         ///
         /// ```
@@ -171,7 +171,7 @@ impl Config {
     /// Checks the values against each other, without a library.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] names the first field that cannot work.
+    /// [`ErrorKind::InvalidConfig`] with the first field whose value cannot work.
     ///
     /// ```
     /// assert!(nccl::Config::new().min_ctas(0).check().is_err());
@@ -202,7 +202,7 @@ impl Config {
         Ok(())
     }
 
-    /// The fields that are set, with the release that each needs.
+    /// Returns the fields that are set, each with the release that it needs.
     fn set_fields(&self) -> impl Iterator<Item = Field> {
         [
             (
@@ -245,11 +245,11 @@ impl Config {
         self.cta_policy == Some(CtaPolicy::Zero)
     }
 
-    /// The C structure for `library`; what it points to stays for the life of the process.
+    /// Returns the C structure for `library`; its pointers stay valid for the life of the process.
     ///
-    /// The structure is the newest one with everything unset: older libraries read the part they know.
-    /// `version` is the smaller one of header and library, so that no padding of an older layout is
-    /// taken for a value.
+    /// The structure is the newest layout with everything unset: older libraries read the part they know.
+    /// `version` is the smaller of the header's and the library's, so that padding of an older layout is
+    /// not read as a value.
     pub(crate) fn to_raw(&self, library: &Library, name: &str) -> Result<sys::ncclConfig_t> {
         self.check()?;
         let found = library.version();
@@ -319,12 +319,12 @@ impl Config {
     }
 }
 
-/// The same string, kept for the life of the process: one copy for each text.
+/// Returns the same string, kept for the life of the process: one copy per text.
 ///
-/// NCCL copies the name of the network, but keeps the pointer to the communicator's name and hands it
-/// to profiler plugins, which keep it, too, and read it when they are told of the end. When that is,
-/// nobody here can know: of several ranks in one process, NCCL ends all when the last one is destroyed
-/// or aborted, and the calls for the others return before.
+/// NCCL copies the network name, but keeps the pointer to the communicator's name and passes it
+/// to profiler plugins, which keep the pointer as well and read it when the communicator ends. This crate cannot
+/// know when that is: of several ranks in one process, NCCL ends all when the last one is destroyed
+/// or aborted, and the calls for the others return earlier.
 fn kept(text: CString) -> &'static CStr {
     static KEPT: LazyLock<Mutex<HashSet<&'static CStr>>> = LazyLock::new(Mutex::default);
     let mut kept = KEPT.lock();

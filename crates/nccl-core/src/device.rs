@@ -1,4 +1,4 @@
-//! A device by its number, without the panic with which cudarc meets a machine that has no driver.
+//! Opens a device by its number, without cudarc's panic on a machine that has no driver.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use cudarc::driver::CudaContext;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The device with this number among those that the process sees, usually `World::local_rank`: its
-/// primary context, to make streams in.
+/// Returns the primary context, to make streams in, of the device with this number among those that the process
+/// sees, usually `World::local_rank`.
 ///
-/// As `CudaContext::new`, which panics where there is no driver.
+/// Like `CudaContext::new`, which panics where there is no driver.
 ///
 /// # Errors
 /// [`ErrorKind::NoDriver`] where there is no libcuda, [`ErrorKind::NoSuchDevice`] for a number that is too large,
@@ -42,9 +42,9 @@ pub fn device(ordinal: usize) -> Result<Arc<CudaContext>> {
     CudaContext::new(ordinal).map_err(Error::cuda("making a device's context"))
 }
 
-/// What the dynamic linker says of the driver.
+/// The dynamic linker's reason for not loading the driver.
 fn why_not_loaded() -> String {
-    // SAFETY: the name of a library that is not there; were it, its code would be the driver's.
+    // SAFETY: loads the CUDA driver if it exists after all, as every call into the driver does.
     let handle =
         unsafe { libc::dlopen(driver::LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {

@@ -1,9 +1,9 @@
-//! Digests of what the ranks compare, and of what is to stay secret.
+//! Digests of values that the ranks compare, and of secret values.
 
-/// What a digest is cut to.
+/// The first bytes of a SHA-256 digest.
 pub(crate) type Digest = [u8; 16];
 
-/// Of SHA-256.
+/// The digest by SHA-256.
 #[cfg(feature = "peers")]
 pub(crate) fn digest(bytes: &[u8]) -> Digest {
     use sha2::{Digest as _, Sha256};
@@ -14,7 +14,7 @@ pub(crate) fn digest(bytes: &[u8]) -> Digest {
     digest
 }
 
-/// Without peers nothing is compared, and nothing needs a name.
+/// Without peers no digest is needed.
 #[cfg(not(feature = "peers"))]
 pub(crate) fn digest(_: &[u8]) -> Digest {
     Digest::default()

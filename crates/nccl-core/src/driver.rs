@@ -1,8 +1,8 @@
-//! Calls of CUDA's driver that do not ask for the error that cudarc keeps.
+//! Calls of CUDA's driver that ignore the error that cudarc stores.
 //!
-//! A drop or a guard of cudarc's that fails keeps its error in the context; the next call of cudarc's on any thread
-//! returns that error and does nothing else. It says nothing about an operation here, so what an operation needs calls the
-//! driver itself.
+//! When a drop or a guard of cudarc fails, cudarc stores the error in the context; the next call of cudarc on any thread
+//! returns that error and does nothing else. The error says nothing about an operation here, so operations call the
+//! driver directly.
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -25,14 +25,14 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     unsafe { result::ctx::set_current(context.cu_ctx()) }
 }
 
-/// Records an event, of the context of the stream, which is bound to this thread.
+/// Records an event. The event's context is that of the stream, and is bound to this thread.
 #[inline]
 pub(crate) fn record(event: &CudaEvent, stream: &CudaStream) -> Result<(), DriverError> {
     // SAFETY: both live.
     unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }
 }
 
-/// Makes a stream wait for an event, of the context that is bound to this thread.
+/// Makes a stream wait for an event of the context that is bound to this thread.
 #[inline]
 pub(crate) fn wait(stream: &CudaStream, event: &CudaEvent) -> Result<(), DriverError> {
     let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -49,8 +49,8 @@ pub(crate) fn capture_status(
     unsafe { result::stream::is_capturing(stream.cu_stream()) }
 }
 
-/// Whether the stream takes part in the capture of a graph, or would break one: then nothing may be
-/// recorded on it, or asked about it.
+/// Whether the stream takes part in the capture of a graph, or a call on it would break a capture: then nothing may be
+/// recorded on it, and it must not be queried.
 pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     match capture_status(stream) {
         Ok(status) => status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
@@ -59,8 +59,8 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     }
 }
 
-/// While it lives, no call of this thread breaks a capture of the program's, as CUDA's default mode has it for calls that
-/// may wait for the device: a capture in global mode forbids them to all threads.
+/// Keeps calls of this thread from breaking a capture of the program, as long as it lives. A capture in global mode, CUDA's
+/// default, forbids all threads the calls that may wait for the device.
 pub(crate) struct Relaxed {
     before: sys::CUstreamCaptureMode,
     /// The mode is the thread's.
@@ -85,10 +85,10 @@ impl Drop for Relaxed {
     }
 }
 
-/// Gives this thread another capture mode; returns the one before.
+/// Sets this thread's capture mode; returns the previous one.
 #[inline]
 fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
-    // SAFETY: `mode` is a valid place; the call changes the state of this thread only.
+    // SAFETY: `mode` is a valid location; the call changes only the state of this thread.
     let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
     mode
 }
@@ -96,8 +96,8 @@ fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
 /// The driver's library; other names that cudarc tries are links to it.
 pub(crate) const LIBRARY: &CStr = c"libcuda.so.1";
 
-/// Whether the driver's library is there: cudarc panics where it is not. Its own question exists in one of its ways of linking
-/// only, which the program chooses.
+/// Whether the driver's library exists: cudarc panics where it does not. cudarc's own check exists only with one of its ways of
+/// linking, which the program chooses.
 pub(crate) fn is_present() -> bool {
     static IS_THERE: AtomicBool = AtomicBool::new(false);
     if IS_THERE.load(Ordering::Relaxed) {
@@ -112,46 +112,46 @@ pub(crate) fn is_present() -> bool {
     is_there
 }
 
-/// Has no call of this thread break a capture of the program's, as long as the thread lives. Nothing where there is no driver.
+/// Keeps calls of this thread from breaking a capture of the program until the thread ends. Does nothing without a driver.
 pub(crate) fn relax_this_thread() {
     if is_present() {
         exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     }
 }
 
-/// Whether an event was reached; asked without breaking a capture of the program's.
+/// Whether an event was reached; does not break a capture of the program.
 #[inline]
 pub(crate) fn is_reached(event: &CudaEvent) -> Result<bool, DriverError> {
     let _relaxed = Relaxed::begin();
     event.try_is_complete()
 }
 
-/// What the driver says of the work on a stream, asked without breaking a capture on another one.
+/// The driver's status of the work on a stream; does not break a capture on another stream.
 pub(crate) fn query(stream: &CudaStream) -> sys::CUresult {
     let _relaxed = Relaxed::begin();
-    // SAFETY: the stream lives; the call waits for nothing.
+    // SAFETY: the stream lives; the call does not wait.
     unsafe { sys::cuStreamQuery(stream.cu_stream()) }
 }
 
-/// How long the calls of another thread are waited for of which cudarc stores the errors: those do not wait. Less than a call may
+/// How long to wait for another thread's calls whose errors cudarc stores; such calls do not block. Less than a call may
 /// be late before its process is ended (`inside.rs`).
 const STUCK: Duration = Duration::from_secs(1);
 
-/// Held while an error of a context is taken or put back, and while calls are [`heard`], so that two threads do not take each
-/// other's errors. A context always has the same one; a few contexts may share it.
+/// Locked while an error of a context is taken or put back, and while calls are [`heard`], so that two threads do not take each
+/// other's errors. A context always uses the same lock; a few contexts may share one.
 static SET_ASIDE: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// `None` if another thread is in a call of the driver's that does not come back.
+/// Returns `None` if another thread is in a call of the driver that does not return.
 #[inline]
 fn set_aside(context: &CudaContext, limit: Duration) -> Option<MutexGuard<'static, ()>> {
     let place = std::ptr::from_ref(context).addr() / size_of::<CudaContext>();
     SET_ASIDE[place % SET_ASIDE.len()].try_lock_for(limit)
 }
 
-/// Makes calls of cudarc's that store their errors instead of returning them, and returns what they stored. An error that was there
-/// before stays where it is, and hinders none of them. One that another thread of the program stores meanwhile cannot be told from
-/// theirs: it is returned, and stays stored as well. The calls must not wait. While another thread does not come back from such
-/// calls, theirs are taken for failed.
+/// Makes calls of cudarc that store their errors instead of returning them, and returns what they stored. An error that was stored
+/// before stays stored, and does not affect the calls. An error that another thread of the program stores meanwhile cannot be told
+/// apart: it is returned, and stays stored as well. The calls must not wait. While another thread does not return from such
+/// calls, these count as failed.
 pub(crate) fn heard<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
@@ -175,7 +175,8 @@ fn heard_unless_stuck<T>(
     (value, during)
 }
 
-/// Makes calls of cudarc's that return their errors, and may wait; an error that was stored before hinders none of them, and stays.
+/// Makes calls of cudarc that return their errors, and may wait; an error that was stored before does not affect them, and stays
+/// stored.
 #[doc(hidden)]
 pub fn undisturbed<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
     let before = {
@@ -197,7 +198,7 @@ pub fn new_event(
     flags: Option<sys::CUevent_flags>,
 ) -> Result<CudaEvent, DriverError> {
     let create = || undisturbed(context, || context.new_event(flags));
-    // An error that another thread has stored at this very moment is not that of the event.
+    // An error that another thread has stored just now is not that of the event.
     create().or_else(|_| create())
 }
 
@@ -220,7 +221,7 @@ mod tests {
         let ((), during) = heard(&context, || context.record_err::<()>(Err(ERROR)));
         assert_eq!(during, Err(ERROR));
         assert_eq!(context.check_err(), Err(ERROR));
-        // One that was there before is not taken for theirs.
+        // An error that was stored before is not returned.
         context.record_err::<()>(Err(ERROR));
         let ((), during) = heard(&context, || ());
         assert_eq!((during, context.check_err()), (Ok(()), Err(ERROR)));
@@ -241,7 +242,7 @@ mod tests {
             let ((), during) = heard(context, || {
                 context.record_err::<()>(Err(ERROR));
                 stored.send(()).expect("another thread");
-                // It does not come before these are over.
+                // The other thread's calls end only after these.
                 let early = ended.recv_timeout(Duration::from_millis(200));
                 assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
             });

@@ -1,6 +1,6 @@
-//! Element types: what NCCL can move and reduce.
+//! Element types that NCCL can move and reduce.
 //!
-//! [`DataType`] is known at run time and open, so that a type added by a newer library is a number
+//! [`DataType`] is a run-time value and open, so that a type of a newer library is a number
 //! and never undefined behaviour; [`NcclType`] ties a Rust type to it at compile time.
 
 pub use nccl_base::data_type::DataType;
@@ -11,9 +11,9 @@ mod sealed {
 
 /// A Rust type whose values NCCL can move and reduce.
 ///
-/// Sealed: `bool` and `char` are left out on purpose, because bytes that arrive from elsewhere need
+/// Sealed: `bool` and `char` are left out on purpose, because received bytes need
 /// not be valid values of them. The 8-bit floats have Rust types with the feature `float8`; without it
-/// they travel as [`Erased`](crate::Erased) bytes.
+/// they are passed as [`Erased`](crate::Erased) bytes.
 ///
 /// ```
 /// use nccl::{DataType, NcclType};

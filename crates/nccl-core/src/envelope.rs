@@ -1,7 +1,7 @@
-//! The wrapping in which NCCL's token travels from the rank that made it to the others.
+//! The envelope in which NCCL's token is sent from the rank that made it to the others.
 //!
-//! A token of another job or attempt, or a damaged one, would make NCCL connect to nowhere for a minute.
-//! The envelope says which job, epoch and communicator it is for, and ends with a checksum.
+//! With a token of another job or attempt, or a damaged one, NCCL would try to connect for a minute.
+//! The envelope names the job, epoch and communicator it is for, and ends with a checksum.
 
 use nccl_base::wire::{self, bytes, checksum};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ struct Envelope {
     id: Vec<u8>,
 }
 
-/// Of the communicator `name` of a job's attempt.
+/// Seals the token of communicator `name` of a job's attempt.
 pub(crate) fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> {
     let envelope = wire::encode(&Envelope {
         job: job.to_owned(),
@@ -34,7 +34,7 @@ pub(crate) fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> 
     bytes
 }
 
-/// What [`seal`] sealed for the same.
+/// Opens what [`seal`] sealed for the same job, epoch and name.
 pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<UniqueId, String> {
     let envelope = || {
         let (sealed, sum) = bytes.split_last_chunk()?;
@@ -54,13 +54,13 @@ pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<Un
     Ok(UniqueId::from_bytes(id))
 }
 
-/// The token for communicator `name`, to send to the other ranks of the line.
+/// Seals the token of communicator `name`, to send to the other ranks of `peers`.
 pub(crate) fn seal_on(peers: &dyn Peers, name: &str, id: &UniqueId) -> Vec<u8> {
     let (job, epoch) = peers.job();
     seal(job, epoch, name, id)
 }
 
-/// The token that was sealed for communicator `name` of the line's job and epoch.
+/// Opens the token of communicator `name`, of the job and epoch of `peers`.
 pub(crate) fn open_on(peers: &dyn Peers, name: &str, bytes: &[u8]) -> Result<UniqueId> {
     let (job, epoch) = peers.job();
     open(job, epoch, name, bytes).map_err(|why| {

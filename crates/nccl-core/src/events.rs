@@ -1,7 +1,7 @@
-//! What the log is told and the statistics count: faults, aborts, leaks, strangers.
+//! The events that are logged and counted: faults, aborts, leaks.
 //!
-//! Both at once, so that the numbers of `nccl::stats()` are those of the log. Events that nobody counts stand
-//! where they happen. All of them have a name, the target `nccl` and flat fields that stay what they are;
+//! Both happen here, so that the numbers of `nccl::stats()` match the log. Events that are not counted are logged
+//! where they happen. All of them have a name, the target `nccl` and flat fields that do not change;
 //! `docs/observability.md` lists them, and a test compares that list with the sources.
 
 #[doc(hidden)]
@@ -20,7 +20,7 @@ use crate::operation::{Operation, OperationKind};
 use crate::stats;
 use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
 
-/// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` hears.
+/// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` was told.
 #[doc(hidden)]
 pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     let class = fault.class();
@@ -58,13 +58,13 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
         };
     }
     match class {
-        // What a program does on purpose is no error.
+        // An action of the program is no error.
         FaultClass::Asked | FaultClass::Revoked => tell!(warn),
         _ => tell!(error),
     }
 }
 
-/// Around the making of a communicator.
+/// The span of making a communicator.
 pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: usize) -> Span {
     tracing::info_span!(
         target: "nccl",
@@ -80,7 +80,7 @@ pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: us
     )
 }
 
-/// Around an abort.
+/// The span of an abort.
 pub(crate) fn abort_span(of: &Identity) -> Span {
     let (rank, roster) = (of.rank, &of.roster);
     tracing::info_span!(
@@ -96,7 +96,7 @@ pub(crate) fn abort_span(of: &Identity) -> Span {
     )
 }
 
-/// Says in the span of an init which library it is.
+/// Records the library in the span of an init.
 pub(crate) fn uses(library: &Library) {
     let span = Span::current();
     span.record("nccl.version", display(library.version()));
@@ -172,7 +172,8 @@ pub(crate) fn aborted(of: &Identity, freed: bool, took: Duration) {
     );
 }
 
-/// NCCL refused to free a communicator; one that came too late to become a [`Communicator`](crate::Communicator) has no ranks.
+/// NCCL refused to free a communicator. One that was made too late to become a [`Communicator`](crate::Communicator) has no
+/// ranks.
 pub(crate) fn not_freed(of: Option<(&str, &Roster, usize)>, failure: &impl Display) {
     tracing::warn!(
         name: "nccl.comm.not_freed",
@@ -187,7 +188,7 @@ pub(crate) fn not_freed(of: Option<(&str, &Roster, usize)>, failure: &impl Displ
     );
 }
 
-/// NCCL has not given a communicator back.
+/// NCCL has not freed a communicator.
 pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, why: &str) {
     stats::LEAKED_COMMUNICATORS.count();
     tracing::error!(
@@ -204,7 +205,7 @@ pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, 
     );
 }
 
-/// Something else is leaked.
+/// A value other than a communicator is leaked.
 pub(crate) fn leaked(what: &str, why: impl Display) {
     tracing::error!(name: "nccl.leak", target: "nccl", what, %why, "leaked: {what}: {why}");
 }

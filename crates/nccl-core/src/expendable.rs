@@ -1,11 +1,11 @@
-//! Calls that may not come back, each on a thread that can be given up.
+//! Calls that may not return, each on a thread that can be given up.
 //!
-//! NCCL has calls that wait although they should not, and a driver that is wedged may keep any call. Who
-//! makes such a call on its own thread has no limit. Here the call has a thread of its own, and the caller
-//! waits for it no longer than it likes. What the call returns later goes to whoever the caller named for
-//! that; nothing else of it is touched any more.
+//! Some NCCL calls wait although they should not, and a wedged driver may hold any call. A caller that makes
+//! such a call on its own thread cannot limit it. Here the call runs on a thread of its own, and the caller
+//! waits for it until a deadline. A result that comes later goes to the function `late` that the caller passed;
+//! nothing else of the call is touched any more.
 //!
-//! For calls that are rare: the thread costs some ten microseconds. Calls on the way of an operation are
+//! For rare calls only: the thread costs about ten microseconds. Calls that issue operations are
 //! watched instead (`inside.rs`).
 
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::reaper::Working;
 use crate::sync::{Condvar, Mutex};
 use crate::threads;
 
-/// How often the caller looks whether there is still a use in waiting.
+/// How often the caller checks whether the wait was interrupted.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long a call may go on that is of no use any more. Most calls come back in microseconds: what they made is then freed
-/// by whoever waits for it, and nothing is given up.
+/// How long an interrupted call may still go on. Most calls return within microseconds; their result is then freed
+/// by the waiting caller, and no thread is given up.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Why there is no result.
+/// Why a call has no result.
 #[derive(Debug)]
 pub(crate) enum NotBack {
-    /// It did not come back in time, and is given up.
+    /// The call did not return in time and is given up.
     TimedOut,
-    /// There was no use in waiting any more; it is given up.
+    /// The wait was interrupted; the call is given up.
     Interrupted,
-    /// There was no thread; nothing was called.
+    /// No thread could be started; nothing was called.
     NoThread(std::io::Error),
 }
 
@@ -40,8 +40,8 @@ enum State<T> {
     GivenUp,
 }
 
-/// Makes a call on a thread of its own, and waits for it until `deadline`, or until shortly after it is `interrupted`.
-/// What comes back afterwards is `late`'s, on that thread, unless the process is exiting.
+/// Runs `work` on a thread of its own, and waits for it until `deadline`, or until [`GRACE`] after `interrupted` returns true.
+/// A result that comes later goes to `late`, on that thread, unless the process is exiting.
 pub(crate) fn call<T: Send + 'static>(
     deadline: Instant,
     interrupted: impl Fn() -> bool,
@@ -73,7 +73,7 @@ pub(crate) fn call<T: Send + 'static>(
     loop {
         match std::mem::replace(&mut *state, State::GivenUp) {
             State::Back(result) => return Ok(result),
-            // Nobody else gives it up.
+            // `GivenUp` stands only for the duration of this look.
             State::Out | State::GivenUp => {}
         }
         let left = deadline.saturating_duration_since(Instant::now());
@@ -92,7 +92,7 @@ pub(crate) fn call<T: Send + 'static>(
 }
 
 impl NotBack {
-    /// The error to hand out for a call of `function`, which had `limit`.
+    /// Returns the error for a call of `function` that was limited to `limit`.
     pub(crate) fn into_error(self, function: &'static str, limit: Duration) -> Error {
         let given_up = |why: &str| {
             crate::events::leaked(

@@ -1,7 +1,7 @@
-//! The end of a process that this crate cannot let go on: NCCL may still use memory that was only lent to it.
+//! Ends the process when this crate cannot let it go on: NCCL may still use memory that was only lent to it.
 //!
-//! The sites are `issuing/issue.rs` (a call that would give a buffer back too early) and `supervision/sentinel.rs` (a
-//! thread that does not come out of a call). Each makes a [`FatalReport`]; [`end_the_process`] says it on stderr, runs the
+//! The callers are `issuing/issue.rs` (a call that would give a buffer back too early) and `supervision/sentinel.rs` (a
+//! thread that does not return from a call). Each makes a [`FatalReport`]; [`end_the_process`] writes it to stderr, runs the
 //! program's hook, and ends the process.
 
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::say::write_within;
 use crate::sync::Mutex;
 use nccl_base::fault::Roster;
 
-/// How long the last word may take, and the hook as well.
+/// How long the message may take, and the hook as well.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Why this crate ends the process; given to the hook of [`on_fatal`].
@@ -34,12 +34,12 @@ pub struct FatalReport {
     pub rank: usize,
     /// Its number of ranks.
     pub world_size: usize,
-    /// What does not end.
+    /// The reason.
     pub cause: FatalCause,
     roster: Arc<Roster>,
 }
 
-/// What does not end, in a [`FatalReport`].
+/// The reason for ending the process, in a [`FatalReport`].
 ///
 /// ```
 /// # use std::time::Duration;
@@ -49,16 +49,16 @@ pub struct FatalReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FatalCause {
-    /// A thread is inside a call of NCCL's or CUDA's, and the end of the communicator did not bring it back.
+    /// A thread is inside a call of NCCL or CUDA, and the end of the communicator did not bring it back.
     Inside {
-        /// Which call.
+        /// The call.
         call: &'static str,
-        /// For how long.
+        /// How long the thread has been inside.
         since: Duration,
-        /// How long the call was to take.
+        /// The call's limit.
         limit: Duration,
     },
-    /// NCCL did not give an aborted communicator back.
+    /// NCCL did not free an aborted communicator.
     NotFreed {
         /// How long an abort may take.
         limit: Duration,
@@ -79,7 +79,7 @@ pub enum FatalCause {
     Panicked,
 }
 
-/// How the process ends after the hook of [`on_fatal`]. No destructor and no exit handler runs either way: they
+/// How the process ends after the hook of [`on_fatal`]. No destructor and no exit handler runs in either case: they
 /// could wait for what does not end.
 ///
 /// ```
@@ -88,7 +88,7 @@ pub enum FatalCause {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FatalExit {
-    /// By SIGABRT, which leaves a core where the system is set up for it.
+    /// With SIGABRT, which leaves a core dump where the system is configured for it.
     #[default]
     Abort,
     /// With this exit code.
@@ -99,12 +99,12 @@ type Hook = Box<dyn FnOnce(&FatalReport) -> FatalExit + Send>;
 
 static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 
-/// Has `hook` run before this crate ends the process, which it does only when NCCL or CUDA do not come back and still
-/// have memory that was lent to them. A later call replaces the hook of an earlier one.
+/// Sets a hook that runs before this crate ends the process. The crate ends the process only when NCCL or CUDA do not return
+/// and still have memory that was lent to them. A later call replaces the hook of an earlier one.
 ///
-/// The hook runs at most once, on a thread of its own, and may take 5 s: to write a last line, to tell a supervisor. It
-/// returns how the process ends. When it panics or takes longer, where no thread can be started, and without a hook, that
-/// is SIGABRT. It should call neither CUDA nor NCCL, which may hang.
+/// The hook runs at most once, on a thread of its own, and may take 5 s, for example to write a last line or to notify a
+/// supervisor. It returns how the process ends. If it panics, takes longer, cannot get a thread, or is not set, the process
+/// ends with SIGABRT. The hook should call neither CUDA nor NCCL, which may hang.
 ///
 /// ```
 /// use nccl::FatalExit;
@@ -116,7 +116,7 @@ static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 /// ```
 pub fn on_fatal(hook: impl FnOnce(&FatalReport) -> FatalExit + Send + 'static) {
     let before = HOOK.lock().replace(Box::new(hook));
-    // Outside the lock: it may hold anything.
+    // Outside the lock: the old hook may hold anything.
     drop(before);
 }
 
@@ -179,13 +179,13 @@ impl fmt::Display for FatalCause {
     }
 }
 
-/// Says why, runs the hook, and ends the process.
+/// Writes the reason, runs the hook, and ends the process.
 #[cold]
 pub(crate) fn end_the_process(report: FatalReport) -> ! {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     if BEGUN.swap(true, Ordering::SeqCst) {
-        // Another thread is at it, and needs up to the limit twice: for its last word and for the hook. Unless even that does
-        // not come to its end.
+        // Another thread is ending the process, and needs up to twice the limit: for its message and for the hook. Abort here
+        // only if even that takes too long.
         std::thread::sleep(LIMIT * 3);
         std::process::abort();
     }
@@ -198,9 +198,9 @@ pub(crate) fn end_the_process(report: FatalReport) -> ! {
     }
 }
 
-/// What the hook says; the default without one, and for one that panics or does not come back.
+/// Returns the hook's answer; the default without a hook, and when it panics or does not return.
 fn hear(report: FatalReport) -> FatalExit {
-    // A thread of the program may have the lock, and panic hooks may set one.
+    // A thread of the program may hold the lock, and panic hooks may set a hook.
     let Some(hook) = HOOK.try_lock().and_then(|mut hook| hook.take()) else {
         return FatalExit::default();
     };

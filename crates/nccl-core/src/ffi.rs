@@ -1,4 +1,4 @@
-//! The choke point of all calls into NCCL: turns a code into a result and captures NCCL's text at once.
+//! The single place through which results of NCCL calls pass: turns a code into a result and captures NCCL's error text at once.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,12 +14,12 @@ pub(crate) const fn byte(c: c_char) -> u8 {
     c.to_ne_bytes()[0]
 }
 
-/// See [`byte`].
+/// The inverse of [`byte`].
 pub(crate) const fn c_byte(b: u8) -> c_char {
     c_char::from_ne_bytes([b])
 }
 
-/// The outcome of `call`: `ncclSuccess` and `ncclInProgress` are no failures.
+/// Returns the outcome of `call`; `ncclSuccess` and `ncclInProgress` are no failures.
 #[inline]
 pub(crate) fn check(
     library: &Library,
@@ -33,17 +33,17 @@ pub(crate) fn check(
     }
 }
 
-/// The failure of a function that every supported release has, found missing.
+/// Returns the failure for a missing function that every supported release has.
 #[cold]
 pub(crate) fn missing(library: &Library, call: &'static str) -> NcclFailure {
     failure(library, call, sys::ncclResult_t::ncclInternalError)
 }
 
-/// How far a call that did not fail has come.
+/// The progress of a call that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Done,
-    /// The communicator has to be polled before anything else is asked of it.
+    /// The communicator has to be polled before another call.
     Pending,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn failure(
         Some(get) => unsafe { changing_text(get(std::ptr::null_mut())) },
         None => String::new(),
     };
-    // What it says of a good start is no reason for anything.
+    // A harmless warning is no reason for a failure.
     let last_error = Some(last_error).filter(|text| !is_harmless(text));
     let last_error = last_error.unwrap_or_default();
     let description = match library.api().ncclGetErrorString {
@@ -80,7 +80,7 @@ pub(crate) fn failure(
     NcclFailure::new(call, code, description, last_error)
 }
 
-/// Copies a C string that nobody changes.
+/// Copies a C string that does not change.
 ///
 /// # Safety
 /// `text` is null or points to such a string.
@@ -88,22 +88,22 @@ unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: a string, says the caller.
+    // SAFETY: the caller guarantees a C string.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy().trim().to_owned()
 }
 
-/// Copies a C string. NCCL keeps its last error in one buffer for all threads, and another one may be
-/// writing there: what is read then may be of both texts.
+/// Copies a C string that another thread may be changing. NCCL keeps its last error in one buffer for all threads;
+/// the copy may mix two texts.
 ///
 /// # Safety
-/// `text` is null or points to a string in memory that can be written to, which has a NUL at every moment, and stays where
-/// it is.
+/// `text` is null or points to a string in writable memory that contains a NUL at every moment, and stays at
+/// this address.
 unsafe fn changing_text(text: *const c_char) -> String {
     let mut bytes = Vec::new();
     if !text.is_null() {
         for index in 0.. {
-            // SAFETY: not null, and no NUL came before this byte. What others write to it they write byte by byte.
+            // SAFETY: not null, and no NUL came before this byte. Other threads write to it byte by byte.
             let read = unsafe { AtomicU8::from_ptr(text.add(index).cast_mut().cast()) };
             match read.load(Ordering::Relaxed) {
                 0 => break,
@@ -120,10 +120,10 @@ mod tests {
 
     #[test]
     fn a_c_string_is_copied_up_to_its_end() {
-        // SAFETY: a string that nobody changes.
+        // SAFETY: a constant string.
         assert_eq!(unsafe { text(c" two words\n".as_ptr()) }, "two words");
         let mut changing = *b"two words\n\0and";
-        // SAFETY: a string that can be written to, and that nobody else has.
+        // SAFETY: a writable string that no other code accesses.
         let read = unsafe { changing_text(changing.as_mut_ptr().cast()) };
         assert_eq!(read, "two words");
         // SAFETY: null is allowed.

@@ -1,8 +1,8 @@
 //! The graphs of a communicator.
 //!
-//! NCCL does not end a communicator, in order or by an abort, before every graph that captured one of
-//! its operations is destroyed. So the communicator keeps a list of them, and whoever ends it destroys
-//! them: the plans stay where they are, and can be launched no more.
+//! NCCL ends a communicator, by a finalize or an abort, only after every graph that captured one of its
+//! operations is destroyed. So the communicator keeps a list of its graphs, and the thread that ends it
+//! destroys them: the plans remain, but cannot be launched any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,13 +15,13 @@ use crate::sync::Mutex;
 
 /// One plan's graph, until it is destroyed.
 pub(crate) struct Slot {
-    /// Which plan of its communicator, from 1.
+    /// The number of the plan on its communicator, from 1.
     pub(super) number: u64,
     /// Locked during a launch, so that a graph that is being launched is not destroyed.
     pub(super) graph: Mutex<Option<Graph>>,
 }
 
-/// A graph. CUDA wants the calls on it one after another, from any thread: the lock of its slot sees to
+/// A graph. CUDA allows one call on it at a time, from any thread: the lock of its slot ensures
 /// that.
 pub(super) struct Graph {
     graph: CudaGraph,
@@ -32,27 +32,27 @@ pub(super) struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Puts a replay on `stream`, which is of the graph's context.
+    /// Puts a replay on `stream`, which belongs to the graph's context.
     pub(super) fn launch(&self, stream: &CudaStream) -> Result<()> {
         driver::bind(&self.context).map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
-        // SAFETY: graph and stream live; what the graph uses is kept by its plan.
+        // SAFETY: graph and stream live; the plan keeps the memory that the graph uses.
         unsafe { result::graph::launch(self.graph.cu_graph_exec(), stream.cu_stream()) }
             .map_err(Error::cuda("launching a graph (cuGraphLaunch)"))
     }
 }
 
-/// See the module.
+/// The graphs of a communicator.
 #[derive(Default)]
 pub(crate) struct Plans {
     slots: Mutex<Vec<Arc<Slot>>>,
     begun: AtomicU64,
-    /// Which plan the last replays were of.
+    /// The plans of the last replays.
     replays: Mutex<Replays>,
 }
 
-/// By their numbers, in turn; 0 for none.
+/// Pairs of a sequence number and a plan number, in a ring; 0 for none.
 struct Replays([(u64, u64); 256]);
 
 impl Default for Replays {
@@ -62,26 +62,27 @@ impl Default for Replays {
 }
 
 impl Plans {
-    /// The number of the next plan, whether or not it comes to be: the same on all ranks.
+    /// Returns the number of the next plan, which counts even if the plan is not made: the same on all
+    /// ranks.
     pub(crate) fn next(&self) -> u64 {
         self.begun.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Operation `sequence` is a replay of plan `number`.
+    /// Records that operation `sequence` is a replay of plan `number`.
     pub(crate) fn replays(&self, sequence: u64, number: u64) {
         let mut replays = self.replays.lock();
         let at = sequence as usize % replays.0.len();
         replays.0[at] = (sequence, number);
     }
 
-    /// Of which plan operation `sequence` is a replay, if it is one of the last.
+    /// Returns the plan of which operation `sequence` is a replay, if it is one of the last.
     pub(crate) fn replayed_by(&self, sequence: u64) -> Option<u64> {
         let replays = self.replays.lock();
         let (known, number) = replays.0[sequence as usize % replays.0.len()];
         (known == sequence && number > 0).then_some(number)
     }
 
-    /// Takes a new graph in.
+    /// Adds a new graph.
     pub(super) fn add(
         &self,
         number: u64,
@@ -99,7 +100,7 @@ impl Plans {
         slot
     }
 
-    /// Destroys one graph. A replay of it that is on its way goes on to its end. Waits for a launch.
+    /// Destroys one graph. A replay in flight goes on to its end. Waits for a launch.
     pub(crate) fn destroy(&self, slot: &Arc<Slot>) {
         let graph = slot.graph.lock().take();
         if let Some(graph) = graph {
@@ -121,7 +122,7 @@ impl Plans {
         self.slots.lock().is_empty()
     }
 
-    /// The numbers of the plans whose graphs are still there.
+    /// Returns the numbers of the plans whose graphs still exist.
     pub(crate) fn alive(&self) -> Vec<u64> {
         self.slots.lock().iter().map(|slot| slot.number).collect()
     }

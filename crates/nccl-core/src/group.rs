@@ -2,7 +2,7 @@
 //!
 //! NCCL's group is a pair of calls with state in the thread between them, which a panic, a `?` or a
 //! forgotten guard leaves open. Here a closure only records; start, operations and end happen
-//! afterwards in one call that cannot be left half way.
+//! afterwards in one call that always closes the group.
 
 mod collectives;
 
@@ -23,8 +23,8 @@ use nccl_base::data_type::DataType;
 
 /// Operations that are recorded to be issued together; see [`Communicator::group`].
 ///
-/// Besides messages it takes every collective of [`Communicator`], under the same name. All-to-all,
-/// gather and scatter are messages inside NCCL, and have their place in the order of those: two ranks
+/// Besides messages it takes every collective of [`Communicator`], under the same name. NCCL implements all-to-all,
+/// gather and scatter as messages, so they count in the order of messages: two ranks
 /// have to record them in the same order as the messages between them.
 ///
 /// ```
@@ -60,7 +60,7 @@ impl<'a> Group<'a> {
     /// # Errors
     /// [`ErrorKind::NoSuchRank`] for a peer that does not exist, [`ErrorKind::Stream`] for a buffer whose
     /// stream cannot be ordered with the communicator's, [`ErrorKind::Unsupported`] for an element type
-    /// that the loaded NCCL does not know. Nothing is recorded then.
+    /// that the loaded NCCL does not know. After an error nothing is recorded.
     ///
     /// Wraps `ncclSend`.
     ///
@@ -124,13 +124,13 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// An empty group; `Frame::admit` has been asked for the communicator's stream.
+    /// An empty group; the communicator's stream has passed `Frame::admit`.
     #[inline]
     pub(crate) fn of(comm: &'a Communicator) -> Self {
         Self::with(comm, Frame::empty(comm.stream(), None))
     }
 
-    /// A group of a plan that owns the memory in `owned`, and may use nothing else.
+    /// A group of a plan that owns the memory in `owned`, and may use no other memory.
     pub(crate) fn of_plan(comm: &'a Communicator, owned: &'a [Range<u64>]) -> Self {
         Self::with(comm, Frame::empty(comm.stream(), Some(owned)))
     }
@@ -146,12 +146,12 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Whether what was recorded can be issued.
+    /// Checks whether the recorded operations can be issued.
     ///
     /// # Errors
     /// Two groups, one recorded inside the closure of the other, can be swapped. Each keeps its own
-    /// communicator, but only one that was begun for a plan was checked to use nothing that the plan does
-    /// not own, and only one that was not is ordered with its buffers: `owned` says which it is to be.
+    /// communicator, but only a group of a plan was checked to use only the plan's memory,
+    /// and only a group of no plan is ordered with its buffers: `owned` is what the group has to be for.
     pub(crate) fn finish(&self, owned: Option<&[Range<u64>]>) -> Result<()> {
         if !self.frame.is_for(owned) {
             return Err(Error::new(ErrorKind::InvalidConfig {
@@ -162,14 +162,14 @@ impl<'a> Group<'a> {
         self.check_own_messages()
     }
 
-    /// Takes a buffer for which CUDA is asked: of another stream, or one that cudarc orders.
+    /// Takes a buffer that needs calls to CUDA: one of another stream, or one that cudarc orders.
     #[inline(never)]
     fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<u64> {
         let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
         self.frame.read(buffer)
     }
 
-    /// As [`read_elsewhere`](Self::read_elsewhere).
+    /// Like [`read_elsewhere`](Self::read_elsewhere).
     #[inline(never)]
     fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<u64> {
         let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
@@ -186,7 +186,7 @@ impl<'a> Group<'a> {
         collective?.record(self.comm, &mut self.frame).map(drop)
     }
 
-    /// The peer as NCCL counts it; `None` for a message without elements.
+    /// Returns the peer as NCCL counts it; `None` for a message without elements.
     #[inline]
     fn peer(&self, peer: usize, count: usize, data_type: DataType) -> Result<Option<i32>> {
         self.comm.library().admit(data_type)?;
@@ -200,9 +200,9 @@ impl<'a> Group<'a> {
         Ok(Some(peer as i32))
     }
 
-    /// Issues it after its closure returned `recorded`.
+    /// Issues the group after its closure returned `recorded`.
     fn issue(self, recorded: Result<()>) -> Result<Request> {
-        // Not always the communicator that was asked: two groups, one inside the other, can be swapped.
+        // Not always the communicator that was called: two groups, one inside the other, can be swapped.
         let comm = self.comm;
         match recorded.and_then(|()| self.finish(None)) {
             Ok(()) => issue(comm, &self.frame, OperationKind::Group, Shape::default()),
@@ -219,9 +219,9 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// A message to oneself without its counterpart makes NCCL fail at the end of the group, which
-    /// costs the communicator. One with a counterpart of another size NCCL copies, as long as it was
-    /// sent: past the end of the buffer that is too short.
+    /// Checks that each message of the rank to itself has its counterpart. Without one, NCCL fails at the end of the
+    /// group, which costs the communicator. If the counterpart has another size, NCCL copies the size that was sent: past
+    /// the end of a shorter buffer.
     fn check_own_messages(&self) -> Result<()> {
         let (recorded, own) = (self.frame.batch().recorded, self.frame.own());
         if own.is_empty() {
@@ -229,7 +229,7 @@ impl<'a> Group<'a> {
         }
         let messages = own.iter().map(|&at| &recorded[at]);
         let bytes = |message: &Recorded| message.op.bytes();
-        // A collective that NCCL makes of messages has one of each.
+        // A collective that NCCL implements as messages has one of each.
         let all_but = |function| {
             let of_side = messages
                 .clone()
@@ -253,7 +253,7 @@ impl Communicator {
     /// issued and its error is returned. A group without operations is a request that is done at once.
     ///
     /// # Errors
-    /// What `record` returns; [`ErrorKind::UnpairedOwnMessages`]; and as any operation:
+    /// The error of `record`; [`ErrorKind::UnpairedOwnMessages`]; and as any operation:
     /// [`ErrorKind::Stream`] for a stream that cannot carry it, [`ErrorKind::Nccl`] and
     /// [`ErrorKind::TimedOut`] when NCCL fails or does not launch in time, after which the communicator
     /// is aborted.
@@ -275,7 +275,7 @@ impl Communicator {
         &'a self,
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Request> {
-        // Without events of cudarc's nothing is asked of CUDA.
+        // If cudarc keeps no events, CUDA is not called.
         let admitted = match self.stream.context().is_managing_stream_synchronization() {
             false => Ok(()),
             true => {

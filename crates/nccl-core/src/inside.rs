@@ -1,9 +1,9 @@
-//! Which threads are inside calls of NCCL or CUDA, so that one that does not come out is noticed.
+//! Records which threads are inside a call of NCCL or CUDA, so that a call that does not return is noticed.
 //!
-//! Every wait of this crate's own ends at a limit, but a call that does not come back never gets there: a
-//! function of NCCL's that waits although it should not, or a driver that is wedged. A call on the way of an
-//! operation cannot have a thread of its own (`expendable.rs`), because that costs more than the operation.
-//! So its thread writes down that it is inside, and the sentinel (`supervision/sentinel.rs`) looks:
+//! Every wait of this crate ends at a limit, but a call that does not return never reaches it: an NCCL
+//! function that waits although it should not, or a wedged driver. A call that issues an operation cannot
+//! run on a thread of its own (`expendable.rs`), because the thread costs more than the operation.
+//! Instead, the calling thread records the call in its slot, and the sentinel (`supervision/sentinel.rs`) reads the slots:
 //!
 //! ```text
 //! inside beyond its limit ──▶ its communicator is aborted, and with it those of the other ranks
@@ -11,12 +11,12 @@
 //!                             the abort ended or was given up ──▶ the process ends, with a sentence
 //! ```
 //!
-//! The process has to end because the call cannot return: it may have been lent memory, and nobody else can
-//! bring its thread back. Threads of this crate's own that are stuck get a successor instead.
+//! The process has to end because the call cannot return: the call may use borrowed memory, and no other thread
+//! can end the call. A stuck thread of this crate is replaced by a new one instead.
 //!
-//! A slot belongs to one thread, which alone writes to it. [`Slot::turn`] is odd while the thread is inside,
-//! and another number each time; whoever reads the rest between two reads of the same odd number reads what
-//! belongs together.
+//! A slot belongs to one thread, and only that thread writes to it. [`Slot::turn`] is odd while the thread is inside,
+//! and differs for each call. If two reads of `turn` return the same odd number, the fields read in between belong
+//! to one call.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -29,7 +29,7 @@ use crate::forked;
 use crate::monitor::Bell;
 use crate::sync::Mutex;
 
-/// What a thread is at.
+/// The kind of call a thread is inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[doc(hidden)]
@@ -37,9 +37,9 @@ pub enum Place {
     Issue = 0,
     Replay = 1,
     Capture = 2,
-    /// Asks whether something is done, or NCCL for its state.
+    /// A query of whether work is done, or of NCCL's state.
     Look = 3,
-    /// A look of this crate's own thread.
+    /// A query made by a thread of this crate.
     Poller = 4,
 }
 
@@ -64,7 +64,7 @@ impl Place {
     }
 }
 
-/// Where one thread writes down that it is inside.
+/// The record of one thread's current call.
 #[derive(Default)]
 pub(crate) struct Slot {
     turn: AtomicU64,
@@ -75,7 +75,7 @@ pub(crate) struct Slot {
     place: AtomicU8,
 }
 
-/// All slots there have ever been, and those without a thread.
+/// All slots ever allocated, and the slots that no thread owns.
 struct Slots {
     all: Vec<&'static Slot>,
     free: Vec<&'static Slot>,
@@ -91,7 +91,7 @@ thread_local! {
     static GIVES_BACK: GivesBack = const { GivesBack };
 }
 
-/// Gives the thread's slot to others when the thread ends.
+/// Releases the thread's slot when the thread ends.
 struct GivesBack;
 
 impl Drop for GivesBack {
@@ -102,23 +102,23 @@ impl Drop for GivesBack {
     }
 }
 
-/// A thread is inside while this lives.
+/// Marks its thread as inside a call until dropped.
 #[doc(hidden)]
 pub struct Inside {
     slot: Option<&'static Slot>,
-    /// Of its thread alone.
+    /// Not `Send`: belongs to its thread.
     _thread: PhantomData<*const ()>,
 }
 
-/// This thread enters a call on the communicator at the address `of`, which should be over after `limit`. Inside of another such
-/// call it changes nothing.
+/// Marks this thread as inside a call on the communicator at address `of`, which should return within `limit`. Changes nothing
+/// inside another such call.
 #[inline]
 pub(crate) fn enter(of: usize, place: Place, limit: Duration) -> Inside {
     let slot = SLOT.get().or_else(own_slot);
     let slot = slot.filter(|slot| slot.turn.load(Ordering::Relaxed).is_multiple_of(2));
     if let Some(slot) = slot {
         let turn = slot.turn.load(Ordering::Relaxed);
-        // Whoever sees one of the following sees as well that the call before is over.
+        // A reader that sees one of the following stores also sees that the previous call is over.
         fence(Ordering::Release);
         slot.of.store(of, Ordering::Relaxed);
         slot.seconds.store(limit.as_secs(), Ordering::Relaxed);
@@ -126,7 +126,7 @@ pub(crate) fn enter(of: usize, place: Place, limit: Duration) -> Inside {
             .store(limit.subsec_nanos(), Ordering::Relaxed);
         slot.place.store(place as u8, Ordering::Relaxed);
         slot.turn.store(turn.wrapping_add(1), Ordering::Release);
-        // The compiler does not move the look before the store; the processor's buffer is empty long before a tick is over.
+        // The compiler does not move the bell's load before the store; the processor drains its store buffer long before a tick ends.
         compiler_fence(Ordering::SeqCst);
         BELL.ring();
     }
@@ -138,7 +138,7 @@ pub(crate) fn enter(of: usize, place: Place, limit: Duration) -> Inside {
 
 #[cold]
 fn own_slot() -> Option<&'static Slot> {
-    // A thread that is ending has nobody to give a slot back.
+    // A thread whose thread-locals are being destroyed could not release a slot.
     GIVES_BACK.try_with(|_| ()).ok()?;
     let mut slots = SLOTS.lock();
     let slot = slots.free.pop().unwrap_or_else(|| {
@@ -161,7 +161,7 @@ impl Drop for Inside {
     }
 }
 
-/// What a look at a slot found.
+/// The contents of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) turn: u64,
@@ -170,18 +170,18 @@ pub(crate) struct Found {
     pub(crate) place: Place,
 }
 
-/// All slots there have ever been.
+/// Returns all slots ever allocated.
 pub(crate) fn slots() -> Vec<&'static Slot> {
     SLOTS.lock().all.clone()
 }
 
 impl Slot {
-    /// A number that changes whenever the thread enters or comes out.
+    /// Returns a number that changes whenever the thread enters or leaves a call.
     pub(crate) fn turn(&self) -> u64 {
         self.turn.load(Ordering::Relaxed)
     }
 
-    /// `None` when nobody is inside.
+    /// Returns the current call, or `None` if the thread is in none or the slot changed during the read.
     pub(crate) fn look(&self) -> Option<Found> {
         let turn = self.turn.load(Ordering::Acquire);
         if turn.is_multiple_of(2) {
@@ -201,10 +201,10 @@ impl Slot {
     }
 }
 
-/// Somebody has entered.
+/// Rings when a thread enters a call.
 pub(crate) static BELL: Bell = Bell::new();
 
-/// A communicator is gone. The monitor ends with the last of them.
+/// Wakes the monitor because a communicator is gone: the monitor ends with the last one.
 pub(crate) fn forget() {
     BELL.ring();
 }
@@ -238,7 +238,7 @@ mod tests {
                 .expect("no panic")
         };
         let slots: std::collections::HashSet<_> = (0..64).map(|_| slot()).collect();
-        // Other tests have some as well.
+        // Other tests own slots as well.
         assert!(slots.len() < 16, "{}", slots.len());
     }
 

@@ -1,7 +1,7 @@
-//! NVIDIA NCCL, safely, in one process: communicators, their operations, memory, and what is recorded of them.
+//! Safe bindings to NVIDIA NCCL within one process: communicators, their operations, memory, and records of them.
 //!
-//! Everything here works for ranks that got NCCL's token by any means. What connects the ranks beside NCCL stands above, behind
-//! [`peers`]; programs use the crate `nccl`, which has both.
+//! Everything here works for ranks that got NCCL's token by any means. Connections between ranks outside of NCCL are in a crate
+//! above, behind [`peers`]; programs use the crate `nccl`, which has both.
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,

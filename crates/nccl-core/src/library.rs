@@ -1,7 +1,7 @@
-//! Which libnccl is loaded, and what it can do.
+//! The loaded libnccl, and its capabilities.
 //!
-//! The library is loaded once per process and never unloaded: NCCL owns threads. Everything is gated by
-//! the symbols it has, and by its version where a structure grew.
+//! The library is loaded once per process and never unloaded: NCCL owns threads. Features depend on
+//! the symbols it has, and on its version where a structure grew.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ struct Inner {
     path: PathBuf,
 }
 
-/// Something that not every supported release can do.
+/// A feature that not every supported release has.
 ///
 /// ```
 /// # fn main() -> nccl::Result<()> {
@@ -51,23 +51,23 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Capability {
-    /// All-to-all as one call (`ncclAlltoAll`, 2.28.3); without it, grouped messages do the same.
+    /// All-to-all as one call (`ncclAlltoAll`, 2.28.3); without it, this crate uses grouped messages.
     NativeAllToAll,
     /// Several communicators of a process aborted together (2.22.3).
     GroupAbort,
-    /// An abort that comes back (2.26.2); earlier releases may hang in it, and are then leaked.
+    /// An abort that returns (2.26.2); earlier releases may hang in it, and the communicator is then leaked.
     TrustworthyAbort,
     /// 8-bit floats (2.24.3).
     Float8,
-    /// Communicators that know their name in NCCL's own messages (2.27.3).
+    /// Communicators whose names appear in NCCL's own messages (2.27.3).
     CommunicatorName,
-    /// Calls that block and can be ended all the same ([`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild),
-    /// 2.26.2): `ncclCommSplit`, and an abort that comes back.
+    /// Blocking calls that can be ended nevertheless ([`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild),
+    /// 2.26.2): `ncclCommSplit`, and an abort that returns.
     BlockingChild,
 }
 
 impl Capability {
-    /// Every capability.
+    /// All capabilities.
     ///
     /// ```
     /// for capability in nccl::Capability::ALL {
@@ -83,7 +83,7 @@ impl Capability {
         Self::BlockingChild,
     ];
 
-    /// The first release that has it.
+    /// Returns the first release that has it.
     ///
     /// ```
     /// use nccl::{Capability, Version};
@@ -122,14 +122,14 @@ pub(crate) const OLDEST: Version = Version::new(2, 18, 1);
 static LOADED: OnceCell<Library> = OnceCell::new();
 
 impl Library {
-    /// Loads libnccl, or returns the one that this process uses already.
+    /// Loads libnccl, or returns the library that this process already uses.
     ///
-    /// Tried in order: the file named by `NCCL_LIBRARY`, a libnccl that is already loaded,
+    /// Tries in order: the file named by `NCCL_LIBRARY`, a libnccl that is already loaded,
     /// `libnccl.so.2` and `libnccl.so` by the linker's search, `$NCCL_HOME/lib`. The operator of the
-    /// program answers for what these name, as for `LD_LIBRARY_PATH`.
+    /// program is responsible for what these name, as for `LD_LIBRARY_PATH`.
     ///
     /// # Errors
-    /// [`ErrorKind::Load`] numbers every place that was tried, with the linker's reason.
+    /// [`ErrorKind::Load`] lists every place that was tried, with the linker's reason.
     /// [`ErrorKind::Unsupported`] when the library is older than 2.18.1.
     ///
     /// Calls `ncclGetVersion`, and nothing else.
@@ -143,8 +143,9 @@ impl Library {
     pub fn load() -> Result<Self> {
         forked::begin()?;
         LOADED
-            // SAFETY: the environment's file is the operator's word, as with any program that the linker starts; what the
-            // linker finds by NCCL's own name is taken for NCCL. No libnccl is closed, because its threads would lose their code.
+            // SAFETY: the operator vouches for the environment's file, as for any program that the linker starts; a library that
+            // the linker finds under NCCL's name is assumed to be NCCL. No libnccl is closed, because its threads would lose
+            // their code.
             .get_or_try_init(|| unsafe { open(&sys::Loader::new()) })
             .cloned()
     }
@@ -152,8 +153,8 @@ impl Library {
     /// Loads the libnccl of this file.
     ///
     /// # Errors
-    /// As [`load`](Self::load); also when the process uses another libnccl already, because two copies
-    /// in one process disagree about everything.
+    /// As [`load`](Self::load); also when the process already uses another libnccl, because two copies
+    /// in one process share no state.
     ///
     /// # Safety
     /// The file is NCCL, or does what NCCL does: opening it runs its initializers, and this crate calls the functions that
@@ -177,8 +178,8 @@ impl Library {
         Ok(LOADED.get_or_init(|| library).clone())
     }
 
-    /// Uses a table of functions that the caller provides, for instance to measure what this crate adds
-    /// to the library below it.
+    /// Uses a table of functions from the caller, for instance to measure the overhead of this crate
+    /// over the library below it.
     ///
     /// # Safety
     /// Each function must do what NCCL's function of that name does, as far as this crate calls it,
@@ -204,10 +205,10 @@ impl Library {
         unsafe { Self::from_table(api, version, "(a table of functions)") }
     }
 
-    /// [`from_api`](Self::from_api), with a text in place of the file's path.
+    /// Like [`from_api`](Self::from_api), with a text in place of the file's path.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`from_api`](Self::from_api).
     pub(crate) unsafe fn from_table(api: sys::Api, version: Version, path: &str) -> Result<Self> {
         Self::checked(Inner {
             api,
@@ -244,7 +245,7 @@ impl Library {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// The release that is loaded, as `ncclGetVersion` tells it.
+    /// Returns the loaded release, from `ncclGetVersion`.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -256,7 +257,7 @@ impl Library {
         self.0.version
     }
 
-    /// The file that is loaded; an emulator's is named after it.
+    /// Returns the path of the loaded file; that of an emulator contains its name.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -268,7 +269,7 @@ impl Library {
         &self.0.path
     }
 
-    /// Whether the loaded release can do this.
+    /// Returns whether the loaded release has this capability.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -286,7 +287,7 @@ impl Library {
         symbol && self.0.version >= capability.since()
     }
 
-    /// What the loaded release cannot do.
+    /// Returns the capabilities that the loaded release lacks.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -302,13 +303,13 @@ impl Library {
             .filter(|&capability| !self.has(capability))
     }
 
-    /// The one that this process has loaded, if it has.
+    /// Returns the library that this process has loaded, if any.
     #[doc(hidden)]
     pub fn loaded() -> Option<Self> {
         LOADED.get().cloned()
     }
 
-    /// Whether it is the emulator: whose file is in memory, under its name.
+    /// Whether this is the emulator: its file is in memory, under the emulator's name.
     #[doc(hidden)]
     pub fn is_emulated(&self) -> bool {
         const NAME: &str = "nccl-emulator";
@@ -324,7 +325,7 @@ impl Library {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether the library has the C function of an operation; older ones lack some.
+    /// Whether the library has the C function of an operation; older releases lack some.
     pub(crate) fn has_function(&self, function: Function) -> bool {
         let api = &self.0.api;
         match function {
@@ -339,7 +340,7 @@ impl Library {
         &self.0.api
     }
 
-    /// A function of the table, or the error that names it with the release that has it.
+    /// Returns a function of the table, or an error that names the function and the first release that has it.
     pub(crate) fn function<F>(
         &self,
         get: impl FnOnce(&sys::Api) -> std::result::Result<F, sys::MissingFunction>,
@@ -349,7 +350,7 @@ impl Library {
             .map_err(|missing| self.unsupported(missing.function.to_owned(), missing.needs))
     }
 
-    /// Refuses an element type that the library does not know.
+    /// Fails for an element type that the library does not know.
     #[inline]
     #[doc(hidden)]
     pub fn admit(&self, data_type: DataType) -> Result<()> {

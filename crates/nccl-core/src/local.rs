@@ -1,8 +1,8 @@
-//! A world of one rank, which needs no libnccl: every operation is a copy, or nothing at all.
+//! A world of one rank, which needs no libnccl: every operation is a copy, or does nothing.
 //!
 //! [`World::single`](crate::World::single) uses this table in place of NCCL's, so that a program that
-//! can run on one GPU runs without NCCL, through the same code. The functions do what NCCL's do for one
-//! rank, as far as this crate calls them; a copy is put on the stream by the CUDA driver.
+//! can run on one GPU runs without NCCL, through the same code. The functions behave as NCCL's do for
+//! one rank, as far as this crate calls them; the CUDA driver puts the copies on the stream.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int, c_void};
@@ -32,7 +32,7 @@ pub(crate) fn library() -> Result<Library> {
         .cloned()
 }
 
-/// Whether it is that.
+/// Whether `other` is that library.
 pub(crate) fn is(other: &Library) -> bool {
     library().is_ok_and(|own| std::ptr::eq(own.api(), other.api()))
 }
@@ -69,7 +69,8 @@ fn table() -> sys::Api {
     }
 }
 
-/// What a group of this thread has recorded: messages to oneself wait for each other.
+/// The messages that a group of this thread has recorded: a rank's messages to itself are paired at the
+/// group's end.
 #[derive(Default)]
 struct Messages {
     sent: Vec<(*const c_void, usize)>,
@@ -92,7 +93,7 @@ unsafe extern "C" fn error_string(code: sys::ncclResult_t) -> *const c_char {
 }
 
 unsafe extern "C" fn unique_id(_: *mut sys::ncclUniqueId) -> sys::ncclResult_t {
-    // Whatever it holds: there is nobody to meet.
+    // Any content will do: there is no other rank.
     SUCCESS
 }
 
@@ -106,7 +107,7 @@ unsafe extern "C" fn init(
     if ranks != 1 {
         return INVALID;
     }
-    // SAFETY: the caller gives a place for the communicator. The handle is never followed.
+    // SAFETY: the caller passes a location for the communicator. The handle is never dereferenced.
     unsafe { comm.write(std::ptr::dangling_mut()) };
     SUCCESS
 }
@@ -118,7 +119,7 @@ unsafe extern "C" fn split(
     child: *mut sys::ncclComm_t,
     _: *mut sys::ncclConfig_t,
 ) -> sys::ncclResult_t {
-    // SAFETY: the caller gives a place for the communicator. The handle is never followed.
+    // SAFETY: the caller passes a location for the communicator. The handle is never dereferenced.
     unsafe { child.write(std::ptr::dangling_mut()) };
     SUCCESS
 }
@@ -127,7 +128,7 @@ unsafe extern "C" fn async_error(
     _: sys::ncclComm_t,
     state: *mut sys::ncclResult_t,
 ) -> sys::ncclResult_t {
-    // SAFETY: the caller gives a place for the state.
+    // SAFETY: the caller passes a location for the state.
     unsafe { state.write(SUCCESS) };
     SUCCESS
 }
@@ -138,18 +139,18 @@ unsafe extern "C" fn end(_: sys::ncclComm_t) -> sys::ncclResult_t {
 
 unsafe extern "C" fn allocate(place: *mut *mut c_void, bytes: usize) -> sys::ncclResult_t {
     let mut address: cuda::CUdeviceptr = 0;
-    // SAFETY: `address` is a valid place; the caller made the context current.
+    // SAFETY: `address` is a valid location; the caller made the context current.
     let code = unsafe { cuda::cuMemAlloc_v2(&mut address, bytes) };
     if code != cuda::CUresult::CUDA_SUCCESS {
         return sys::ncclResult_t::ncclUnhandledCudaError;
     }
-    // SAFETY: the caller gives a place for the address.
+    // SAFETY: the caller passes a location for the address.
     unsafe { place.write(std::ptr::with_exposed_provenance_mut(address as usize)) };
     SUCCESS
 }
 
 unsafe extern "C" fn free(memory: *mut c_void) -> sys::ncclResult_t {
-    // SAFETY: the caller gives back what `allocate` gave, unused, in the same context.
+    // SAFETY: the caller passes an address from `allocate`, unused, in the same context.
     match unsafe { cuda::cuMemFree_v2(memory as cuda::CUdeviceptr) } {
         cuda::CUresult::CUDA_SUCCESS => SUCCESS,
         _ => sys::ncclResult_t::ncclUnhandledCudaError,
@@ -162,7 +163,8 @@ unsafe extern "C" fn register(
     _: usize,
     handle: *mut *mut c_void,
 ) -> sys::ncclResult_t {
-    // SAFETY: the caller gives a place for the handle. None: there is nobody to tell.
+    // SAFETY: the caller passes a location for the handle. It is null: there is no other rank to
+    // register with.
     unsafe { handle.write(std::ptr::null_mut()) };
     SUCCESS
 }
@@ -310,7 +312,7 @@ unsafe extern "C" fn from_root(
     unsafe { copy(from, to, count, data_type, comm, stream) }
 }
 
-/// Puts a copy on the stream; in place there is nothing to do.
+/// Puts a copy on the stream; does nothing in place.
 fn put_copy(
     from: *const c_void,
     to: *mut c_void,
@@ -320,8 +322,8 @@ fn put_copy(
     if from == to.cast_const() || bytes == 0 {
         return SUCCESS;
     }
-    // SAFETY: the callers of the functions above give device memory of that many bytes, valid until the
-    // work is done on the stream.
+    // SAFETY: the callers of the functions above pass device memory of that many bytes, valid until the
+    // work on the stream is done.
     let code = unsafe {
         cuda::cuMemcpyDtoDAsync_v2(
             to as cuda::CUdeviceptr,

@@ -1,14 +1,13 @@
-//! One thread that looks whether somebody is late, and calls neither NCCL nor CUDA.
+//! The monitor: one thread that enforces deadlines, and calls neither NCCL nor CUDA.
 //!
-//! Three duties: calls that block in a blocking communicator (`communicator/guard.rs`), threads that do not come back from a call
-//! (`supervision/sentinel.rs`), and a watchdog that is stuck itself (`watchdog/threads.rs`). No call of theirs can keep this thread: whatever may
-//! block gets a thread of its own, and of a lock that somebody may hold for longer it is content to learn that it is taken. What
-//! it finds it tells the log; a subscriber of the program's that blocks there holds up all three.
+//! Three duties: calls that block in a blocking communicator (`communicator/guard.rs`), threads that do not return from a call
+//! (`supervision/sentinel.rs`), and a watchdog that is itself stuck (`watchdog/threads.rs`). No duty blocks this thread: work that
+//! may block gets a thread of its own, and a lock that may be held for longer is only tried. The monitor logs what it finds; a
+//! subscriber of the program that blocks in a log call delays all three duties.
 //!
-//! A duty whose looks find nothing sleeps, and whoever has something for it rings its [`Bell`]. On the way of a call that is one
-//! word that is read, without a fence: a duty that has said that it sleeps looks once more a moment later, and what was
-//! written before that is seen by then; whoever writes later finds it asleep. The thread sleeps while all duties do, and ends when
-//! there are no communicators any more.
+//! A duty whose looks find nothing sleeps until its [`Bell`] rings. On the path of a call the bell costs one read of a word, without
+//! a fence: a duty that has announced its sleep looks once more a moment later, and by then sees everything that was written
+//! before; a later writer finds it asleep. The thread sleeps while all duties sleep, and ends when no communicator is left.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,17 +18,17 @@ use std::time::{Duration, Instant};
 use crate::reaper;
 use crate::sync::Mutex;
 
-/// How long it stays when there are no communicators any more.
+/// How long the thread stays after the last communicator is gone.
 const IDLE: Duration = Duration::from_secs(1);
-/// When a duty is looked at again whose look has panicked.
+/// When a duty whose look has panicked looks again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// What is looked at.
+/// A periodic check.
 pub(crate) trait Duty: Send {
-    /// Looks. Must not wait for anybody.
+    /// Looks. Must not block.
     fn look(&mut self) -> Next;
 
-    /// Whether there is nothing that could need it.
+    /// Whether nothing is left that could need this duty.
     fn is_over(&self) -> bool;
 }
 
@@ -41,14 +40,14 @@ pub(crate) enum Next {
     Asleep,
 }
 
-/// Wakes a duty that sleeps.
+/// Wakes a sleeping duty.
 pub(crate) struct Bell(AtomicBool);
 
 struct Monitor {
     thread: Option<Thread>,
     /// The bells of its duties.
     bells: Vec<&'static Bell>,
-    /// Those that it has not begun with.
+    /// Duties that the thread has not taken over yet.
     new: Vec<(&'static Bell, Box<dyn Duty>)>,
 }
 
@@ -63,7 +62,7 @@ impl Bell {
         Self(AtomicBool::new(false))
     }
 
-    /// There may be something to look at.
+    /// Tells the duty that there may be something to look at.
     #[inline]
     pub(crate) fn ring(&self) {
         if !self.0.load(Ordering::Relaxed) {
@@ -80,7 +79,7 @@ impl Bell {
         }
     }
 
-    /// The duty sleeps from now on, unless somebody rings.
+    /// Lets the duty sleep from now on, unless the bell rings.
     pub(crate) fn rest(&self) {
         self.0.store(false, Ordering::SeqCst);
     }
@@ -90,10 +89,10 @@ impl Bell {
     }
 }
 
-/// When a duty sleeps that looks at words which are written without a fence.
+/// Decides when a duty sleeps whose looks read words that are written without a fence.
 pub(crate) struct Rest {
     bell: &'static Bell,
-    /// How often it looks, and after how many looks that found nothing it sleeps.
+    /// How often the duty looks, and after how many empty looks it sleeps.
     tick: Duration,
     quiet_after: u32,
     quiet: u32,
@@ -109,14 +108,14 @@ impl Rest {
         }
     }
 
-    /// After a look that found something, or nothing.
+    /// When to look again after a look that found something, or nothing.
     pub(crate) fn after(&mut self, found: bool) -> Next {
         self.quiet = if found { 0 } else { self.quiet + 1 };
         if self.quiet == 0 {
-            // What was found may have come when it had said that it sleeps.
+            // The finding may have come after the duty announced its sleep.
             self.bell.0.store(true, Ordering::SeqCst);
         } else if self.quiet == self.quiet_after {
-            // It looks once more.
+            // The duty looks once more.
             self.bell.rest();
         } else if self.quiet > self.quiet_after {
             self.quiet = 0;
@@ -128,7 +127,7 @@ impl Rest {
     }
 }
 
-/// Gives the monitor the duty of that bell, if it does not have it, and starts its thread, if that does not run. To be called when
+/// Adds the duty of `bell` to the monitor, unless it is there, and starts the thread, unless it runs. To be called when
 /// there is something to look at.
 pub(crate) fn ensure<D: Duty + 'static>(
     bell: &'static Bell,
@@ -158,7 +157,7 @@ fn run() {
     let mut idle_since = None;
     loop {
         if reaper::is_in_a_hurry() {
-            // The exit of the process waits for nobody.
+            // The process is exiting: nothing is supervised any more.
             return;
         }
         let now = Instant::now();
@@ -170,7 +169,7 @@ fn run() {
                 None => bell.has_rung(),
             };
             if is_due {
-                // A look tells the log of what it finds, and the program's subscriber may panic: the others are looked at all the same.
+                // A look logs what it finds, and the program's subscriber may panic: the other duties go on all the same.
                 let next = catch_unwind(AssertUnwindSafe(|| duty.look()));
                 *due = match next.unwrap_or(Next::After(AFTER_PANIC)) {
                     Next::After(pause) => Some(Instant::now() + pause),
@@ -180,7 +179,7 @@ fn run() {
         }
         if duties.iter().all(|(_, duty, _)| duty.is_over()) {
             let since = *idle_since.get_or_insert_with(Instant::now);
-            // Whoever has something new asks for a thread after that, and waits for this lock.
+            // A thread that adds work calls `ensure` afterwards, and waits for this lock.
             let mut monitor = MONITOR.lock();
             let is_over =
                 monitor.new.is_empty() && duties.iter().all(|(_, duty, _)| duty.is_over());
@@ -192,7 +191,7 @@ fn run() {
         } else {
             idle_since = None;
         }
-        // Whoever rang while another duty looked may have woken what waits inside of that look.
+        // A bell that rang while another duty looked may have spent its wake-up on a wait inside that look.
         if duties
             .iter()
             .any(|(bell, _, due)| due.is_none() && bell.has_rung())

@@ -1,4 +1,4 @@
-//! One operation of NCCL's, described: the same value from the call over the recorder to what ranks compare.
+//! The description of one operation: the same value in the call, in the recorder, and in comparisons of ranks.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use nccl_base::data_type::DataType;
 use nccl_base::reduce_op::RecordedReduction;
 use nccl_base::reduce_op::ReduceOp;
 
-/// Which C function.
+/// A C function of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[doc(hidden)]
@@ -28,7 +28,7 @@ pub enum Function {
 }
 
 impl Function {
-    /// By their codes.
+    /// All functions, by their codes.
     #[doc(hidden)]
     pub const ALL: [Self; 10] = [
         Self::Send,
@@ -43,7 +43,7 @@ impl Function {
         Self::Scatter,
     ];
 
-    /// The operation that it does.
+    /// The kind of operation that the function does.
     #[doc(hidden)]
     pub fn kind(self) -> OperationKind {
         match self {
@@ -60,7 +60,7 @@ impl Function {
         }
     }
 
-    /// As NCCL calls it.
+    /// The name of the function in NCCL.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Send => "ncclSend",
@@ -84,7 +84,7 @@ impl Function {
     }
 }
 
-/// What an operation of `function` reduces with, if it is asked to with `op`.
+/// The reduction of an operation of `function`, if it is called with `op`.
 #[inline]
 pub(crate) fn reduction(function: Function, op: sys::ncclRedOp_t) -> Option<RecordedReduction> {
     match function {
@@ -102,13 +102,13 @@ pub(crate) fn reduction(function: Function, op: sys::ncclRedOp_t) -> Option<Reco
 pub(crate) struct Descriptor {
     /// Elements, as the C function counts them.
     pub(crate) count: u64,
-    /// The peer or root; 0 for what has neither.
+    /// The peer or root; 0 for operations without one.
     pub(crate) rank: i32,
     /// Function, type and operator, at [`FUNCTION`], [`DATA_TYPE`] and [`REDUCTION`].
     pub(crate) kind: u32,
 }
 
-/// The bits at which the parts of a kind begin. The function lies highest, so that one comparison tells it.
+/// The bit positions of the parts of a kind. The function is highest, so that one comparison identifies it.
 const FUNCTION: u32 = 24;
 const DATA_TYPE: u32 = 0;
 const REDUCTION: u32 = 8;
@@ -121,13 +121,13 @@ fn byte(kind: u32, at: u32) -> u8 {
 impl Descriptor {
     /// Below this, a kind is a message to a peer.
     pub(crate) const AFTER_SEND: u32 = (Function::Send as u32 + 1) << FUNCTION;
-    /// Below this, it is at least one from it.
+    /// Below this, a kind is a message to or from a peer.
     pub(crate) const AFTER_RECV: u32 = (Function::Recv as u32 + 1) << FUNCTION;
 
     /// A message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with the root `rank`.
     #[inline]
     pub(crate) fn new(function: Function, count: usize, data_type: DataType, rank: i32) -> Self {
-        // The type's code fits for all whose size is known, and no others get here.
+        // The code fits for all types whose size is known, and no others get here.
         let data_type = u32::from(data_type.as_raw() as u8);
         Self {
             count: count as u64,
@@ -136,7 +136,7 @@ impl Descriptor {
         }
     }
 
-    /// The same with an operator.
+    /// The same operation with an operator.
     #[inline]
     pub(crate) fn reducing_with(self, op: sys::ncclRedOp_t) -> Self {
         self.reducing(reduction(self.function(), op))
@@ -146,7 +146,7 @@ impl Descriptor {
         let code = match reduction {
             None => 0,
             Some(RecordedReduction::Op(op)) => 1 + op as u32,
-            // Made by the program.
+            // An operator that the program made.
             Some(_) => 1 + ReduceOp::ALL.len() as u32,
         };
         Self {
@@ -155,7 +155,7 @@ impl Descriptor {
         }
     }
 
-    /// One that was copied, or came from elsewhere; `None` for a kind that no operation has.
+    /// A descriptor from copied or received parts; `None` for an invalid kind.
     pub(crate) fn of(count: u64, rank: i32, kind: u32) -> Option<Self> {
         let is_known = usize::from(byte(kind, FUNCTION)) < Function::ALL.len()
             && usize::from(byte(kind, REDUCTION)) <= 1 + ReduceOp::ALL.len();
@@ -202,7 +202,7 @@ impl Descriptor {
         rank.filter(|_| self.function().has_root())
     }
 
-    /// Whether NCCL makes a message of rank `own` to itself for it.
+    /// Whether NCCL implements the operation with a message of rank `own` to itself.
     #[inline]
     pub(crate) fn has_message_to(&self, own: usize) -> bool {
         match self.function() {
@@ -214,14 +214,14 @@ impl Descriptor {
         }
     }
 
-    /// Of its elements; 0 for a type of unknown size.
+    /// The bytes of its elements; 0 for a type of unknown size.
     pub(crate) fn bytes(&self) -> u64 {
         let size = self.data_type().size_in_bytes().unwrap_or_default() as u64;
         self.count.saturating_mul(size)
     }
 }
 
-/// As other ranks get it.
+/// The form in which other ranks get it.
 impl From<Descriptor> for (u64, i32, u32) {
     fn from(descriptor: Descriptor) -> Self {
         (descriptor.count, descriptor.rank, descriptor.kind)

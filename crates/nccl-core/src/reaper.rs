@@ -1,15 +1,15 @@
-//! What is left of values that were dropped while the device may still use them.
+//! Frees values that were dropped while the device may still use them.
 //!
 //! A drop must not block, and memory must not be freed under running work. So a drop hands what it owns
-//! to this room: one thread looks at everything that waits for its stream and lets go of it when the
-//! work is over; what may block for long (the end of a communicator) gets a thread of its own. Nothing
-//! waits for ever: what is not over within its limit is leaked, and said so.
+//! to the reaper: one thread polls everything that waits for its stream and frees it when the
+//! work is over; work that may block for long (the end of a communicator) gets a thread of its own. No wait
+//! is endless: what is not over within its limit is leaked, and reported.
 //!
-//! When the process exits, what is left gets a moment to finish, because peers may wait for it; after
+//! When the process exits, the rest gets a moment to finish, because peers may wait for it; after
 //! that nothing here calls CUDA or NCCL any more, which are being unloaded.
 //!
-//! What must stay true: `PENDING` counts everything that was handed over and is not done; the thread
-//! counts itself in `AT_WORK` while it calls CUDA or NCCL, and does not begin to once `CLOSED` is set.
+//! Invariants: `PENDING` counts everything that was handed over and is not done; the thread
+//! counts itself in `AT_WORK` while it calls CUDA or NCCL, and does not start a call once `CLOSED` is set.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,11 +25,11 @@ use crate::sync::{Condvar, Mutex};
 use crate::threads;
 use crate::time::deadline_after;
 
-/// How long work on a stream may go on after the memory that it uses was dropped.
+/// How long work on a stream may go on after its memory was dropped.
 #[doc(hidden)]
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// A thread that was in one call for so long gets a successor.
+/// A thread that is in one call for this long gets a successor.
 const STUCK: Duration = Duration::from_secs(10);
 
 /// How long an idle thread stays.
@@ -38,28 +38,28 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long the exit of the process waits: for orderly ends, then for aborts.
 const AT_EXIT: [Duration; 2] = [Duration::from_millis(1500), Duration::from_millis(500)];
 
-/// What is left of a value.
+/// The remains of a dropped value.
 #[doc(hidden)]
 pub trait DeferredDrop: Send {
-    /// Whether everything that uses it is over. Never waits.
+    /// Whether all work that uses it is over. Never waits.
     fn poll(&mut self) -> Turn;
 
-    /// Lets go of it; called once, when it is over.
+    /// Frees it; called once, when all work is over.
     fn release(self: Box<Self>);
 
-    /// For the message when it is leaked.
+    /// The description for the message when it is leaked.
     fn describe(&self) -> String;
 }
 
-/// What a look at the remains came to.
+/// The result of a poll of the remains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Turn {
-    /// Something still uses them.
+    /// Work still uses them.
     Wait,
-    /// Nothing does.
+    /// No work uses them.
     Over,
-    /// Something does for ever.
+    /// Work uses them for ever.
     Never,
 }
 
@@ -69,14 +69,14 @@ struct Entry {
 }
 
 struct State {
-    /// What waits for its stream.
+    /// Remains that wait for their stream.
     queue: Vec<Entry>,
-    /// What is over.
+    /// Remains to free.
     over: VecDeque<Box<dyn DeferredDrop>>,
-    /// Counts the threads; all but the last one end when they come back from their call.
+    /// Counts the threads; all but the last end when they return from their call.
     generation: u64,
     running: bool,
-    /// Since when the thread is in a call: a look, or one that lets go of something.
+    /// Since when the thread is in a call that polls or frees remains.
     busy_since: Option<Instant>,
 }
 
@@ -93,19 +93,19 @@ static PENDING: AtomicUsize = AtomicUsize::new(0);
 static HURRY: AtomicBool = AtomicBool::new(false);
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the process is exiting, or a forked child, so that CUDA and NCCL must not be called any more.
+/// Whether the process is exiting, or is a forked child, so that CUDA and NCCL must not be called any more.
 #[doc(hidden)]
 pub fn is_closed() -> bool {
     CLOSED.load(Ordering::Acquire) || forked::is_child()
 }
 
-/// Whether the process is exiting: what has not come to an orderly end is to be aborted.
+/// Whether the process is exiting, so that everything without an orderly end is to be aborted.
 pub(crate) fn is_in_a_hurry() -> bool {
     HURRY.load(Ordering::Acquire)
 }
 
-/// Takes over what was dropped, and lets go of it when it is over; leaks it aloud when that takes
-/// longer than `limit`.
+/// Takes over dropped remains, and frees them when all work is over; leaks them with a message when that
+/// takes longer than `limit`.
 #[doc(hidden)]
 pub fn take(remains: Box<dyn DeferredDrop>, limit: Duration) {
     if is_closed() {
@@ -144,7 +144,7 @@ pub fn take(remains: Box<dyn DeferredDrop>, limit: Duration) {
             state.running = false;
             let entries = std::mem::take(&mut state.queue);
             drop(state);
-            // What is over already waits for the next thread.
+            // Remains that are already over wait for the next thread.
             events::no_thread("to free dropped memory", &error);
             entries.into_iter().for_each(leak);
         }
@@ -152,7 +152,7 @@ pub fn take(remains: Box<dyn DeferredDrop>, limit: Duration) {
 }
 
 /// Runs `work`, which may block, on a thread of its own; at exit the process waits for it a while.
-/// Gives `with` back when there is no thread.
+/// Returns `with` when no thread can be started.
 pub(crate) fn on_a_thread<T: Send + 'static>(
     with: T,
     work: impl FnOnce(T) + Send + 'static,
@@ -184,7 +184,7 @@ fn leak(entry: Entry) {
     PENDING.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// The thread.
+/// The reaper's thread.
 fn run(generation: u64) {
     let mut pause = SHORTEST;
     let mut state = STATE.lock();
@@ -237,7 +237,7 @@ fn run(generation: u64) {
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(5);
 
-/// Looks at each once: what is over, and what has to wait.
+/// Polls each entry once. Returns the remains to free, and the entries that wait.
 fn look_at(entries: Vec<Entry>) -> (Vec<Box<dyn DeferredDrop>>, Vec<Entry>) {
     let (mut over, mut left) = (Vec::new(), Vec::new());
     let Some(_working) = Working::begin() else {
@@ -253,7 +253,7 @@ fn look_at(entries: Vec<Entry>) -> (Vec<Box<dyn DeferredDrop>>, Vec<Entry>) {
     (over, left)
 }
 
-/// Something that the exit of the process waits for, for a while.
+/// Counts work that the exit of the process waits for, for a while.
 #[derive(Debug)]
 pub(crate) struct Pending(());
 
@@ -276,7 +276,7 @@ pub(crate) struct Working;
 
 impl Working {
     pub(crate) fn begin() -> Option<Self> {
-        // Before the question, so that the exit sees this thread or this thread sees the exit.
+        // Before the check, so that the exit sees this thread or this thread sees the exit.
         AT_WORK.fetch_add(1, Ordering::SeqCst);
         let working = Self;
         (!CLOSED.load(Ordering::SeqCst)).then_some(working)
@@ -289,24 +289,24 @@ impl Drop for Working {
     }
 }
 
-/// What is said at the end of the process, with its exit status.
+/// The function that is called at the end of the process, with its exit status.
 static GOODBYE: OnceLock<fn(i32)> = OnceLock::new();
 
-/// Has `goodbye` called when the process exits, once nothing of its communicators runs any more: if anything
-/// [has that looked after](register_exit). The first one stays.
+/// Has `goodbye` called when the process exits, after the communicators' work has stopped, if
+/// [an exit handler is registered](register_exit). Only the first call has an effect.
 #[doc(hidden)]
 pub fn at_exit_say(goodbye: fn(i32)) {
     let _ = GOODBYE.set(goodbye);
 }
 
-/// Has [`at_exit`] run when the process exits.
+/// Registers [`at_exit`] to run when the process exits.
 #[doc(hidden)]
 pub fn register_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // A refusal only means that a process which ends right after a drop does not wait for it.
+        // If this is refused, a process that ends right after a drop does not wait for it, and that is all.
         #[cfg(target_env = "gnu")]
-        // SAFETY: a plain function that makes nothing of its second argument.
+        // SAFETY: a plain function that does not use its second argument.
         unsafe {
             on_exit(at_exit, std::ptr::null_mut())
         };
@@ -332,11 +332,11 @@ extern "C" fn at_unknown_exit() {
     at_exit(0, std::ptr::null_mut());
 }
 
-/// A process that drops its communicators and ends would leave its peers waiting for their finalize;
-/// and CUDA's own exit handlers, registered before ours and so run after it, must not find our threads
-/// inside of it.
+/// Waits, at exit, for what is pending. Without this wait, a process that drops its communicators and ends
+/// would leave its peers waiting for their finalize; and CUDA's exit handlers, registered before this one
+/// and so run after it, must not find this crate's threads inside CUDA.
 extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
-    // What it would end and take leave of is the parent's.
+    // The pending work belongs to the parent.
     if forked::is_child() {
         return;
     }
@@ -348,18 +348,18 @@ extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
         }
         then.store(true, Ordering::SeqCst);
     }
-    // The thread may have begun something just before.
+    // A thread may have started a call just before.
     let deadline = Instant::now() + Duration::from_millis(200);
     while AT_WORK.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nothing of the communicators runs here any more that could be ended.
+    // No communicator runs here any more that could be ended.
     if let Some(goodbye) = GOODBYE.get() {
         goodbye(status);
     }
 }
 
-/// The moment on a stream behind which something may be let go of.
+/// A point on a stream behind which a value may be freed.
 #[doc(hidden)]
 pub struct Behind {
     stream: Arc<CudaStream>,
@@ -368,8 +368,8 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// Everything that is on `stream` now; `event` is its context's. A stream that is capturing is asked
-    /// again later.
+    /// The point behind everything that is on `stream` now; `event` belongs to its context. While the stream
+    /// is capturing, the event is recorded later.
     #[doc(hidden)]
     pub fn new(stream: Arc<CudaStream>, event: CudaEvent) -> Self {
         let mut behind = Self {
@@ -388,17 +388,17 @@ impl Behind {
         }
     }
 
-    /// Whether the stream has got there. A device that failed runs nothing any more.
+    /// Whether the stream has reached the point. A failed device runs nothing any more.
     #[doc(hidden)]
     pub fn is_over(&mut self) -> bool {
         let _ = driver::bind(self.stream.context());
         if !self.recorded {
-            // A question about a stream that is capturing would break the capture.
+            // Querying a capturing stream would break the capture.
             if driver::is_capturing(&self.stream) {
                 return false;
             }
             self.record();
-            // A device that failed takes no event either.
+            // A failed device records no event either.
             return !self.recorded && has_failed(&self.stream);
         }
         !matches!(self.event.try_is_complete(), Ok(false))

@@ -1,7 +1,7 @@
 //! Recorded operations, and the C calls that they become.
 //!
 //! An operation is recorded with the addresses of its buffers when it is called, and issued from here:
-//! alone, or several between one group start and one group end. Nothing else in this crate puts work on
+//! alone, or several between one group start and one group end. No other code of this crate puts work on
 //! a stream through NCCL.
 
 use std::ffi::{c_int, c_void};
@@ -16,18 +16,18 @@ use crate::recorder::{OperationSlot, Room, Writer};
 use crate::stats::{Tally, Volume};
 use nccl_base::data_type::DataType;
 
-/// One operation; all there is of a message. Its addresses are valid as long as the frame in which it
-/// lies. Small, because groups hold hundreds of them.
+/// One operation; for a message this is everything. Its addresses are valid as long as its frame
+/// lives. Small, because groups hold hundreds of them.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct Recorded {
-    /// The address of a message; what a collective reads, null where the rank reads nothing.
+    /// The address of a message's buffer; for a collective, the address to read, null where the rank reads nothing.
     pub(crate) address: u64,
-    /// Everything else of it.
+    /// The rest of the operation.
     pub(crate) op: Descriptor,
 }
 
-/// What a collective has besides.
+/// The further arguments of a collective.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct More {
     /// The address to write; null where the rank writes nothing.
@@ -35,7 +35,7 @@ pub(crate) struct More {
     pub(crate) op: sys::ncclRedOp_t,
 }
 
-/// What the C calls of one operation need.
+/// The context of an operation's C calls.
 pub(crate) struct Calls<'c> {
     pub(crate) library: &'c Library,
     pub(crate) comm: sys::ncclComm_t,
@@ -47,7 +47,7 @@ pub(crate) struct Calls<'c> {
 pub(crate) struct Batch<'f> {
     /// In the order in which they are issued.
     pub(crate) recorded: &'f [Recorded],
-    /// For each of them that is a collective, in the same order.
+    /// One for each collective among them, in the same order.
     pub(crate) more: &'f [More],
     /// Whether a single operation has to be a group as well.
     pub(crate) grouped: bool,
@@ -78,7 +78,7 @@ impl Recorded {
         tally.operation(op.function(), op.type_code(), op.count);
     }
 
-    /// Counts it for each launch of a plan.
+    /// Adds the operation to what each launch of a plan counts.
     pub(crate) fn add_to(&self, volume: &mut Volume) {
         let op = &self.op;
         volume.add(op.function(), op.type_code(), op.count);
@@ -95,7 +95,7 @@ impl Recorded {
         let data_type = self.op.data_type().raw();
         // SAFETY: for each: the function is NCCL's of that name; the addresses are valid for what it
         // reads and writes (the length rules, checked when the operation was recorded) until the work
-        // is done on the stream, which the order of streams sees to, and nothing else accesses what is
+        // on the stream is done, which the order of streams ensures, and no other code accesses what is
         // written; communicator and stream are alive.
         let code = unsafe {
             match self.op.function() {
@@ -160,7 +160,7 @@ pub(crate) fn call(
     }
 }
 
-/// Makes the calls for `batch`, inside of a group.
+/// Makes the calls for `batch`, inside a group.
 pub(crate) fn call_each(
     batch: Batch<'_>,
     calls: &Calls<'_>,
@@ -219,8 +219,8 @@ struct Caller<'c> {
 
 impl Caller<'_> {
     /// Writes each operation into its slot and makes its call. A failure comes with the number of calls
-    /// that were made, it included.
-    // Never: with what its caller keeps besides there are too few registers.
+    /// that were made, including the failed one.
+    // Never inlined: together with the caller's values there would be too few registers.
     #[inline(never)]
     fn call(
         &mut self,
@@ -264,13 +264,13 @@ impl Caller<'_> {
     }
 }
 
-/// Where `one` lies in `recorded`. Not counted along, because it is asked only when a call failed.
+/// The index of `one` in `recorded`. Computed afterwards, because it is needed only when a call failed.
 #[cold]
 fn position(recorded: &[Recorded], one: &Recorded) -> usize {
     (std::ptr::from_ref(one).addr() - recorded.as_ptr().addr()) / size_of::<Recorded>()
 }
 
-/// What a code that is no success means.
+/// The meaning of a code other than success.
 #[cold]
 fn looked_up(
     calls: &Calls<'_>,
@@ -290,9 +290,8 @@ pub(crate) fn group(
     let (Some(start), Some(end)) = (api.ncclGroupStart, api.ncclGroupEnd) else {
         return Err(ffi::missing(library, "ncclGroupStart"));
     };
-    // SAFETY: takes no arguments. A thread that is in a group already, which the program has opened with cudarc's `group_start`, is
-    // one level deeper then, as NCCL allows; what that queues until the program closes its group is said in
-    // docs/streams-and-memory.md.
+    // SAFETY: takes no arguments. If the program has opened a group on this thread with cudarc's `group_start`, this one is nested
+    // in it, which NCCL allows; docs/streams-and-memory.md describes what then stays queued until the program closes its group.
     let code = unsafe { start() };
     ffi::check(library, "ncclGroupStart", code)?;
     let called = calls();
@@ -305,14 +304,14 @@ pub(crate) fn group(
     called.and(ended)
 }
 
-/// A failed call does not always make the end of its group drop what was queued; a call on no
-/// communicator does, and is refused by every release.
+/// Makes the end of the group drop what was queued. A failed call does not always do that; a call with a null
+/// communicator does, and every release refuses it.
 #[cold]
 fn poison(library: &Library) {
     let Some(send) = library.api().ncclSend else {
         return;
     };
-    // SAFETY: a null communicator is refused before any other argument is looked at.
+    // SAFETY: a null communicator is refused before any other argument is read.
     let _ = unsafe {
         send(
             std::ptr::null(),

@@ -17,7 +17,7 @@ use crate::time::deadline_after;
 use crate::{expendable, ffi};
 use nccl_base::data_type::DataType;
 
-/// What a reduction takes: a [`ReduceOp`], or a reference to a [`PreMulSum`].
+/// The operator of a reduction: a [`ReduceOp`], or a reference to a [`PreMulSum`].
 ///
 /// ```
 /// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
@@ -37,7 +37,7 @@ mod sealed {
     use super::{Communicator, DataType, Resolved, Result};
 
     pub trait Sealed {
-        /// The operator, if it fits.
+        /// Returns the operator, if it fits.
         fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<Resolved>;
     }
 }
@@ -50,7 +50,7 @@ impl sealed::Sealed for ReduceOp {
     }
 }
 
-/// What NCCL is given, and what has to live until then.
+/// The operator as NCCL gets it, and the value that keeps it alive until then.
 pub(crate) type Resolved = (sys::ncclRedOp_t, Option<Arc<Operator>>);
 
 pub(crate) fn resolve(
@@ -61,11 +61,11 @@ pub(crate) fn resolve(
     sealed::Sealed::resolve(op, comm, data_type)
 }
 
-/// The sum of the values, each multiplied on its rank with that rank's factor before.
+/// The sum of the values, where each rank's values are first multiplied by that rank's factor.
 ///
 /// Made by [`Communicator::pre_mul_sum`], for one communicator and one element type. It keeps that
-/// communicator: one that is only dropped ends after its operators. Dropping the operator destroys it
-/// once the groups and plans that were recorded with it are issued; what was issued goes on.
+/// communicator alive: a communicator that is only dropped ends after its operators. Dropping the operator destroys it
+/// once the groups and plans that were recorded with it are issued; issued operations go on.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -85,17 +85,17 @@ pub struct PreMulSum<T: NcclType> {
     element: PhantomData<fn() -> T>,
 }
 
-/// An operator that was made for a communicator; destroyed with the last that needs it.
+/// An operator that was made for a communicator; destroyed when its last user drops it.
 pub struct Operator {
     op: sys::ncclRedOp_t,
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     comm: Option<Communicator>,
 }
 
-/// How much longer the thread of a call may take, which also waits for what has the same limit.
+/// How much longer the thread of a call may take than the waits inside it, which have the same limit.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
+/// Makes an operator that multiplies this rank's values by `factor` and sums those of all ranks.
 pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result<PreMulSum<T>> {
     let library = &comm.inner.library;
     let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
@@ -103,7 +103,7 @@ pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result
     const CALL: &str = "ncclRedOpCreatePreMulSum";
     let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
     let made = expendable::call(
-        // Waiting for a turn ends by itself.
+        // The wait for the lock has a deadline of its own.
         deadline_after(limit.saturating_add(SLACK)),
         || false,
         move || {
@@ -111,8 +111,8 @@ pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result
             let raw = inner.ready(&handle)?;
             let mut factor = factor;
             let mut op = sys::ncclRedOp_t::ncclSum;
-            // SAFETY: `op` is a valid place, `factor` is a value of the type that is named and is read
-            // during the call only (it lies in host memory); the communicator is alive, under its
+            // SAFETY: `op` is a valid location, `factor` is a value of the type that is named and is read
+            // only during the call (it is in host memory); the communicator is alive, under its
             // lock.
             let code = unsafe {
                 create(
@@ -171,7 +171,7 @@ impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
 }
 
 impl Drop for Operator {
-    /// Never waits: somebody may be inside a call on the communicator.
+    /// Never waits: another thread may be inside a call on the communicator.
     fn drop(&mut self) {
         if let (Some(comm), false) = (self.comm.take(), reaper::is_closed()) {
             let comm = KeepAlive::new(comm);
@@ -180,7 +180,7 @@ impl Drop for Operator {
     }
 }
 
-/// What is left of an operator.
+/// The remains of an operator.
 struct Remnant {
     op: sys::ncclRedOp_t,
     comm: KeepAlive,
@@ -192,18 +192,18 @@ impl DeferredDrop for Remnant {
         let inner = &self.comm.inner;
         let Some(handle) = inner.handle.try_take() else {
             return match inner.phase.get() {
-                // Somebody who does not come back has the lock.
+                // A thread that does not return from a call holds the lock.
                 State::Leaked => Turn::Over,
                 _ => Turn::Wait,
             };
         };
-        // Otherwise it went with the communicator.
+        // Otherwise the operator was freed with the communicator.
         let Some(raw) = handle.raw else {
             return Turn::Over;
         };
         if let Some(destroy) = inner.library.api().ncclRedOpDestroy {
             // SAFETY: the operator was made for this communicator, which is alive, under its lock, and
-            // is destroyed once, because this is over then. Operations copied it when they were issued.
+            // is destroyed once, because `poll` returns `Over`. Operations copied it when they were issued.
             let code = unsafe { destroy(self.op, raw.as_ptr()) };
             if let Err(failure) = ffi::check(&inner.library, "ncclRedOpDestroy", code) {
                 crate::events::leaked("a reduction operator", failure);

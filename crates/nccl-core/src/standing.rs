@@ -1,5 +1,5 @@
-//! The first call of a communicator that is not done, and the error when it is late. The watchdog finds both; a request for the
-//! call tells the same.
+//! The first call of a communicator that is not done, and the error when it is overdue. The watchdog finds both; a request for
+//! the call reports the same error.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use crate::error::{Error, ErrorKind, Mark};
 use crate::operation::{OperationKind, Shape};
 use crate::recorder::TrackedCall;
 
-/// What a call that is not done is doing.
+/// The state of a call that is not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Clock {
-    /// NCCL, or the launch of a graph, has not come back.
+    /// NCCL, or the launch of a graph, has not returned.
     Issuing,
-    /// It waits for its turn on its stream.
+    /// The call waits for its turn on its stream.
     Queued,
-    /// Nothing that is known of is in front of it.
+    /// No known work is in front of it.
     Running,
 }
 
@@ -24,20 +24,20 @@ pub enum Clock {
 pub(crate) struct Standing {
     pub(crate) call: TrackedCall,
     pub(crate) clock: Clock,
-    /// Since when, as far as known.
+    /// Since when it is in that state, as far as known.
     pub(crate) began: Duration,
-    /// How long that may go on; `None` for ever.
+    /// How long that state may last; `None` for ever.
     pub(crate) limit: Option<Duration>,
-    /// When that ends. `None` for ever, and while there is no mark that could tell.
+    /// The end of that time. `None` for ever, and while no mark can show the call's progress.
     pub(crate) deadline: Option<Duration>,
     /// The last of the calls that cannot be told apart from it.
     pub(crate) last: u64,
-    /// Whether anything else on the stream cannot be told apart from it.
+    /// Whether the call can be told apart from all other work on the stream.
     pub(crate) is_alone: bool,
 }
 
 impl Standing {
-    /// A call of which nothing is known but that it was issued.
+    /// A call about which only its issue is known.
     pub(crate) fn of_new(call: TrackedCall) -> Self {
         Self {
             call,
@@ -50,7 +50,7 @@ impl Standing {
         }
     }
 
-    /// The call is late, as far as can be said without a look at it.
+    /// Returns the call if it is overdue, judged without a look at it.
     pub(crate) fn unseen_overdue(&self, now: Duration) -> Option<Overdue> {
         let deadline = self.unseen_deadline();
         Self { deadline, ..*self }.overdue(now)
@@ -61,7 +61,7 @@ impl Standing {
         self.deadline.or(deadline)
     }
 
-    /// Whether this call is late before the other is.
+    /// Whether this call's deadline is before the other's.
     pub(crate) fn ends_before(&self, other: &Self) -> bool {
         match (self.unseen_deadline(), other.unseen_deadline()) {
             (Some(this), Some(other)) => this < other,
@@ -70,7 +70,7 @@ impl Standing {
         }
     }
 
-    /// The call is late, if it is.
+    /// Returns the call if it is overdue.
     pub(crate) fn overdue(&self, now: Duration) -> Option<Overdue> {
         let late = self.deadline.is_some_and(|deadline| now >= deadline);
         late.then_some(Overdue {
@@ -83,16 +83,16 @@ impl Standing {
     }
 }
 
-/// A call that is late, and why its communicator is ended.
+/// An overdue call, and why its communicator is ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overdue {
     pub(crate) standing: Standing,
     pub(crate) waited: Duration,
-    /// What the call is about, as far as its record was there.
+    /// The shape of the call, as far as its record was kept.
     pub(crate) shape: Shape,
     /// Whether NCCL may connect ranks in the call, and so wait for them.
     pub(crate) may_connect: bool,
-    /// In which call the watchdog is stuck, and for how long.
+    /// The call in which the watchdog is stuck, and for how long.
     pub(crate) stuck: Option<(&'static str, Duration)>,
 }
 
@@ -106,7 +106,7 @@ impl Overdue {
         self.standing.call
     }
 
-    /// The error of it.
+    /// The error of the call.
     pub(crate) fn error(&self) -> Error {
         let error = Error::new(self.kind());
         let is_inside = match self.standing.clock {
@@ -130,7 +130,7 @@ impl Overdue {
             ..
         } = self.standing;
         let limit = limit.unwrap_or(Duration::MAX);
-        // Steps of a millisecond are enough.
+        // Milliseconds are precise enough.
         let waited = Duration::from_millis(u64::try_from(self.waited.as_millis()).unwrap_or(0));
         let what = match call.kind {
             OperationKind::Replay => "the replay",

@@ -1,4 +1,4 @@
-//! The life of a communicator, in one place.
+//! The lifecycle of a communicator.
 //!
 //! ```text
 //! Making ──made──▶ Ready ──finalize──▶ Finalizing ──destroyed──▶ Finalized
@@ -8,32 +8,32 @@
 //!                                                    Aborted by a revoke ──not given back later──▶ Leaked
 //! ```
 //!
-//! Nothing goes back, and the last three are final, but that NCCL still has what was revoked, and may fail to give it back when it
-//! cannot be shrunk. `Leaked` means that NCCL did not give the communicator back in time: nothing touches it any more.
+//! There is no way back, and the last three states are final, with one exception: after a revoke NCCL keeps the communicator, and
+//! `Aborted` becomes `Leaked` if a later abort does not free it. `Leaked` means that NCCL did not free the communicator in time:
+//! nothing touches it any more.
 //!
 //! # Who sets what
-//! `Ready` is set by the thread that makes the communicator ([`Phase::made`]), if nobody began to abort it
-//! meanwhile. `Finalizing` is won by exactly one caller of [`Phase::begin_finalize`], `Aborting` by exactly
-//! one caller of [`Phase::begin_abort`], from any thread and out of each of the three states before. Whoever
-//! won the abort also says how it ended.
+//! The thread that makes the communicator sets `Ready` ([`Phase::made`]), unless an abort has begun. From any thread,
+//! exactly one caller of [`Phase::begin_finalize`] wins `Finalizing`, and exactly one caller of [`Phase::begin_abort`]
+//! wins `Aborting`, out of any of the three states before. The thread that won the abort also sets how it ended.
 //!
 //! # Who has NCCL's pointer
-//! It is in one place at a time, and whoever has it is the only one to call NCCL with it, and frees it.
+//! The pointer is in one place at a time. Only its owner calls NCCL with it, and frees it.
 //!
 //! | state | the pointer |
 //! |---|---|
-//! | `Making` | is with the thread that makes it, which looks at the state while it waits; of a call that does not come back, with that call's own |
-//! | `Ready` | lies in the slot, behind the communicator's lock: for calls, one at a time |
-//! | `Finalizing` | was taken out by the thread that finalizes, which looks at the state while it waits |
-//! | `Aborting` out of `Ready` | is taken out by the thread that aborts, as soon as the lock is free: a call that is under way looks at the state, too |
-//! | `Aborting` out of another | stays with the thread that has it; it frees it, and says so to the one that aborts |
-//! | no handle is left | is taken out by whoever drops the last one, unless one of the above has it |
+//! | `Making` | is with the making thread, which checks the state while it waits; with the thread of a call that does not return |
+//! | `Ready` | is in the slot, behind the communicator's lock: for calls, one at a time |
+//! | `Finalizing` | was taken out by the finalizing thread, which checks the state while it waits |
+//! | `Aborting` out of `Ready` | is taken out by the aborting thread once the lock is free: a call in progress checks the state, too |
+//! | `Aborting` out of another | stays with its owner, which frees it and reports that to the aborting thread |
+//! | no handle is left | is taken out by the thread that drops the last handle, unless a thread above has it |
 //!
-//! A split is made like any other communicator. While it is made it also ends with its parent, at which the
-//! thread that makes it looks.
+//! A split is made like any other communicator. While it is made it also ends with its parent, whose state the
+//! making thread checks.
 //!
-//! The steps are here, with NCCL behind [`Native`], so that `tests/loom` walks through the interleavings
-//! of these very lines: abort against init, issue, poll, finalize, drop and split.
+//! The steps are here, with NCCL behind [`Native`], so that `tests/loom` explores the interleavings
+//! of this code: abort against init, issue, poll, finalize, drop and split.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::sync::{Condvar, Mutex};
 
-/// Where a communicator is in its life; of [`Communicator::state`](crate::Communicator::state).
+/// The state of a communicator, from [`Communicator::state`](crate::Communicator::state).
 ///
 /// ```
 /// # fn example(comm: &nccl::Communicator) {
@@ -58,20 +58,20 @@ use crate::sync::{Condvar, Mutex};
 #[non_exhaustive]
 #[repr(u8)]
 pub enum State {
-    /// The ranks come together.
+    /// The ranks are connecting.
     Making = 0,
     /// In use.
     Ready = 1,
-    /// It comes to its end in order: what is under way is waited for.
+    /// Being finalized: operations in progress are waited for.
     Finalizing = 2,
-    /// It has come to its end in order.
+    /// Finalized.
     Finalized = 3,
-    /// It is being ended before its time.
+    /// Being aborted.
     Aborting = 4,
-    /// It was ended before its time, and NCCL has let go of everything.
+    /// Aborted, and NCCL has freed everything.
     Aborted = 5,
-    /// It was ended before its time, and NCCL has not come back from that: nothing touches the communicator
-    /// any more, and memory that NCCL may still use stays where it is.
+    /// Aborted, but NCCL did not return from the abort: nothing touches the communicator any more, and memory that
+    /// NCCL may still use is not freed.
     Leaked = 6,
 }
 
@@ -88,7 +88,7 @@ impl State {
         }
     }
 
-    /// As an error says it.
+    /// The state's text in error messages.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Making => "being made",
@@ -101,7 +101,7 @@ impl State {
         }
     }
 
-    /// Whether an abort has begun: what the communicator was doing has no result.
+    /// Whether an abort has begun: operations of the communicator have no result.
     pub(crate) fn is_aborted(self) -> bool {
         matches!(self, Self::Aborting | Self::Aborted | Self::Leaked)
     }
@@ -118,7 +118,7 @@ impl fmt::Display for State {
     }
 }
 
-/// Which way a communicator is given back.
+/// How a communicator is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Destroy,
@@ -127,43 +127,42 @@ pub(crate) enum Way {
 
 /// NCCL's side of a communicator.
 pub(crate) trait Native {
-    /// Its pointer.
+    /// NCCL's pointer.
     type Raw: Copy;
     type Failure;
 
-    /// Ends the calls under way that hold the lock and look at nothing, if there is a way to.
+    /// Ends the calls in progress that hold the lock and do not check the state, if that is possible.
     fn break_in(&self) {}
 
-    /// What is behind the communicator's lock: the pointer, unless somebody has taken it. Waits for the call
-    /// that is under way.
+    /// Calls `look` with the slot behind the communicator's lock, which holds the pointer unless a thread has taken it. Waits for
+    /// the call in progress.
     fn slot<R>(&self, look: impl FnOnce(&mut Option<Self::Raw>) -> R) -> R;
 
-    /// Gives the pointer back. May block for as long as NCCL likes. When it fails, NCCL may still use what
-    /// it was lent.
+    /// Frees the pointer. May block for as long as NCCL blocks. After an error, NCCL may still use memory that was lent to it.
     fn free(&self, way: Way, raw: Self::Raw) -> Result<(), Self::Failure>;
 }
 
-/// What there is of a communicator that was not made.
+/// What is left of a communicator that was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left<R> {
     /// NCCL has built nothing.
     Nothing,
-    /// What is to be freed.
+    /// A pointer to free.
     Here(R),
-    /// A call on it, or the one that makes it, has not come back: the thread of that call has it, and frees it
-    /// if it ever comes back.
+    /// A call on the communicator, or the call that makes it, has not returned. The thread of that call has the pointer, and
+    /// frees it if the call ever returns.
     Lost,
 }
 
-/// How a communicator ended that was to be finalized.
+/// The result of finalizing a communicator.
 pub(crate) struct Retired<E, F> {
-    /// Whether the ranks got to the end together.
+    /// Whether all ranks completed the finalize.
     pub(crate) settled: Result<(), E>,
     pub(crate) freed: Result<(), F>,
 }
 
-/// Destroys what `settle` brought to its end, and aborts it otherwise, which `aborting` says to those who have
-/// to know before. The caller has the pointer.
+/// Destroys the communicator if `settle` succeeds, and aborts it otherwise, after calling `aborting` with the error. The caller
+/// owns the pointer.
 pub(crate) fn retire<R: Copy, E, F>(
     raw: R,
     settle: impl FnOnce(R) -> Result<(), E>,
@@ -187,18 +186,17 @@ pub(crate) fn retire<R: Copy, E, F>(
 #[doc(hidden)]
 pub struct Phase {
     state: AtomicU8,
-    /// Why it was aborted, and when. Locked while the abort begins, so that whoever sees one finds its reason.
+    /// Why it was aborted, and when. Locked while the abort begins, so that a thread that sees the abort finds its reason.
     reason: Mutex<Option<(String, Instant)>>,
-    /// Whether NCCL has let go of it; `None` while it has not. Set once, by whoever freed it.
+    /// Whether NCCL has freed the communicator; `None` while unknown. Set once, by the thread that freed it.
     freed: Mutex<Option<bool>>,
     freed_bell: Condvar,
-    /// Whether nothing of NCCL's uses lent memory any more, on any rank that can be reached, although an abort has not come
-    /// back.
+    /// Whether NCCL uses no lent memory any more, on any rank that can be reached, although an abort has not returned.
     let_go: AtomicBool,
 }
 
 impl Phase {
-    /// Of a communicator that is being made.
+    /// The state of a communicator that is being made.
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU8::new(State::Making as u8),
@@ -214,15 +212,15 @@ impl Phase {
         State::from_u8(self.state.load(Ordering::Acquire))
     }
 
-    /// True for the one caller that is to finalize.
+    /// Returns true to the one caller that is to finalize.
     pub(crate) fn begin_finalize(&self) -> bool {
         self.step(State::Ready, State::Finalizing)
     }
 
-    /// True for the one caller that is to abort.
+    /// Returns true to the one caller that is to abort.
     pub(crate) fn begin_abort(&self, why: &str) -> bool {
         let mut reason = self.reason.lock();
-        // It may go on in between, but in this order.
+        // The state may advance between these steps, but only in this order.
         let begun = self.step(State::Making, State::Aborting)
             || self.step(State::Ready, State::Aborting)
             || self.step(State::Finalizing, State::Aborting);
@@ -232,54 +230,54 @@ impl Phase {
         begun
     }
 
-    /// Why it was aborted; there from the moment on when an abort can be seen.
+    /// Why it was aborted; present as soon as the abort is visible.
     pub(crate) fn reason(&self) -> Option<String> {
         self.reason.lock().as_ref().map(|(why, _)| why.clone())
     }
 
-    /// How long ago it was aborted, if it was.
+    /// How long ago the abort began, if it has.
     #[doc(hidden)]
     pub fn aborted_for(&self) -> Option<Duration> {
         self.reason.lock().as_ref().map(|(_, at)| at.elapsed())
     }
 
-    /// The finalizing caller is done; false if somebody began to abort meanwhile.
+    /// Marks the communicator as finalized. Returns false if an abort began meanwhile.
     pub(crate) fn finalized(&self) -> bool {
         self.step(State::Finalizing, State::Finalized)
     }
 
-    /// The aborting caller got the communicator freed.
+    /// Marks the communicator as aborted: the aborting caller got it freed.
     pub(crate) fn aborted(&self) -> bool {
         self.step(State::Aborting, State::Aborted)
     }
 
-    /// The aborting caller waited long enough.
+    /// Marks the communicator as leaked: the abort did not end in time.
     pub(crate) fn leaked(&self) -> bool {
         self.step(State::Aborting, State::Leaked)
     }
 
-    /// NCCL did not give back what was left of a revoked one.
+    /// Marks a revoked communicator as leaked: NCCL did not free what was left of it.
     pub(crate) fn leaked_after_revoke(&self) -> bool {
         self.step(State::Aborted, State::Leaked)
     }
 
-    /// Nothing of NCCL's uses lent memory any more.
+    /// Records that NCCL uses no lent memory any more.
     pub(crate) fn let_go(&self) {
         self.let_go.store(true, Ordering::Release);
     }
 
-    /// Whether an error of an operation may be handed out.
+    /// Whether an operation may return its error.
     pub(crate) fn has_let_go(&self) -> bool {
         self.let_go.load(Ordering::Acquire) || self.get().is_final()
     }
 
-    /// Tells those who wait for it whether NCCL let go of the communicator.
+    /// Records whether NCCL freed the communicator, and wakes the threads that wait for that.
     pub(crate) fn set_freed(&self, freed: bool) {
         *self.freed.lock() = Some(freed);
         self.freed_bell.notify_all();
     }
 
-    /// Whether NCCL let go of the communicator within `limit`.
+    /// Waits up to `limit`, and returns whether NCCL freed the communicator.
     pub(crate) fn wait_freed(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         let mut freed = self.freed.lock();
@@ -293,10 +291,10 @@ impl Phase {
         *freed == Some(true)
     }
 
-    /// The thread that makes it hands the pointer over, which is ready. False if an abort has begun: then
-    /// [`unmade`](Self::unmade) has to follow.
+    /// Hands over the pointer of a communicator that is ready. Returns false if an abort has begun: then the making thread has to
+    /// call [`unmade`](Self::unmade).
     pub(crate) fn made<N: Native>(&self, native: &N, raw: N::Raw) -> bool {
-        // Under the lock: whoever finds it `Ready` also finds the pointer, and an abort that was there first
+        // Under the lock: a thread that finds `Ready` also finds the pointer, and an abort that came first
         // does not.
         native.slot(|slot| {
             let made = self.step(State::Making, State::Ready);
@@ -307,7 +305,7 @@ impl Phase {
         })
     }
 
-    /// The thread that makes it gives up, after an abort has begun: frees what NCCL had built by then.
+    /// Frees what NCCL had built, after an abort has begun. For the making thread; returns whether NCCL freed it.
     pub(crate) fn unmade<N: Native>(&self, native: &N, left: Left<N::Raw>) -> bool {
         let freed = match left {
             Left::Nothing => true,
@@ -318,43 +316,43 @@ impl Phase {
         freed
     }
 
-    /// The thread that finalizes. `None` if an abort came first and took the pointer.
+    /// Finalizes the communicator. Returns `None` if an abort came first and took the pointer.
     pub(crate) fn retire<N: Native, E>(
         &self,
         native: &N,
         settle: impl FnOnce(N::Raw) -> Result<(), E>,
         aborting: impl FnOnce(&E),
     ) -> Option<Retired<E, N::Failure>> {
-        // After an operation that is being issued: it is one of those to wait for.
+        // Waits for an operation that is being issued: the finalize waits for that one, too.
         let raw = native.slot(Option::take)?;
         let retired = retire(raw, settle, aborting, |way, raw| native.free(way, raw));
         self.set_freed(retired.freed.is_ok());
         Some(retired)
     }
 
-    /// The thread that aborts: whether NCCL let go of the communicator. Waits for whoever has the pointer, for
-    /// `limit` at most.
+    /// Ends the communicator, for the aborting thread. Waits up to `limit` for the owner of the pointer, and returns whether NCCL
+    /// freed the communicator.
     pub(crate) fn end<N: Native>(&self, native: &N, limit: Duration) -> bool {
         native.break_in();
-        // A thread inside a call on it notices the abort and lets go of the lock.
+        // A thread inside a call notices the abort and releases the lock.
         match native.slot(Option::take) {
             Some(raw) => {
                 let freed = native.free(Way::Abort, raw).is_ok();
                 self.set_freed(freed);
                 freed
             }
-            // Whoever makes or finalizes it has it, and frees it when it notices the abort.
+            // The thread that makes or finalizes the communicator has the pointer, and frees it when it notices the abort.
             None => self.wait_freed(limit),
         }
     }
 
-    /// Whoever drops the last handle: the pointer, if it is left to do.
+    /// Takes the pointer when the last handle is dropped, if it is still to be freed.
     pub(crate) fn remains<R>(&self, slot: &mut Option<R>) -> Option<R> {
-        // What is leaked is not touched.
+        // A leaked communicator is not touched.
         slot.take_if(|_| self.get() != State::Leaked)
     }
 
-    /// The pointer for a call, if there may be one; the caller holds the lock.
+    /// The pointer for a call, if calls are allowed; the caller holds the lock.
     #[inline]
     pub(crate) fn usable<R: Copy>(&self, slot: Option<R>) -> Option<R> {
         slot.filter(|_| self.get() == State::Ready)

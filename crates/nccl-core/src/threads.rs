@@ -1,7 +1,7 @@
-//! Threads of this crate's own that the system does not give.
+//! Starting threads of this crate, and the error when the system refuses.
 //!
-//! What needs one and has none says so with the limit that was met, and nothing is begun without it: an operation
-//! that nobody watches over is not issued.
+//! The error names the limit that was reached, and work that needs the thread is not started: an operation
+//! that no thread would watch is not issued.
 
 use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
@@ -11,10 +11,10 @@ use nccl_base::threads::is_shortage;
 use crate::driver;
 use crate::error::{Error, Mark};
 
-/// The error for a thread that was not started: `purpose` goes on after "a thread".
+/// The error for a thread that was not started: `purpose` continues the text "a thread".
 pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
     move |error| {
-        // Not before: calls ask for their threads, and have them already.
+        // Formatted only on failure: calls ensure their threads, which mostly run already.
         let what = format!("starting a thread {purpose}");
         match is_shortage(&error) {
             true => {
@@ -26,7 +26,7 @@ pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
     }
 }
 
-/// Starts a thread that may call CUDA and NCCL, and breaks no capture of the program's.
+/// Starts a thread that may call CUDA and NCCL without breaking a capture of the program.
 #[doc(hidden)]
 pub fn spawn<T: Send + 'static>(
     name: &str,
@@ -42,15 +42,16 @@ fn relaxed<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// What a thread that nobody waits for does when it finds that the process is exiting. If it ended instead, the
-/// destructors of its thread-locals, CUDA's and the program's among them, would run beside the exit handlers.
+/// Parks for ever a thread that no other thread joins, when the process is exiting. If the thread ended instead,
+/// the destructors of its thread-locals, CUDA's and the program's among them, would run concurrently with the
+/// exit handlers.
 pub(crate) fn stay() -> ! {
     loop {
         std::thread::park();
     }
 }
 
-/// As [`spawn`], in a scope, whose own function panics where there is no thread.
+/// Like [`spawn`], in a scope. The scope's own function would panic when no thread can be started.
 pub(crate) fn scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -62,7 +63,7 @@ pub(crate) fn scoped<'scope, T: Send + 'scope>(
     builder.spawn_scoped(scope, relaxed(work))
 }
 
-/// In tests: how many threads a thread can start yet.
+/// In tests: how many more threads a thread can start.
 #[cfg(test)]
 pub(crate) mod scarcity {
     use std::cell::Cell;
@@ -100,7 +101,7 @@ mod tests {
         fn mode() -> Mode {
             let mut mode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
             let exchange = cudarc::driver::sys::cuThreadExchangeStreamCaptureMode;
-            // SAFETY: a valid place.
+            // SAFETY: a valid location.
             unsafe { exchange(&mut mode) }.result().expect("the mode");
             mode
         }
@@ -114,7 +115,7 @@ mod tests {
         let deadline = crate::time::deadline_after(std::time::Duration::from_secs(20));
         let called = crate::expendable::call(deadline, || false, mode, drop);
         assert_eq!(called.expect("it comes back"), relaxed);
-        // That of the program's thread is the program's again.
+        // The mode of the program's own thread is restored.
         drop(driver::Relaxed::begin());
         assert_eq!(mode(), Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     }

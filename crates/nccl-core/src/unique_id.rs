@@ -1,4 +1,4 @@
-//! The token with which ranks find each other inside NCCL.
+//! The token with which the ranks find each other inside NCCL.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::digest::digest;
 use crate::time::deadline_after;
 use crate::{Error, Library, Result, expendable, ffi, forked};
 
-/// A rendezvous token of NCCL (`ncclUniqueId`): 128 opaque bytes, made by one rank and given to all.
+/// A rendezvous token of NCCL (`ncclUniqueId`): 128 opaque bytes, made by one rank and passed to all.
 ///
 /// One token makes one communicator. The process that made it serves the rendezvous from a thread of
-/// its own, so it has to stay alive until every rank has joined.
+/// its own, so the process has to stay alive until every rank has joined.
 ///
 /// ```
 /// # fn main() -> nccl::Result<()> {
@@ -40,12 +40,12 @@ impl UniqueId {
 
     /// Makes a new token and starts to serve it.
     ///
-    /// Does not wait for anybody. An unused token keeps a thread and a socket of NCCL until the process
-    /// ends.
+    /// Does not wait for other ranks. An unused token keeps a thread and a socket of NCCL until the
+    /// process ends.
     ///
     /// # Errors
     /// [`ErrorKind::Nccl`](crate::ErrorKind::Nccl), for instance when no network interface is usable;
-    /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when NCCL does not come back within 60 s.
+    /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when NCCL does not return within 60 s.
     ///
     /// Wraps `ncclGetUniqueId`.
     ///
@@ -61,7 +61,7 @@ impl UniqueId {
         Self::within(library, Timeouts::default().init)
     }
 
-    /// As [`new`](Self::new), within `limit`.
+    /// Like [`new`](Self::new), within `limit`.
     pub(crate) fn within(library: &Library, limit: Duration) -> Result<Self> {
         const CALL: &str = "ncclGetUniqueId";
         let get = library.function(sys::Api::ncclGetUniqueId)?;
@@ -88,7 +88,7 @@ impl UniqueId {
         made.map_err(|not_back| not_back.into_error(CALL, limit))?
     }
 
-    /// A token received from another rank.
+    /// Makes a token of bytes received from another rank.
     ///
     /// ```
     /// let id = nccl::UniqueId::from_bytes([0; nccl::UniqueId::LEN]);
@@ -99,7 +99,7 @@ impl UniqueId {
         Self(bytes)
     }
 
-    /// The bytes to give to the other ranks.
+    /// Returns the bytes to pass to the other ranks.
     ///
     /// ```
     /// let id = nccl::UniqueId::from_bytes([7; nccl::UniqueId::LEN]);
@@ -110,7 +110,8 @@ impl UniqueId {
         &self.0
     }
 
-    /// What all ranks call the communicator that is made with it, where they have peers.
+    /// Returns the key that all ranks give to the communicator made with the token; `None` without the
+    /// feature `peers`.
     pub(crate) fn key(&self) -> Option<Arc<str>> {
         let hexadecimal = |byte: &u8| format!("{byte:02x}");
         cfg!(feature = "peers").then(|| {
@@ -127,7 +128,7 @@ impl UniqueId {
 }
 
 impl fmt::Debug for UniqueId {
-    /// The first bytes suffice to tell tokens apart, and the whole would be a page.
+    /// Writes only the first bytes, which suffice to tell tokens apart.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("UniqueId(")?;
         for byte in &self.0[..8] {

@@ -1,4 +1,5 @@
-//! What is wrong with a host, among hosts, or in what NCCL printed: found before a start, and afterwards.
+//! Finds faults of a host, among hosts, and in NCCL's logs: before a start (`preflight`), and afterwards (`debug_log`,
+//! `timeline`).
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,

@@ -1,4 +1,4 @@
-//! What a fleet is started from.
+//! The settings of a fleet.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -56,7 +56,7 @@ pub struct FleetBuilder {
 /// Where the secret comes from.
 #[derive(Clone)]
 enum Secret {
-    /// Nobody knows it yet.
+    /// A random one, that only the ranks of this host get.
     Fresh,
     Given(Vec<u8>),
     File(PathBuf),
@@ -69,8 +69,7 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Fleet {
-    /// Prepares `ranks` ranks on this host, which are all there are unless
-    /// [`FleetBuilder::among`] says otherwise.
+    /// Prepares `ranks` ranks on this host, which are the whole world unless [`FleetBuilder::among`] is called.
     ///
     /// ```
     /// # use std::process::Command;
@@ -109,9 +108,9 @@ impl FleetBuilder {
         }
     }
 
-    /// The ranks of this host are part of a world of `world_size`, and begin with `first_rank`. They meet at
-    /// [`rendezvous`](Self::rendezvous), which then has to be told, and have the secret of
-    /// [`secret`](Self::secret) or [`secret_file`](Self::secret_file) only.
+    /// Makes the ranks of this host part of a world of `world_size`, from rank `first_rank` on. The ranks meet at
+    /// [`rendezvous`](Self::rendezvous), which then has to be given, and have no secret but that of
+    /// [`secret`](Self::secret) or [`secret_file`](Self::secret_file).
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -138,7 +137,8 @@ impl FleetBuilder {
         self
     }
 
-    /// What to call the job (`NCCL_RUN_JOB`); a name of its own unless set.
+    /// The name of the job (`NCCL_RUN_JOB`); unless set, a unique one for ranks of one host, and an empty one for
+    /// several hosts.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -149,7 +149,7 @@ impl FleetBuilder {
         self
     }
 
-    /// Which attempt of the job this is (`NCCL_RUN_EPOCH`); 0 unless set. Restarts count on from there.
+    /// The number of this attempt of the job (`NCCL_RUN_EPOCH`); 0 unless set. Restarts count on from there.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -160,9 +160,9 @@ impl FleetBuilder {
         self
     }
 
-    /// What the ranks prove to each other that they know. Unless set, a fresh one for ranks of one host. It is
-    /// handed over in a file that only this user can read. One of less than 16 bytes is an error of [`start`](Self::start); see
-    /// [`Rendezvous::secret`](nccl_control::Rendezvous::secret) for what makes a good one.
+    /// The secret by which the ranks authenticate each other. Unless set, a fresh one for ranks of one host. The ranks
+    /// get it in a file that only this user can read. A secret of less than 16 bytes is an error of
+    /// [`start`](Self::start); see [`Rendezvous::secret`](nccl_control::Rendezvous::secret) for what makes a good one.
     ///
     /// ```no_run
     /// # use nccl::launch::Fleet;
@@ -198,8 +198,7 @@ impl FleetBuilder {
         self
     }
 
-    /// A directory for what NCCL itself says, a file for each rank (`NCCL_DEBUG_FILE`). How much it says is up
-    /// to `NCCL_DEBUG`.
+    /// A directory for NCCL's own log, a file for each rank (`NCCL_DEBUG_FILE`). `NCCL_DEBUG` sets how much NCCL logs.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -210,9 +209,8 @@ impl FleetBuilder {
         self
     }
 
-    /// A directory for what the ranks did last: each writes a file there when one of its communicators is aborted
-    /// (`NCCL_RUN_RECORD_DIR`, `World::record_faults_to`), to be read by
-    /// `Timeline::read`.
+    /// A directory for recordings of the ranks' last operations: each rank writes a file there when one of its
+    /// communicators is aborted (`NCCL_RUN_RECORD_DIR`, `World::record_faults_to`), to be read by `Timeline::read`.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -223,8 +221,8 @@ impl FleetBuilder {
         self
     }
 
-    /// Each rank of this host gets to see one of these devices only (`CUDA_VISIBLE_DEVICES`), which is device 0
-    /// to it. Unless set, ranks see what this process sees.
+    /// Gives each rank of this host one of these devices (`CUDA_VISIBLE_DEVICES`), which is device 0 to the rank.
+    /// Unless set, ranks see the devices of this process.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -246,8 +244,8 @@ impl FleetBuilder {
         self
     }
 
-    /// A directory, which is made, for what the ranks print as well: `rank-3.stdout` and `rank-3.stderr`, as
-    /// they are. A rank that is started again goes on in the same files.
+    /// A directory, created if needed, for a copy of the ranks' output: `rank-3.stdout` and `rank-3.stderr`, unchanged.
+    /// A restarted rank appends to the same files.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -258,7 +256,7 @@ impl FleetBuilder {
         self
     }
 
-    /// How many of the last lines of standard error to keep for a report; 12 unless set.
+    /// Last lines of standard error to keep for a report; 12 unless set.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -269,8 +267,7 @@ impl FleetBuilder {
         self
     }
 
-    /// Whether the other ranks go on when one fails, so that it can be restarted alone. Unless set, all are
-    /// ended.
+    /// Whether the other ranks go on when one fails, so that it can be restarted alone. Unless set, all are ended.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -281,8 +278,8 @@ impl FleetBuilder {
         self
     }
 
-    /// How long after the first failure the other ranks may go on before they are asked to end, so that they
-    /// can say what they know; 1 s unless set.
+    /// How long after the first failure the other ranks may go on before they are asked to end, so that they can report
+    /// what they know; 1 s unless set.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -304,10 +301,10 @@ impl FleetBuilder {
         self
     }
 
-    /// Whether the first rank of this host reads this process's standard input. The others, and it too unless
-    /// this is set, read nothing.
+    /// Whether the first rank of this host reads this process's standard input. Other ranks, and unless this is set the
+    /// first as well, read nothing.
     ///
-    /// Ranks are not in the terminal's foreground: one that reads from a terminal is stopped by it.
+    /// Ranks are not in the terminal's foreground: a rank that reads from a terminal is stopped by it.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -318,10 +315,9 @@ impl FleetBuilder {
         self
     }
 
-    /// Whether this process takes part in the ranks' `World` as an
-    /// `Observer`, and tells the other ranks how one ended; set unless this is called.
-    /// Programs that join no such world need none, and without it the ranks notice an end by themselves, as
-    /// those do that another launcher has started. [`Fleet::joined`] then knows of none.
+    /// Whether this process takes part in the ranks' `World` as an `Observer`, and tells the other ranks how a rank
+    /// ended; set unless this is called. Programs that join no such world need no observer. Without it the ranks notice
+    /// an end by themselves, as under another launcher, and [`Fleet::joined`] is empty.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
@@ -332,13 +328,13 @@ impl FleetBuilder {
         self
     }
 
-    /// Starts the ranks: all or none. `command` is called with a rank each time one is started; its environment,
-    /// directory and arguments are kept, and what a rank needs to know is added to the environment. Its standard
-    /// streams are the fleet's business.
+    /// Starts the ranks: all or none. `command` is called with a rank each time the rank is started; its environment,
+    /// directory and arguments are kept, and the rank's variables are added to the environment. The fleet sets its
+    /// standard streams.
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) names the rank that cannot be started, the program, and
-    /// why; or what is contradictory.
+    /// why; or the contradictory setting.
     ///
     /// ```
     /// use std::process::Command;
@@ -394,7 +390,7 @@ impl FleetBuilder {
                 limits::secret("the ranks' secret", secret).map_err(Error::launch)?;
                 Some(written(Some(secret))?)
             }
-            // Nobody could tell it to the others.
+            // A fresh secret would be unknown to the other hosts.
             Secret::Fresh if several_hosts => None,
             Secret::Fresh => Some(written(None)?),
         };

@@ -1,7 +1,7 @@
-//! What the ranks of a world learn from the parent of one that has ended: how.
+//! Tells the ranks of a world how a process of this host ended.
 //!
-//! The parent takes part in the world as an observer. A word about an end goes out at once; what the rank said
-//! last is waited for a little, because it mostly is there by then.
+//! The launcher takes part in the world as an observer. It reports an end as soon as the rank's last output has been
+//! read, and does not wait long for that.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use nccl_control::{Observer, Rendezvous};
 
 /// The connection to the world.
 pub(super) struct Control {
-    /// The last is the newest. One goes on with the ranks to their next epochs; but those who survive may as well
-    /// leave their world, and meet the rank that was started again in another.
+    /// The last is the newest. It stays with the ranks in their next epochs; but the surviving ranks may also leave
+    /// their world, and meet the restarted rank in another.
     observers: Vec<Observer>,
 }
 
 impl Control {
-    /// Looks for the world in the background, as long as it takes: when ranks join is up to them.
+    /// Looks for the world in the background, without a limit: when ranks join is up to them.
     pub(super) fn start(environment: &Environment, epoch: u64) -> Self {
         let mut control = Self {
             observers: Vec::new(),
@@ -29,8 +29,8 @@ impl Control {
         control
     }
 
-    /// A rank is started again alone, as attempt `epoch`, by somebody who knows where others listen. From now on, the
-    /// ranks of the world are told apart by their processes.
+    /// Observes the world for a rank that is restarted alone, as attempt `epoch`; `doors` are the addresses where other
+    /// ranks listen. From now on, the ranks of the world are told apart by their processes.
     pub(super) fn start_again(&mut self, environment: &Environment, epoch: u64, doors: &[String]) {
         let mut before = std::mem::take(&mut self.observers);
         if before.last().is_some_and(Observer::is_on) {
@@ -46,13 +46,13 @@ impl Control {
         match started {
             Ok(observer) => self.observers.push(observer),
             Err(error) => {
-                // The ranks get the same error, if they care for a world at all.
+                // The ranks get the same error, if they join a world at all.
                 tracing::debug!(name: "nccl.launch.alone", target: "nccl", "the ranks are not told how others end: {error}");
             }
         }
     }
 
-    /// The processes that take part in the world, as far as has been heard.
+    /// The processes known to take part in the world.
     pub(super) fn joined(&self) -> Vec<u32> {
         let states = self.observers.iter().map(Observer::snapshot);
         let ranks = states.flat_map(|state| state.ranks);
@@ -60,20 +60,20 @@ impl Control {
         there.filter_map(|rank| rank.pid).collect()
     }
 
-    /// Where the ranks listen that are there.
+    /// The addresses where the ranks of the world listen.
     pub(super) fn doors(&self) -> Vec<String> {
         let doors = self.observers.iter().map(Observer::doors);
         doors.max_by_key(Vec::len).unwrap_or_default()
     }
 
-    /// This process will say how that process of the rank ends.
+    /// Announces that this launcher will report how process `pid` of `rank` ends.
     pub(super) fn started(&self, rank: usize, pid: u32) {
         for observer in &self.observers {
             let _ = observer.rank_started(rank, pid);
         }
     }
 
-    /// Says how it ended, unless it is too early for that.
+    /// Reports how the process ended, once its word is due.
     pub(super) fn tell(&self, running: &mut Running, now: Instant) {
         let Some(end) = running.word(now) else {
             return;
@@ -84,19 +84,19 @@ impl Control {
     }
 }
 
-/// Lets go of observers that may still have something to tell, of a coordinator that has died say, and to ranks that do not
-/// listen any more: nobody who is to be started waits for that.
+/// Drops observers on a thread of their own: their last reports may go to a coordinator that has died, or to ranks that
+/// do not listen any more, and a rank that is to be started does not wait for that.
 fn dismiss(observers: Vec<Observer>) {
     if observers.is_empty() {
         return;
     }
-    // Without a thread it is waited for here.
+    // If no thread can be started, they are dropped here.
     let _ = std::thread::Builder::new()
         .name(String::from("nccl-farewell"))
         .spawn(move || drop(observers));
 }
 
-/// Where the ranks meet, for somebody who has started them.
+/// The rendezvous of the ranks, for their launcher.
 pub(super) fn rendezvous(environment: &Environment, epoch: u64) -> Result<Rendezvous> {
     rendezvous_at(environment, epoch, None)
 }
@@ -110,7 +110,7 @@ fn rendezvous_at(
     Rendezvous::from_variables(|name| {
         match variables.iter().find(|(known, _)| *known == name) {
             Some((_, value)) => value.clone(),
-            // What the ranks inherit.
+            // Inherited by the ranks.
             None => std::env::var_os(name),
         }
     })

@@ -1,4 +1,4 @@
-//! What a rank finds in its environment.
+//! The environment variables of a rank.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use nccl_base::variables::RECORD_DIR;
 
-/// How many ranks' doors one is told that is started again: each of them knows who coordinates.
+/// Most addresses of other ranks that a restarted rank is given: each of these ranks knows the coordinator.
 const DOORS: usize = 8;
 
 /// What all ranks of a fleet have in common.
@@ -24,18 +24,19 @@ pub(super) struct Environment {
     pub(super) job: String,
     pub(super) secret_file: Option<PathBuf>,
     pub(super) interface: Option<String>,
-    /// What makes NCCL use that interface, too.
+    /// The variables that make NCCL use that interface, too.
     pub(super) nccl_interface: Vec<(String, String)>,
     pub(super) nccl_debug: Option<PathBuf>,
     pub(super) record_dir: Option<PathBuf>,
-    /// One of these is all that a rank gets to see.
+    /// Devices of this host: each rank sees one of them.
     pub(super) devices: Option<Vec<String>>,
     /// Whether the fleet takes part as an observer.
     pub(super) observe: bool,
 }
 
 impl Environment {
-    /// Where the ranks meet; and in a world of several hosts, where those listen that were there last.
+    /// Where the ranks meet; for a rank restarted `alone` in a world of several hosts, also where the other ranks
+    /// listen.
     fn places(&self, alone: Option<&[String]>) -> OsString {
         let mut places = self.rendezvous.clone();
         let several_hosts = self.here < self.world_size;
@@ -47,8 +48,8 @@ impl Environment {
         places
     }
 
-    /// What to set for a rank, and what to take away (`None`). One that is started again `alone`, while others run, is
-    /// told so, and at which addresses they may be found besides the first.
+    /// The variables to set for a rank, and to remove (`None`). A rank that is restarted `alone`, while others run, is
+    /// told so, and `alone` has the addresses where the other ranks may be found besides the first.
     pub(super) fn of(
         &self,
         rank: usize,
@@ -67,7 +68,7 @@ impl Environment {
             ("NCCL_RUN_OBSERVED", self.observe.then(|| "1".into())),
             ("NCCL_RUN_JOB", Some(self.job.clone().into())),
             ("NCCL_RUN_EPOCH", Some(epoch.to_string().into())),
-            // Those of a fleet around this one, or of the person's shell.
+            // Secrets of an enclosing fleet, or of the user's shell.
             ("NCCL_RUN_SECRET", None),
             (
                 "NCCL_RUN_SECRET_FILE",
@@ -81,7 +82,7 @@ impl Environment {
             set.push((name, Some(value.into())));
         }
         if let Some(directory) = &self.nccl_debug {
-            // Another attempt does not overwrite what the last one said.
+            // Another attempt does not overwrite the log of the last one.
             let name = match epoch {
                 0 => format!("nccl.rank-{rank}.log"),
                 epoch => format!("nccl.rank-{rank}.epoch-{epoch}.log"),
@@ -98,8 +99,8 @@ impl Environment {
     }
 }
 
-/// A directory that only this user can enter, for the sockets and the secret of a fleet. The address of a
-/// socket holds a hundred bytes, so a deep temporary directory does not do.
+/// A directory that only this user can enter, for the sockets and the secret of a fleet. The address of a socket holds
+/// about a hundred bytes, so a deep temporary directory does not do.
 pub(super) fn private_directory() -> io::Result<TempDir> {
     let fits = |path: &PathBuf| path.as_os_str().len() <= 60;
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -118,7 +119,7 @@ pub(super) fn private_directory() -> io::Result<TempDir> {
     Err(last)
 }
 
-/// Writes a secret that nobody knows yet, or the given one, where only this user can read it.
+/// Writes a fresh secret, or the given one, to a file that only this user can read.
 pub(super) fn secret_file(directory: &Path, secret: Option<&[u8]>) -> io::Result<PathBuf> {
     let path = directory.join("secret");
     let mut file = std::fs::OpenOptions::new()
@@ -133,7 +134,7 @@ pub(super) fn secret_file(directory: &Path, secret: Option<&[u8]>) -> io::Result
     Ok(path)
 }
 
-/// So many random bytes, as hexadecimal digits.
+/// Returns `bytes` random bytes, as hexadecimal digits.
 pub(super) fn random(bytes: usize) -> io::Result<String> {
     let mut buffer = vec![0u8; bytes];
     let mut filled = 0;
@@ -195,7 +196,7 @@ mod tests {
             observe: false,
             ..environment.clone()
         };
-        // That of a fleet around this one is not theirs.
+        // The variable of an enclosing fleet does not reach them.
         let set = unobserved.of(5, 2, None);
         assert!(set.contains(&("NCCL_RUN_OBSERVED", None)));
     }

@@ -1,4 +1,4 @@
-//! What happens to a fleet, in order.
+//! The events of a fleet, in order.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,10 +10,10 @@ use super::report::RankEnd;
 use crate::departure::Signal;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// Events kept for those who have not read them.
+/// Events kept for readers that are behind.
 const KEPT: usize = 4096;
 
-/// Something that happened to a fleet.
+/// An event of a fleet.
 ///
 /// ```
 /// use nccl::launch::Event;
@@ -29,7 +29,7 @@ const KEPT: usize = 4096;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A rank's process runs.
+    /// A rank's process has been started.
     Started {
         /// The rank.
         rank: usize,
@@ -38,10 +38,10 @@ pub enum Event {
         /// The attempt that it belongs to.
         epoch: u64,
     },
-    /// A rank's process has ended, and what it said last has been read.
+    /// A rank's process has ended. Its last output has been read, or was waited for half a second.
     Exited(Arc<RankEnd>),
     /// The file that [`log_dir`](super::FleetBuilder::log_dir) keeps of a stream could not be written, on a full disk
-    /// say, and ends there. What the rank prints still goes to the [`Output`](super::Output).
+    /// say, and ends there. The output of the rank still goes to the [`Output`](super::Output).
     LogCut {
         /// The rank.
         rank: usize,
@@ -50,21 +50,21 @@ pub enum Event {
         /// The system's error.
         error: Arc<io::Error>,
     },
-    /// What ranks print on this stream could not be written to the same stream of this process, on a full disk say. The
-    /// rest of it is lost, and the ranks go on.
+    /// The ranks' output on this stream could not be written to the same stream of this process, on a full disk say.
+    /// The rest of it is lost, and the ranks go on.
     OutputCut {
         /// Which stream.
         stream: Stream,
         /// The system's error.
         error: Arc<io::Error>,
     },
-    /// What still runs has been sent this signal, because a rank failed or because somebody asked.
+    /// The running ranks have been sent this signal, because a rank failed or because the caller asked.
     Ending(Signal),
-    /// Nothing runs any more.
+    /// No rank runs any more.
     Finished,
 }
 
-/// What the thread of a fleet tells everybody else.
+/// What the thread of a fleet publishes.
 #[derive(Default)]
 pub(super) struct Board {
     inner: Mutex<Inner>,
@@ -74,31 +74,32 @@ pub(super) struct Board {
 #[derive(Default)]
 pub(super) struct Inner {
     events: VecDeque<Event>,
-    /// The number of the first of them.
+    /// The number of the first kept event.
     first: u64,
     /// Process and epoch of each rank that runs.
     pub(super) running: Vec<Option<(u32, u64)>>,
     /// How each rank ended last.
     pub(super) ends: Vec<Option<Arc<RankEnd>>>,
-    /// Ends that nobody asked for, in the order in which they came, since everything was last well.
+    /// Failures that the fleet had not asked for, in the order in which they happened.
+    /// [`restart_all`](super::Fleet::restart_all) clears them, and the start of a rank removes those of that rank.
     pub(super) failures: Vec<Arc<RankEnd>>,
-    /// By what signal the fleet was asked to end.
+    /// The signal by which the fleet was asked to end.
     pub(super) interrupted: Option<Signal>,
     /// Ranks whose processes could not be ended.
     pub(super) left: Vec<usize>,
-    /// What ranks printed was not passed on to its end, because its reader took nothing.
+    /// Whether output of the ranks is lost, because its reader took nothing.
     pub(super) unread: bool,
     pub(super) keeper: Option<u32>,
     /// The attempt that was started last.
     pub(super) epoch: u64,
-    /// Nothing runs, and everything has been read.
+    /// Whether no rank runs, and all output has been read or given up.
     pub(super) finished: bool,
-    /// No more will come.
+    /// Whether no more events will come.
     pub(super) closed: bool,
 }
 
 impl Inner {
-    /// Whether a rank failed of itself, or the fleet was asked to end.
+    /// Whether a rank failed unasked, or the fleet was asked to end.
     pub(super) fn has_failed(&self) -> bool {
         !self.failures.is_empty() || self.interrupted.is_some()
     }
@@ -118,7 +119,7 @@ impl Board {
         self.inner.lock()
     }
 
-    /// Changes what is on the board, and says what happened.
+    /// Changes what is published, adds `event`, and wakes all waiting threads.
     pub(super) fn post(&self, event: impl Into<Option<Event>>, change: impl FnOnce(&mut Inner)) {
         let mut inner = self.lock();
         change(&mut inner);
@@ -133,7 +134,7 @@ impl Board {
         self.changed.notify_all();
     }
 
-    /// Waits until `done`, at most until `deadline`.
+    /// Waits until `done` returns a value, at most until `deadline`.
     pub(super) fn wait<T>(
         &self,
         deadline: Option<Instant>,
@@ -157,8 +158,8 @@ impl Board {
 
 /// The events of a fleet, from its start.
 ///
-/// As an iterator it waits for the next one, and ends with the [`Fleet`](super::Fleet). Whoever reads more than
-/// 4096 events too late misses the oldest.
+/// The iterator waits for the next event, and ends with the [`Fleet`](super::Fleet). A reader that falls more than 4096
+/// events behind misses the oldest.
 ///
 /// ```
 /// use std::process::Command;
@@ -180,7 +181,7 @@ impl Events {
         Self { board, next: 0 }
     }
 
-    /// The next event, if one comes within `limit`.
+    /// Returns the next event, if one comes within `limit`.
     ///
     /// ```
     /// use std::{process::Command, time::Duration};

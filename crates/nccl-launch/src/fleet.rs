@@ -1,4 +1,4 @@
-//! The ranks of this host, in the hands of whoever started them.
+//! The ranks of this host, as their launcher sees them.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -23,8 +23,8 @@ use nccl_control::Rendezvous;
 
 /// The processes of a world's ranks on this host.
 ///
-/// They are started by [`FleetBuilder::start`](crate::FleetBuilder::start), are watched by a thread, and do not outlive the fleet: dropping
-/// it kills them, and so does whatever ends this process.
+/// [`FleetBuilder::start`](crate::FleetBuilder::start) starts them, a thread watches them, and they do not outlive the
+/// fleet: they are killed when the fleet is dropped, and when this process ends in whatever way.
 ///
 /// ```
 /// use std::process::Command;
@@ -58,8 +58,8 @@ impl Fleet {
         let (orders, inbox) = mpsc::channel();
         let (started, outcome) = mpsc::channel();
         let (its_board, its_wake) = (Arc::clone(&board), Arc::clone(&wake));
-        // The ranks are started by the thread that watches them, because the kernel takes the end of the thread
-        // that started a process for the end of its parent.
+        // The thread that watches the ranks starts them, because the kernel takes the end of the thread that started a
+        // process for the end of its parent.
         let thread = std::thread::Builder::new()
             .name(String::from("nccl fleet"))
             .spawn(move || {
@@ -83,8 +83,8 @@ impl Fleet {
             thread: Some(thread),
             environment,
         };
-        // Without a limit: the thread answers once all ranks are started, or those are killed that were, of which none is waited
-        // for longer than 5 s. Its end closes the channel.
+        // Without a limit: the thread answers once all ranks are started, or the started ones are killed, of which none
+        // is waited for longer than 5 s. Its end closes the channel.
         outcome.recv().unwrap_or_else(|_| Err(over()))?;
         Ok(fleet)
     }
@@ -104,12 +104,13 @@ impl Fleet {
         forked::check()?;
         let (reply, outcome) = mpsc::channel();
         self.order(order(reply));
-        // Without a limit: what runs is killed after the grace period, and what does not end by that is left after 5 s more, with an
-        // answer. The end of the thread closes the channel, also of an order that it did not take.
+        // Without a limit: running ranks are killed after the grace period, and a process that does not end by that is
+        // left after 5 s more, with an answer. The end of the thread closes the channel, also of an order that it did
+        // not take.
         outcome.recv().unwrap_or_else(|_| Err(over()))
     }
 
-    /// What has happened since the start, and what happens from now on. Each caller gets all of it.
+    /// Returns the events of the fleet since its start, and those to come. Each caller gets all of them.
     ///
     /// ```
     /// # use std::{process::Command, time::Duration};
@@ -128,7 +129,7 @@ impl Fleet {
         Events::new(Arc::clone(&self.board))
     }
 
-    /// The process of each rank of this host, in the order of ranks; `None` for one that does not run.
+    /// The process of each rank of this host, in the order of ranks; `None` for a rank that does not run.
     ///
     /// ```
     /// # use std::process::Command;
@@ -146,8 +147,8 @@ impl Fleet {
         pids.map(|running| running.map(|(pid, _)| pid)).collect()
     }
 
-    /// Where the ranks meet in the epoch that was started last: for an `Observer` in this
-    /// process, which then sees them join and what they do.
+    /// Where the ranks meet in the epoch that was started last: for an `Observer` in this process, which then sees the
+    /// ranks join and what they do.
     ///
     /// # Errors
     /// Those of [`Rendezvous::from_env`], when the secret's file cannot be read, say.
@@ -166,7 +167,7 @@ impl Fleet {
         control::rendezvous(&self.environment, epoch)
     }
 
-    /// The shell that kills what the ranks have started themselves when this process is killed; `None` where
+    /// The process number of the shell that kills the ranks' own children when this process is killed; `None` where
     /// there is no `/bin/sh`. See the [module](super).
     ///
     /// ```
@@ -181,8 +182,8 @@ impl Fleet {
         self.board.lock().keeper
     }
 
-    /// Passes a signal on to all ranks: to their process groups, as a terminal would, but SIGUSR1, SIGUSR2 and
-    /// SIGALRM to the ranks' first processes alone. They are not expected to end by it.
+    /// Passes a signal on to all ranks: to their process groups, as a terminal would, but SIGUSR1, SIGUSR2 and SIGALRM
+    /// to the ranks' first processes alone. The ranks are not expected to end by it.
     ///
     /// ```
     /// # use nccl::launch::{Fleet, Signal};
@@ -214,11 +215,11 @@ impl Fleet {
         self.pass_on(Some(rank), signal);
     }
 
-    /// Returns when it is done: the caller may be about to stop itself.
+    /// Returns when the signal has been sent: the caller may be about to stop itself.
     fn pass_on(&self, rank: Option<usize>, signal: Signal) {
         let (done, was_done) = mpsc::channel();
         self.order(Order::Signal(rank, signal, done));
-        // Without a limit: the thread waits for nothing but for orders and for ends of ranks, and both wake it.
+        // Without a limit: the thread waits only for orders and for ends of ranks, and both wake it.
         let _ = was_done.recv();
     }
 
@@ -247,12 +248,11 @@ impl Fleet {
         self.order(Order::Kill);
     }
 
-    /// Starts one rank again, in the next epoch (`NCCL_RUN_EPOCH`), and returns that. A rank that runs is ended
-    /// first, by SIGTERM, and after the grace period by SIGKILL.
+    /// Restarts one rank, in the next epoch (`NCCL_RUN_EPOCH`), and returns that epoch. A running rank is ended first,
+    /// by SIGTERM, and after the grace period by SIGKILL.
     ///
-    /// It comes into the world of the others with `World::rejoin`, as soon as they go on
-    /// (`World::next_epoch`). Or all leave their worlds and join one of that epoch
-    /// ([`Rendezvous::epoch`](nccl_control::Rendezvous::epoch)).
+    /// The rank enters the world of the others with `World::rejoin`, as soon as they go on (`World::next_epoch`). Or
+    /// all leave their worlds and join one of that epoch ([`Rendezvous::epoch`](nccl_control::Rendezvous::epoch)).
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when it cannot be started, there is no such rank here, or
@@ -287,8 +287,8 @@ impl Fleet {
         self.ask(|reply| Order::Restart(rank, reply))
     }
 
-    /// The ranks whose processes are known to take part in the world: a rank that was started again alone is one of
-    /// them when the others have taken it in. One that a wrapper has started (`sh -c`, a profiler) is never known.
+    /// The ranks whose processes are known to take part in the world: a rank that was restarted alone is one of them
+    /// once the others have taken it in. The rank of a wrapper (`sh -c`, a profiler) is never known.
     ///
     /// ```
     /// # use std::process::Command;
@@ -305,10 +305,10 @@ impl Fleet {
         joined.recv().unwrap_or_default()
     }
 
-    /// Starts all ranks again, in the next epoch, and returns that; those that run are ended first.
+    /// Starts all ranks again, in the next epoch, and returns that epoch; running ranks are ended first.
     ///
     /// # Errors
-    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when one cannot be started; then none runs.
+    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when a rank cannot be started; then none runs.
     ///
     /// ```
     /// # fn example(fleet: &nccl::launch::Fleet) -> nccl::Result<()> {
@@ -321,7 +321,7 @@ impl Fleet {
         self.ask(Order::RestartAll)
     }
 
-    /// Waits until no rank runs any more, however long they run, and everything they said has been passed on.
+    /// Waits until no rank runs any more, however long they run, and all of their output has been passed on.
     ///
     /// ```
     /// # use std::process::Command;
@@ -336,7 +336,7 @@ impl Fleet {
         report.unwrap_or_else(|| unreachable!("waiting without a limit ends with a report"))
     }
 
-    /// As [`wait`](Self::wait), at most for `limit`; `None`: ranks still run.
+    /// As [`wait`](Self::wait), at most for `limit`; `None`: ranks still run, or their output is still being passed on.
     ///
     /// ```
     /// use std::{process::Command, time::Duration};
@@ -357,7 +357,7 @@ impl Fleet {
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Report> {
         if forked::is_child() {
-            // The parent's children are not to be waited for here.
+            // A forked child must not wait for its parent's children.
             let first = self.environment.first_rank;
             return Some(Report {
                 first: None,
@@ -380,7 +380,7 @@ impl Fleet {
 }
 
 impl Drop for Fleet {
-    /// Kills what runs; takes some seconds at most, when a process cannot be ended.
+    /// Kills the running ranks; takes some seconds at most, when a process cannot be ended.
     fn drop(&mut self) {
         // The ranks are the parent's.
         if forked::is_child() {

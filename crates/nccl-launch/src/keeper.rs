@@ -1,13 +1,13 @@
-//! What ends the ranks when the process that started them is killed.
+//! The keeper: a process that kills the ranks when the process that started them is killed.
 //!
-//! The kernel ends a rank's first process when the thread that started it ends (`PR_SET_PDEATHSIG`), but not
-//! what that has started, nor a program with other rights than its parent's. So one small process per fleet, a
-//! shell, holds the other end of a socket. Each rank names its process group there before it becomes the
-//! rank's program, and the fleet says which groups are over. When the socket closes without a goodbye, the
-//! shell kills the groups that are left and removes the fleet's directory.
+//! The kernel kills a rank's first process when the thread that started it ends (`PR_SET_PDEATHSIG`), but not the
+//! processes started by that, nor a program with other rights than its parent's. So one small process per fleet, a
+//! shell, holds the other end of a socket. Each rank names its process group there before it becomes the rank's
+//! program, and the fleet names the groups that are over. When the socket closes without a goodbye, the shell kills the
+//! groups that are left and removes the fleet's directory.
 //!
-//! A shell, because it is the one program that can be expected to be there: this code lives in other people's
-//! programs, and a process that forks and goes on as a keeper would hold a copy of all their memory.
+//! A shell, because that is the one program that can be expected to exist: this code lives in other people's programs,
+//! and a forked keeper would hold a copy of all their memory.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::Pid;
 
-/// Builtins alone, but for `rm`. Signals of a terminal or an impatient person are not for it.
+/// Builtins alone, but for `rm`. Ignores the signals of a terminal or an impatient user.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM USR1 USR2 TSTP TTIN TTOU PIPE
 groups=
@@ -36,7 +36,7 @@ for g in $groups; do kill -KILL "-$g" 2>/dev/null; done
 rm -rf -- "$1"
 "#;
 
-/// How long it may take to leave when it is told to.
+/// How long the keeper may take to leave when told to.
 const LEAVE: Duration = Duration::from_secs(2);
 
 pub(super) struct Keeper {
@@ -45,7 +45,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// One that removes `directory` at the end.
+    /// Starts a keeper that removes `directory` at the end.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
         let (ours, its) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -57,7 +57,7 @@ impl Keeper {
             .args(["-c", SCRIPT, "nccl-keeper"])
             .arg(directory)
             .current_dir("/")
-            // What is preloaded into ranks is not for it.
+            // Variables for the ranks, such as preloaded libraries, must not reach it.
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
             .stdin(Stdio::from(its))
@@ -72,12 +72,12 @@ impl Keeper {
         })
     }
 
-    /// The way for a rank to say that its group exists; see [`say_started`].
+    /// A descriptor by which a rank reports that its group exists; see [`say_started`].
     pub(super) fn door(&self) -> io::Result<OwnedFd> {
         Ok(rustix::io::fcntl_dupfd_cloexec(&self.socket, 0)?)
     }
 
-    /// Watches over a group that was started before it.
+    /// Adds a group that was started before this keeper.
     pub(super) fn remember(&self, group: Pid) {
         let line = format!("+ {}\n", group.as_raw_nonzero());
         let _ = send(self.socket.as_fd(), line.as_bytes());
@@ -87,14 +87,14 @@ impl Keeper {
         self.child.id()
     }
 
-    /// The group is over: nothing of it is left, or it was killed.
+    /// Removes a group that is over: it is empty, or was killed.
     pub(super) fn forget(&self, group: Pid) {
         let line = format!("- {}\n", group.as_raw_nonzero());
-        // A keeper that is gone has been told of already.
+        // The loss of a keeper has been reported already.
         let _ = send(self.socket.as_fd(), line.as_bytes());
     }
 
-    /// Whether it still watches.
+    /// Whether the keeper runs.
     pub(super) fn lives(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -117,13 +117,13 @@ impl Drop for Keeper {
 
 fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
     // No SIGPIPE: in a rank that has not become its program yet, that would look like a start.
-    // No waiting: a keeper that somebody has stopped must not stop us.
+    // No waiting: a stopped keeper must not block this process.
     rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }
 
-/// Says that this process leads a group that is to be killed. For a process between fork and exec: system
-/// calls only, no memory from the heap.
+/// Reports that this process leads a group that is to be killed. For a process between fork and exec: system calls
+/// only, no memory from the heap.
 pub(super) fn say_started(door: BorrowedFd<'_>) -> io::Result<()> {
     let mut line = *b"+ 0000000000\n";
     let mut pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -133,7 +133,7 @@ pub(super) fn say_started(door: BorrowedFd<'_>) -> io::Result<()> {
         pid /= 10;
         at -= 1;
     }
-    // The shell would write the number back as it came: the digits begin behind the last leading zero.
+    // The shell would write the number back as given: the digits begin behind the last leading zero.
     line[at] = b' ';
     line[at - 1] = b'+';
     send(door, &line[at - 1..])

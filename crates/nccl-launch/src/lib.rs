@@ -1,4 +1,4 @@
-//! Starting the ranks of a world on this host, watching them, and ending them: the library behind `nccl-run`.
+//! Starts the ranks of a world on this host, watches them, and ends them: the library behind `nccl-run`.
 //!
 //! ```
 //! use std::process::Command;
@@ -15,38 +15,38 @@
 //!
 //! # What a rank gets
 //! The variables that [`Rendezvous::from_env`](nccl_control::Rendezvous::from_env) reads, a fresh secret in a file that
-//! only this user can read, and a process group of its own. So Ctrl-C at a terminal reaches the process that
-//! started the fleet and not the ranks; that process decides what to do about it. Nothing in here installs a
-//! signal handler, waits for children that it did not start, or changes this process's environment.
+//! only this user can read, and a process group of its own. So Ctrl-C at a terminal reaches the process that started
+//! the fleet and not the ranks; that process decides what to do. This crate installs no signal handler, waits for no
+//! children that it did not start, and does not change this process's environment.
 //!
 //! # What is ended, and when
-//! A rank is its process group: the process that was started and what that starts, unless it moves into a group
-//! of its own.
+//! A rank is its process group: the process that the fleet started and the processes that it starts, unless they move
+//! into a group of their own.
 //!
-//! - When a rank's first process ends, what is left of its group has half a second to close the rank's output,
-//!   and is then killed.
-//! - When a rank fails, the others may go on for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after
-//!   a while ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
+//! - When a rank's first process ends, the rest of its group has half a second to close the rank's output, and is then
+//!   killed.
+//! - When a rank fails, the others may go on for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after the
+//!   grace period ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
 //! - When the [`Fleet`] is dropped, all groups are killed.
-//! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes,
-//!   and a small shell process that every fleet has kills all groups and removes the fleet's directory. Without
-//!   `/bin/sh` only the former holds. A child that this process forks without `exec` shares the connection to
-//!   the shell; until it has ended as well, the shell believes that this process lives.
+//! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes, and a
+//!   small shell process of the fleet (the keeper) kills all groups and removes the fleet's directory. Without
+//!   `/bin/sh` only the former holds. A child that this process forks without `exec` shares the connection to the
+//!   keeper; until that child has ended as well, the keeper takes this process for alive.
 //!
 //! # Who died first
-//! Ends are noticed by descriptors of processes (pidfd), in the order in which the kernel reports them, and
-//! [`Report::first`] is the first of them that nobody had asked for. What is known about it is in [`RankEnd`].
+//! The fleet notices ends by descriptors of processes (pidfd), in the order in which the kernel reports them.
+//! [`Report::first`] is the first end that the fleet had not asked for. What is known about an end is in [`RankEnd`].
 //!
-//! The ranks learn it as well, if they have joined their `World`: the fleet takes part in that as
-//! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank said
-//! last, rather than that its connection closed.
+//! The other ranks learn the end as well, if they have joined their `World`: the fleet takes part in the world as an
+//! `Observer`, so that their errors say "killed by SIGKILL" and give the last output of the dead rank, rather than that
+//! its connection closed.
 //!
 //! - `builder`, `environment`: what a rank is started with;
 //! - `fleet`, `event`, `report`, and [`Exit`]: what the caller sees;
-//! - `watcher`: the thread that decides; `rank`, `process`: one process; `oom`: why it may have been killed;
-//! - `control`: what the other ranks learn of a rank's end;
-//! - `keeper`: what is left to do when this process is killed;
-//! - `output`: where what ranks print goes; `pumps`: the threads that read it;
+//! - `watcher`: the thread that decides; `rank`, `process`: one process; `oom`: whether the OOM killer ended a process;
+//! - `control`: reports a rank's end to the other ranks;
+//! - `keeper`: cleans up when this process is killed;
+//! - `output`: where the ranks' output goes; `pumps`: the threads that read it;
 //! - `together`: one interface for NCCL and for the ranks' own connections.
 #![cfg(not(loom))]
 #![allow(

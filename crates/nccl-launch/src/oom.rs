@@ -1,7 +1,7 @@
-//! Whether the kernel's OOM killer ended a process, as the counters of its control group tell.
+//! Whether the kernel's OOM killer ended a process, according to the counters of its control group.
 //!
-//! The counter says that *a* process of the group was killed, not which one. Together with a rank that a
-//! SIGKILL ended which nobody here sent, that is as good as certain; it is said as what it is.
+//! The counter says that *a* process of the group was killed, not which one. Together with a rank that died of a
+//! SIGKILL not sent by this fleet, that is as good as certain; messages state both facts, not the conclusion.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use procfs::{FromRead, ProcessCGroup, ProcessCGroups};
 
 use crate::departure::OomKill;
 
-/// The file with the counter, and where the memory limit stands.
+/// The file with the counter, and the file with the memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Counter {
     file: PathBuf,
@@ -18,7 +18,7 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    /// That of the control group of the process `pid`.
+    /// The counter of the control group of the process `pid`.
     pub(super) fn of(pid: u32) -> Option<Self> {
         let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).ok()?;
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -34,7 +34,7 @@ impl Counter {
         value?.trim().parse().ok()
     }
 
-    /// What came since it stood at `before`.
+    /// Kills since the counter stood at `before`.
     pub(super) fn since(&self, before: u64) -> Option<OomKill> {
         let killed = self.read()?.checked_sub(before).filter(|&more| more > 0)?;
         let group = self.file.parent().unwrap_or(Path::new("/"));
@@ -43,14 +43,14 @@ impl Counter {
         Some(OomKill {
             group: group.display().to_string(),
             killed,
-            // Without a limit the older kind of groups has a huge number there.
+            // Without a limit, version 1 control groups have a huge number there.
             limit: limit.filter(|&limit| limit < 1 << 60),
         })
     }
 }
 
 /// Where the counter of a process may be: `groups` is its `/proc/PID/cgroup`, `mounts` the text of a
-/// `/proc/PID/mountinfo`, of which a line that cannot be read hides no other.
+/// `/proc/PID/mountinfo`. Lines that cannot be read are skipped.
 fn candidates(groups: &ProcessCGroups, mounts: &str) -> Vec<Counter> {
     let mounts = mounts.lines().map(MountInfo::from_line);
     let mounts: Vec<_> = mounts.filter_map(Result::ok).collect();
@@ -79,7 +79,7 @@ fn candidates(groups: &ProcessCGroups, mounts: &str) -> Vec<Counter> {
     found
 }
 
-/// Whether the counters of a group's memory may be below a mount.
+/// Whether a mount may show the memory counters of a group.
 fn shows(mount: &MountInfo, group: &ProcessCGroup) -> bool {
     if group.controllers.is_empty() {
         return mount.fs_type == "cgroup2";

@@ -1,4 +1,4 @@
-//! Where the output of ranks goes, and what a caller gets of it.
+//! Where the output of ranks goes, and the lines that a caller gets.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ impl Stream {
     }
 }
 
-/// A line of a rank.
+/// A line that a rank wrote.
 ///
 /// ```
 /// fn show(line: nccl::launch::Line<'_>) {
@@ -46,12 +46,11 @@ impl Stream {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Line<'a> {
-    /// The rank that wrote it.
+    /// The rank that wrote the line.
     pub rank: usize,
-    /// Where it wrote it.
+    /// The stream that the line was written to.
     pub stream: Stream,
-    /// What it wrote, without the end of the line; not necessarily text. A line of more than a mebibyte
-    /// comes in pieces.
+    /// The bytes without the end of the line; not necessarily text. A line of more than a mebibyte comes in pieces.
     pub bytes: &'a [u8],
 }
 
@@ -69,14 +68,14 @@ pub struct Line<'a> {
 pub enum Output {
     /// To this process's standard output and standard error, whole lines, with the rank before each.
     Prefixed,
-    /// The same, with the seconds since the start of the fleet as well.
+    /// As `Prefixed`, with the seconds since the start of the fleet as well.
     Timed,
-    /// To this process's standard output and standard error, each rank's bytes as they are. Lines of several
-    /// ranks are not mixed, but for those of more than a mebibyte.
+    /// To this process's standard output and standard error, each rank's bytes unchanged. Lines of several ranks are
+    /// not mixed, but for those of more than a mebibyte.
     Plain,
     /// Nowhere.
     Discard,
-    /// To a function, line by line, on a thread of the fleet. While it does not return, ranks have to wait.
+    /// To a function, line by line, on a thread of the fleet. Until the function returns, ranks have to wait.
     Lines(Arc<dyn Fn(Line<'_>) + Send + Sync>),
 }
 
@@ -92,11 +91,11 @@ impl fmt::Debug for Output {
     }
 }
 
-/// Everything about the output of a fleet.
+/// The settings of a fleet's output.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) output: Output,
-    /// Where each rank gets two files.
+    /// Directory with two files of each rank.
     pub(super) files: Option<PathBuf>,
     /// Lines of standard error kept of each rank.
     pub(super) tail: usize,

@@ -1,5 +1,5 @@
-//! One process of a rank: started so that it does not outlive its starter, watched, ended with all of its
-//! process group.
+//! One process of a rank: it does not outlive the thread that started it, is watched, and is ended with its process
+//! group.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,21 +17,21 @@ use crate::departure::{Exit, Signal};
 pub(super) struct Process {
     child: Child,
     pid: Pid,
-    /// Becomes readable when the process ends; `None` on kernels without it.
+    /// Becomes readable when the process ends; `None` where the kernel offers none.
     pidfd: Option<OwnedFd>,
-    /// Nobody else took its exit status, so its number is still its own.
+    /// Whether the exit status is still to be collected here, so that the process number cannot have been reused.
     ours: bool,
 }
 
-/// What comes out of a process.
+/// The output pipes of a process.
 pub(super) struct Pipes {
     pub(super) stdout: ChildStdout,
     pub(super) stderr: ChildStderr,
 }
 
 impl Process {
-    /// Starts `command` as the leader of a process group of its own. Called by a thread that lives as long
-    /// as the process may: the kernel ends the process with that thread.
+    /// Starts `command` as the leader of a process group of its own. The calling thread must live as long as the
+    /// process may: the kernel kills the process when that thread ends.
     ///
     /// `door` leads to the keeper.
     pub(super) fn start(
@@ -41,7 +41,7 @@ impl Process {
         let parent = rustix::process::getpid();
         let prepare = move || {
             rustix::process::set_parent_process_death_signal(Some(Raw::KILL))?;
-            // It may have been too late for that.
+            // The parent may have ended before the call above.
             if rustix::process::getppid() != Some(parent) {
                 return Err(Errno::SRCH.into());
             }
@@ -94,8 +94,8 @@ impl Process {
         self.pidfd = None;
     }
 
-    /// How it ended, if it has. It stays a zombie until [`collect`](Self::collect), so that its number, which
-    /// is that of its group, remains its own.
+    /// How the process ended, if it has. It stays a zombie until [`collect`](Self::collect), so that its number, which
+    /// is that of its group, is not reused.
     pub(super) fn ended(&mut self) -> Option<Exit> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match rustix::process::waitid(WaitId::Pid(self.pid), options) {
@@ -108,7 +108,7 @@ impl Process {
                 },
                 (None, None) => Exit::Unknown,
             }),
-            // Somebody waits for every child of this process, or `SIGCHLD` is ignored.
+            // Another part of this program waits for every child of this process, or `SIGCHLD` is ignored.
             Err(_) => {
                 self.ours = false;
                 Some(Exit::Unknown)
@@ -116,8 +116,8 @@ impl Process {
         }
     }
 
-    /// Sends `signal` to its process group, as a terminal would; but what a program gives a meaning of its own
-    /// to the process alone: others in the group would end by it.
+    /// Sends `signal` to the process group, as a terminal would; SIGUSR1, SIGUSR2 and SIGALRM, to which programs give a
+    /// meaning of their own, only to the process itself: they would end other processes of the group.
     pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
         let Some(raw) = signal.raw() else {
             return Err(io::Error::new(
@@ -135,32 +135,32 @@ impl Process {
             rustix::process::kill_process_group(self.pid, raw)
         };
         match sent {
-            // What has just ended needs no signal.
+            // The process has just ended.
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Kills what is left of its group, and takes the exit status of the process itself, which has ended.
+    /// Kills the rest of the group, and takes the exit status of the process, which has ended.
     pub(super) fn collect(mut self) {
         let _ = self.signal(Signal::KILL);
         let _ = self.child.try_wait();
     }
 
-    /// What `/proc` tells about how it stands.
+    /// The state of the process according to `/proc`.
     pub(super) fn standing(&self) -> Standing {
         let stat = Stat::from_file(format!("/proc/{}/stat", self.id()));
         stat.map_or(Standing::Running, |stat| Standing::of(&stat))
     }
 }
 
-/// Whether a process runs, stands still, or is on its way out.
+/// Whether a process runs, is stopped, or is being ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Running,
-    /// By a signal or a debugger.
+    /// Stopped by a signal or a debugger.
     Stopped,
-    /// Its end has begun: it is being freed, which can take seconds where a driver has much to undo, or its
+    /// Its end has begun: its memory is being freed, which can take seconds where a driver has much to undo, or its
     /// core is being written.
     Ending,
 }
@@ -177,7 +177,7 @@ impl Standing {
     }
 }
 
-/// The system's error, and what it means for whoever wrote the command.
+/// The system's error, and what it means for the given command.
 fn why_not_started(command: &Command, error: &io::Error) -> String {
     let program = command.get_program();
     let name = program.to_string_lossy();

@@ -1,10 +1,10 @@
-//! What ranks print, on its way to the person: two threads per fleet, one for each stream, so that a reader
-//! of standard output that stands still does not hold up what is said on standard error.
+//! Passes the ranks' output on: two threads per fleet, one for each stream, so that a blocked reader of standard output
+//! does not hold up standard error.
 //!
-//! A rank that prints without end is read a piece at a time, in turn with the others; nothing is kept but the
-//! line it is in, and the last lines of standard error. When the reader does not keep up, the rank has to
-//! wait, as it would at a pipe. When the reader is gone, the rank's pipe is closed, and it sees that; when the output cannot be
-//! written for another reason, it is read and dropped.
+//! A rank that prints without end is read a piece at a time, in turn with the others. The thread keeps only the current
+//! line, and the last lines of standard error. When the reader does not keep up, the rank has to wait, as it would at a
+//! pipe. When the reader is gone, the rank's pipe is closed, and the rank sees that; when the output cannot be written
+//! for another reason, it is read and dropped.
 
 mod lines;
 mod tail;
@@ -28,7 +28,7 @@ use crate::say::piece;
 use crate::sync::Mutex;
 use crate::visible;
 
-/// Bytes taken from a rank before it is another's turn.
+/// Bytes read from a rank before it is another's turn.
 const PIECE: usize = 64 << 10;
 
 /// One stream of one rank.
@@ -41,7 +41,7 @@ pub(crate) struct Source {
     pub(crate) drained: Arc<AtomicBool>,
 }
 
-/// Both threads.
+/// The threads of both streams.
 pub(crate) struct Pumps {
     shared: [Arc<Shared>; 2],
     threads: Vec<JoinHandle<()>>,
@@ -51,13 +51,13 @@ struct Shared {
     incoming: Mutex<Vec<Source>>,
     wake: OwnedFd,
     leave: AtomicBool,
-    /// Since when the reader of this process's output has taken nothing of what is being written, or the function of
+    /// Since when the reader of this process's output has taken nothing of the current write, or the function of
     /// [`Output::Lines`] has not returned.
     writing: Mutex<Option<Instant>>,
 }
 
 impl Pumps {
-    /// Starts both. `tell` is called when a stream has been read to its end.
+    /// Starts both threads. `tell` is signalled when a stream has been read to its end.
     pub(crate) fn start(
         output: &Output,
         world_size: usize,
@@ -105,7 +105,8 @@ impl Pumps {
         wake(&shared.wake);
     }
 
-    /// Since when a thread writes and the reader of this process's output has taken nothing.
+    /// Since when the reader of this process's output has taken nothing of a current write; `None` while no thread
+    /// writes.
     pub(crate) fn writing_since(&self) -> Option<Instant> {
         let since = |shared: &Arc<Shared>| *shared.writing.lock();
         self.shared.iter().filter_map(since).min()
@@ -113,7 +114,7 @@ impl Pumps {
 }
 
 impl Drop for Pumps {
-    /// Ends both threads; one that nobody reads from is left behind after `limit`, with nothing but its pipes.
+    /// Ends both threads. A thread that its reader blocks is left behind after `limit`; it holds only its pipes.
     fn drop(&mut self) {
         let limit = Duration::from_secs(1);
         for shared in &self.shared {
@@ -133,13 +134,13 @@ impl Drop for Pumps {
 }
 
 pub(crate) fn wake(eventfd: &OwnedFd) {
-    // Full means that it is awake.
+    // A full counter means that a wake-up is pending.
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
 struct Reading {
     rank: usize,
-    /// `None` once there is nothing more to come.
+    /// `None` at the end of the stream.
     pipe: Option<File>,
     lines: Lines,
     file: Option<File>,
@@ -155,11 +156,11 @@ struct Pump {
     /// Digits of the highest rank.
     width: usize,
     begun: Instant,
-    /// What is printed goes to a terminal, which obeys escape sequences.
+    /// Whether the output goes to a terminal, which obeys escape sequences.
     is_screen: bool,
-    /// Nothing more can be printed.
+    /// Whether writing has failed, and nothing more can be printed.
     closed: bool,
-    /// What is printed has no reader any more.
+    /// Whether the output has no reader any more.
     is_unread: bool,
     tell: Arc<OwnedFd>,
     board: Arc<Board>,
@@ -193,7 +194,7 @@ impl Pump {
         }
     }
 
-    /// Waits until some source has something, or somebody wakes us.
+    /// Waits until a source is readable, or until [`wake`] is called; returns the indices of the readable sources.
     fn wait(&self) -> io::Result<Vec<usize>> {
         let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
         let pipes = self.sources.iter().flat_map(|source| &source.pipe);
@@ -298,7 +299,7 @@ impl Pump {
         }
         let writing = || *self.shared.writing.lock() = Some(Instant::now());
         writing();
-        // What this process itself prints comes in between, not into the middle.
+        // Output of this process comes between these pieces, not into the middle of one.
         let written = match self.stream {
             Stream::Stdout => write(&mut io::stdout().lock(), bytes, writing),
             Stream::Stderr => write(&mut io::stderr().lock(), bytes, writing),
@@ -316,7 +317,7 @@ impl Pump {
     }
 }
 
-/// Writes `bytes` in pieces, and calls `taken` after each: a reader that is slow takes some of them.
+/// Writes `bytes` in pieces, and calls `taken` after each: a slow reader takes some of them.
 fn write(
     to: &mut (impl Write + AsFd),
     mut bytes: &[u8],
@@ -331,7 +332,7 @@ fn write(
                 bytes = &bytes[written..];
                 taken();
             }
-            // AGAIN: another process has made the terminal or pipe one that does not block.
+            // AGAIN: another process has made the terminal or pipe non-blocking.
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! A process of a rank, from its start until everything is known about its end.
+//! A process of a rank, from its start until its end is fully known.
 
 use std::fs::File;
 use std::io;
@@ -19,12 +19,10 @@ use super::report::RankEnd;
 use crate::departure::{Exit, OomKill, ProcessEnd, Signal};
 use crate::sync::Mutex;
 
-/// How long the word about an end waits for the rank's last words. The other ranks wait a little longer for
-/// the word.
+/// How long the report of an end waits for the rank's last output. The other ranks wait a little longer for the report.
 const PATIENCE: Duration = Duration::from_millis(60);
 
-/// How long what is left of an ended rank may take to write its last words: a `tee`, say, that a shell has
-/// started.
+/// How long the rest of an ended rank may take to write its last output: a `tee`, say, that a shell has started.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// One process of a rank.
@@ -35,14 +33,14 @@ pub(super) struct Running {
     begun: Instant,
     drained: [Arc<AtomicBool>; 2],
     tail: Arc<Mutex<Tail>>,
-    /// The counter of its control group, and where it stood.
+    /// The OOM counter of its control group, and the count at the start.
     oom: Option<(Counter, u64)>,
-    /// What it was sent to make it end.
+    /// The signal that was sent to end it.
     sent: Option<Signal>,
     stopped: bool,
     was_ending: bool,
     ended: Option<(Exit, Instant)>,
-    /// The other ranks know how it ended.
+    /// Whether its end has been reported to the other ranks.
     told: bool,
 }
 
@@ -126,7 +124,7 @@ impl Running {
         self.process.signal(signal)
     }
 
-    /// Sends its group a signal that is meant to end it, and wakes it up to take it.
+    /// Sends its group a signal that is meant to end it, and SIGCONT, so that a stopped process takes the signal.
     pub(super) fn end(&mut self, signal: Signal) {
         if self.ended.is_none() {
             self.stopped |= self.process.standing() == Standing::Stopped;
@@ -136,7 +134,7 @@ impl Running {
         let _ = self.process.signal(Signal::CONT);
     }
 
-    /// Whether a failure of another rank found it stopped, or on its way out.
+    /// Records whether the process is stopped or being ended, when another rank has failed.
     pub(super) fn look(&mut self) {
         match self.process.standing() {
             Standing::Stopped => self.stopped = true,
@@ -145,7 +143,7 @@ impl Running {
         }
     }
 
-    /// Looks whether it has ended just now.
+    /// Returns how the process ended, the first time that it is found ended.
     pub(super) fn notice(&mut self, now: Instant) -> Option<Exit> {
         if self.ended.is_some() {
             return None;
@@ -163,24 +161,24 @@ impl Running {
         self.sent.is_some()
     }
 
-    /// Whether everything it said has been read.
+    /// Whether all of its output has been read.
     pub(super) fn is_drained(&self) -> bool {
         self.drained.iter().all(|d| d.load(Ordering::Acquire))
     }
 
-    /// When there has been enough waiting for its last words.
+    /// When to stop waiting for its last output.
     pub(super) fn drain_until(&self) -> Option<Instant> {
         self.ended.map(|(_, at)| at + DRAIN)
     }
 
-    /// When the other ranks are to be told that it has ended, if they have not been.
+    /// When to report its end to the other ranks; `None` if it runs or has been reported.
     pub(super) fn tell_at(&self) -> Option<Instant> {
         let (_, at) = self.ended.filter(|_| !self.told)?;
         Some(at + PATIENCE)
     }
 
-    /// How it ended, and what it said last, for the other ranks; once, and not before it has been read or there
-    /// has been enough waiting for that.
+    /// How it ended, with its last output, for the other ranks; once, and not before that output has been read or the
+    /// time to wait for it has passed.
     pub(super) fn word(&mut self, now: Instant) -> Option<ProcessEnd> {
         let (exit, _) = self.ended?;
         let due = self
@@ -197,7 +195,7 @@ impl Running {
     fn oom(&self) -> Option<OomKill> {
         let (exit, _) = self.ended?;
         let (counter, before) = self.oom.as_ref()?;
-        // Whoever was asked to end needs no other reason.
+        // A rank that was asked to end needs no other reason.
         let failed = self.sent.is_none() && !exit.is_success();
         failed.then(|| counter.since(*before)).flatten()
     }
@@ -207,12 +205,12 @@ impl Running {
         tail.lines()
     }
 
-    /// The flags of [`is_drained`](Self::is_drained), for whoever waits longer.
+    /// The flags of [`is_drained`](Self::is_drained), which outlive this value.
     pub(super) fn drains(&self) -> [Arc<AtomicBool>; 2] {
         self.drained.clone()
     }
 
-    /// Kills what is left of its group, and says how it ended; `None` if it has not.
+    /// Kills the rest of its group, and returns how it ended; `None` if it has not.
     pub(super) fn collect(self, begun: Instant, host: &Arc<str>) -> Option<RankEnd> {
         let (exit, at) = self.ended?;
         let (oom, stderr, pid) = (self.oom(), self.said(), self.process.id());
@@ -234,7 +232,7 @@ impl Running {
     }
 }
 
-/// Opened before the rank is started, so that a full disk or a wrong name is an error and not a lost log.
+/// Opens the file before the rank is started, so that a full disk or a wrong name is an error and not a lost log.
 fn log_file(directory: &Path, rank: usize, stream: Stream) -> Result<File, String> {
     let path = directory.join(format!("rank-{rank}.{}", stream.name()));
     let file = File::options().create(true).append(true).open(&path);

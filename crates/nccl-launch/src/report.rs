@@ -1,4 +1,4 @@
-//! How ranks ended, and which one is to blame.
+//! How ranks ended, and which rank is to blame.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ pub(super) const UNREAD: Duration = Duration::from_secs(3);
 
 /// How one process of a rank ended.
 ///
-/// Printed, it is one line: who, how, after how long.
+/// Its `Display` is one line: rank, host, process, how, after how long.
 ///
 /// ```
 /// use std::process::Command;
@@ -60,7 +60,7 @@ impl RankEnd {
         self.rank
     }
 
-    /// Its process.
+    /// The number of its process.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -72,7 +72,7 @@ impl RankEnd {
         self.pid
     }
 
-    /// The host it ran on.
+    /// The host that the rank ran on.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -84,7 +84,7 @@ impl RankEnd {
         &self.host
     }
 
-    /// The attempt that it belonged to.
+    /// The attempt that the process belonged to.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -133,8 +133,8 @@ impl RankEnd {
     }
 
     /// The last lines on its standard error, at most as many as
-    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) says. What is no UTF-8, control characters, and those
-    /// that change the direction of text, are U+FFFD.
+    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) sets. Invalid UTF-8, control characters, and
+    /// characters that change the direction of text, are U+FFFD.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -146,7 +146,7 @@ impl RankEnd {
         &self.stderr
     }
 
-    /// That the kernel's OOM killer is what ended it, as far as its control group tells.
+    /// Whether the kernel's OOM killer ended the rank, according to its control group.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -160,7 +160,7 @@ impl RankEnd {
         self.oom.as_ref()
     }
 
-    /// The signal that the fleet had sent it to make it end.
+    /// The signal by which the fleet asked the rank to end.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -172,8 +172,8 @@ impl RankEnd {
         self.sent
     }
 
-    /// Whether it had been stopped, by a signal or a debugger, when the first rank failed or the fleet was
-    /// asked to end: others may have waited for it.
+    /// Whether the rank had been stopped, by a signal or a debugger, when the first rank failed or the fleet was asked
+    /// to end: other ranks may have waited for it.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -187,7 +187,7 @@ impl RankEnd {
         self.stopped
     }
 
-    /// Whether it failed, and nobody had asked it to end.
+    /// Whether the rank failed, and the fleet had not asked it to end.
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
@@ -226,8 +226,7 @@ pub(super) fn seconds(time: Duration) -> String {
 
 /// How a fleet ended.
 ///
-/// Printed, it is a block of lines: which rank died first and how, its last words, and what became of the
-/// others.
+/// Its `Display` is a block of lines: which rank died first and how, its last output, and how the others ended.
 ///
 /// ```
 /// # use std::process::Command;
@@ -252,14 +251,14 @@ pub struct Report {
     /// Ranks whose processes could not be ended.
     pub(super) left: Vec<usize>,
     pub(super) interrupted: Option<Signal>,
-    /// What ranks printed last was not read, and is lost.
+    /// Whether the last output of the ranks was not read, and is lost.
     pub(super) unread: bool,
 }
 
 impl Report {
-    /// The rank that died first of itself, if one did: by the order in which the kernel told of their ends, but
-    /// that a rank which was already on its way out, by a signal, when the first end was noticed goes before
-    /// one that returned an error.
+    /// The rank that died first without being asked to end, if one did. The order is that in which the kernel reported
+    /// the ends, with one exception: a rank that a signal was ending when the first end was noticed goes before a rank
+    /// that returned an error.
     ///
     /// ```
     /// # fn example(report: &nccl::launch::Report) {
@@ -273,7 +272,7 @@ impl Report {
         self.first.as_deref()
     }
 
-    /// How each rank ended last, in the order of ranks.
+    /// The last end of each rank, in the order of ranks.
     ///
     /// ```
     /// # fn example(report: &nccl::launch::Report) {
@@ -298,7 +297,7 @@ impl Report {
         self.interrupted
     }
 
-    /// Ranks whose processes were still there, deep in the kernel, some time after they were killed.
+    /// Ranks whose processes were still there, waiting inside the kernel, some time after they were killed.
     ///
     /// ```
     /// # fn example(report: &nccl::launch::Report) {
@@ -310,7 +309,7 @@ impl Report {
         &self.left
     }
 
-    /// Whether every rank returned 0.
+    /// Whether every rank returned 0, and no process was left behind.
     ///
     /// ```
     /// # fn example(report: &nccl::launch::Report) {
@@ -322,8 +321,9 @@ impl Report {
         self.left.is_empty() && self.ranks.iter().all(|end| end.exit.is_success())
     }
 
-    /// The exit code for all: that of the rank that died first (128 and the signal, if it was one); else 128 and
-    /// the signal by which the fleet was asked to end; 0 when every rank returned 0.
+    /// The exit code for all: that of the rank that died first (128 and the signal, if one ended it); else 0 when every
+    /// rank returned 0; else 128 and the signal by which the fleet was asked to end; else that of a rank that did not
+    /// return 0.
     ///
     /// ```
     /// # fn example(report: &nccl::launch::Report) {
@@ -346,11 +346,11 @@ impl Report {
     }
 }
 
-/// Of ranks that failed, in the order in which that was noticed, the one that died first.
+/// The rank that died first, of failures in the order in which they were noticed.
 pub(super) fn first_of(failures: &[Arc<RankEnd>]) -> Option<Arc<RankEnd>> {
     let first = failures.first()?;
-    // A rank that was killed closes its connections some time before its end can be seen; a rank that notices
-    // and gives up at once can be faster.
+    // A rank that was killed closes its connections some time before its end can be seen. A rank that notices the
+    // closed connections and gives up at once can end earlier.
     let killed_before = failures.iter().find(|end| {
         let deadly = |signal| !matches!(signal, Signal::ABRT | Signal::TERM | Signal::PIPE);
         end.was_ending && end.exit.signal().is_some_and(deadly)
@@ -395,7 +395,7 @@ impl fmt::Display for Report {
         let first = self.first.as_ref().map(|first| first.rank);
         let mut others: Vec<&RankEnd> = self.ranks().filter(|e| Some(e.rank) != first).collect();
         others.sort_by_key(|end| end.at);
-        // Ranks that ended alike are said together; thousands of ranks do not need thousands of lines.
+        // Ranks that ended alike share a line; thousands of ranks do not need thousands of lines.
         let mut alike: Vec<(String, Vec<usize>)> = Vec::new();
         for end in others {
             let text = of_another(end, self.first.is_some() || self.interrupted.is_some());
@@ -426,7 +426,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// What became of a rank that is not the first.
+/// How a rank other than the first ended.
 fn of_another(end: &RankEnd, ending: bool) -> String {
     let mut text = match end.sent {
         Some(sent) if end.exit.signal() == Some(sent) => format!("ended by {sent} from here"),

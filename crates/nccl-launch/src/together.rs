@@ -16,8 +16,8 @@ use nccl_control::Rendezvous;
 /// They have to be in the environment before the process starts: safe code never changes it.
 ///
 /// # Errors
-/// [`ErrorKind::Rendezvous`] when no interface that is up matches; [`ErrorKind::Io`] when the system does not
-/// tell its interfaces.
+/// [`ErrorKind::Rendezvous`] when no interface that is up matches; [`ErrorKind::Io`] when the system does not list its
+/// interfaces.
 ///
 /// ```
 /// use nccl::preflight::nccl_variables_for;

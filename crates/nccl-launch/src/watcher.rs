@@ -7,8 +7,8 @@
 //!                                   kill() ────────────────────────────┘
 //! ```
 //!
-//! In `Settle` ranks may say why *they* failed, and end by themselves. In every stage the end of the last rank
-//! ends the stage. A rank that is restarted goes through the same alone.
+//! In `Settle` ranks may report why *they* failed, and end by themselves. In every stage the end of the last rank ends
+//! the stage. A rank that is restarted goes through the same stages alone.
 
 mod restart;
 
@@ -34,16 +34,17 @@ use super::report::UNREAD;
 use crate::departure::Signal;
 use crate::error::{Error, Result};
 
-/// How long after SIGKILL; what is still there then waits inside the kernel.
+/// How long to wait after SIGKILL; a process that is still there then waits inside the kernel.
 const KILL: Duration = Duration::from_secs(5);
-/// A stream of an ended rank is at its end when nothing has been written for so long: two writes of one are closer.
+/// How long nothing must have been written before a stream of an ended rank counts as ended: two writes of one are
+/// closer.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often to look for ended ranks where the kernel does not tell (before Linux 5.3, and in some sandboxes).
+/// How often to look for ended ranks where the kernel does not report them (before Linux 5.3, and in some sandboxes).
 const TICK: Duration = Duration::from_millis(20);
-/// Not a rank: somebody has something for us.
+/// The event of `wake`, which is not a rank.
 const WAKE: u64 = u64::MAX;
 
-/// What the thread is made from.
+/// The arguments of the thread.
 pub(super) struct Plan {
     pub(super) environment: Environment,
     pub(super) command: Box<dyn FnMut(usize) -> Command + Send>,
@@ -55,25 +56,25 @@ pub(super) struct Plan {
     pub(super) epoch: u64,
     /// The first rank reads this process's standard input; the others read nothing.
     pub(super) stdin: bool,
-    /// Removed at the end.
+    /// Removed when the fleet ends.
     pub(super) directory: TempDir,
 }
 
-/// What the thread is asked to do.
+/// A request to the thread.
 pub(super) enum Order {
-    /// Start the rank again, ending it first if it runs.
+    /// Start the rank again, after ending it if it runs.
     Restart(usize, Sender<Result<u64>>),
-    /// Start all ranks again, ending them first.
+    /// Start all ranks again, after ending them.
     RestartAll(Sender<Result<u64>>),
-    /// Pass a signal on, and say when that is done.
+    /// Pass a signal on, and reply when that is done.
     Signal(Option<usize>, Signal, Sender<()>),
-    /// Say which ranks take part in the world.
+    /// Reply with the ranks that take part in the world.
     Joined(Sender<Vec<usize>>),
-    /// End all.
+    /// End all ranks by this signal.
     Stop(Signal),
-    /// End all at once.
+    /// Kill all ranks.
     Kill,
-    /// End all at once, and leave.
+    /// Kill all ranks, and end the thread.
     Leave,
 }
 
@@ -84,10 +85,10 @@ enum Stage {
     Killed,
 }
 
-/// A rank that is ended in order to be started again.
+/// A rank that is being ended in order to be started again.
 struct Restart {
     reply: Sender<Result<u64>>,
-    /// When it is killed, or after that, when it is given up.
+    /// When it is killed; after that, when it is given up.
     until: Instant,
     killed: bool,
 }
@@ -104,20 +105,21 @@ pub(super) struct Watcher {
     running: HashMap<usize, Running>,
     restarts: HashMap<usize, Restart>,
     restart_all: Option<Sender<Result<u64>>>,
-    /// Streams of ended ranks that somebody still holds open, or that nobody reads on our side.
+    /// Streams of ended ranks that another process still holds open, or whose output this process's reader does not
+    /// take.
     undrained: Vec<([Arc<AtomicBool>; 2], Instant)>,
     stage: Option<(Stage, Instant)>,
     begun: Instant,
     host: Arc<str>,
     epoch: u64,
     leaving: bool,
-    /// Last, because fields are dropped in this order: with it goes the directory, in which the observer may
-    /// have a socket, and which the keeper removes when it is surprised.
+    /// Last, because fields are dropped in this order: with it goes the directory, in which the observer may have a
+    /// socket, and which the keeper removes when this process is killed.
     plan: Plan,
 }
 
 impl Watcher {
-    /// Everything but the ranks. Called on the fleet's thread, which the ranks' lives hang on.
+    /// Creates everything but the ranks. Called on the fleet's thread, whose end would kill the ranks.
     pub(super) fn new(
         plan: Plan,
         board: Arc<Board>,
@@ -172,9 +174,10 @@ impl Watcher {
         Ok(())
     }
 
-    /// Takes part in the world of this epoch, and no more in that of the last one.
+    /// Joins the world of this epoch as an observer, after leaving that of the last one.
     fn attend(&mut self) {
-        // First: it may stand in for a rank 0 that is gone, at the place of the one that will come.
+        // First: the old observer may stand in for a rank 0 that is gone, at the address where the new rank 0 will
+        // listen.
         self.control = None;
         if self.plan.environment.observe {
             self.control = Some(Control::start(&self.plan.environment, self.epoch));
@@ -204,7 +207,7 @@ impl Watcher {
         let running = Running::start(rank, self.epoch, command, door, output).map_err(failed)?;
         if let Some(pidfd) = running.pidfd() {
             let data = epoll::EventData::new_u64(rank as u64);
-            // Refused, it is found by looking now and then.
+            // If that is refused, the end is found by polling.
             let _ = epoll::add(&self.epoll, pidfd, data, epoll::EventFlags::IN);
         }
         let (pid, epoch) = (running.id(), self.epoch);
@@ -224,7 +227,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Sees to it that a keeper is there.
+    /// Starts a keeper unless one runs.
     fn guard(&mut self) {
         if self.keeper.as_mut().is_some_and(Keeper::lives) {
             return;
@@ -250,10 +253,10 @@ impl Watcher {
         self.board.post(None, |board| board.keeper = pid);
     }
 
-    /// Until somebody tells it to leave.
+    /// Runs until the fleet is dropped and no rank runs.
     pub(super) fn run(mut self) {
         loop {
-            // In this order: what is sent after its wake-up call was taken wakes again.
+            // In this order: an order sent after its wake-up was taken wakes the thread again.
             self.look();
             self.obey();
             self.collect();
@@ -294,7 +297,7 @@ impl Watcher {
                     let _ = reply.send(joined.collect());
                 }
                 Ok(Order::Stop(signal)) => {
-                    // What comes of a failure is not an interruption.
+                    // A stop that follows a failure is not an interruption.
                     if self.stage.is_none() {
                         self.board.post(None, |board| {
                             board.interrupted = board.interrupted.or(Some(signal));
@@ -317,7 +320,7 @@ impl Watcher {
         }
     }
 
-    /// Sends what runs a signal to end by.
+    /// Sends all running ranks a signal that asks them to end.
     fn ask(&mut self, signal: Signal) {
         if self.running.is_empty() {
             return;
@@ -340,7 +343,7 @@ impl Watcher {
         self.board.post(Event::Ending(Signal::KILL), |_| {});
     }
 
-    /// Notices who has ended, in the order in which the kernel says so.
+    /// Notices ended ranks, in the order in which the kernel reports them.
     fn look(&mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         loop {
@@ -365,7 +368,7 @@ impl Watcher {
         }
     }
 
-    /// Ranks about which the kernel does not tell.
+    /// Running ranks whose end the kernel does not report.
     fn blind(&self) -> impl Iterator<Item = usize> {
         let blind = self.running.values().filter(|r| r.pidfd().is_none());
         blind.filter(|r| !r.has_ended()).map(Running::rank)
@@ -381,8 +384,8 @@ impl Watcher {
             let _ = epoll::delete(&self.epoll, pidfd);
         }
         let Some(exit) = exit else {
-            // It has ended, and a debugger wants to be the first to hear of it. Until then the kernel would
-            // tell us the same again and again.
+            // It has ended, and a debugger is to hear of it first. Until then the kernel would report the same end
+            // again and again.
             running.close_pidfd();
             return;
         };
@@ -397,7 +400,7 @@ impl Watcher {
         }
     }
 
-    /// Says of ranks whose last words have been read how they ended.
+    /// Reports the ends of ranks whose last output has been read, or has been waited for long enough.
     fn collect(&mut self) {
         let now = Instant::now();
         if let Some(control) = &self.control {
@@ -408,7 +411,7 @@ impl Watcher {
         let over = |r: &&Running| r.is_drained() || r.drain_until().is_some_and(|d| d <= now);
         let ended = self.running.values().filter(|r| r.has_ended());
         let mut ended: Vec<usize> = ended.filter(over).map(Running::rank).collect();
-        // Several at once are told in the order in which they ended.
+        // Ends noticed in the same round are reported in the order in which they happened.
         ended.sort_by_key(|rank| self.running.get(rank).and_then(Running::drain_until));
         for rank in ended {
             let Some(running) = self.running.remove(&rank) else {
@@ -437,7 +440,8 @@ impl Watcher {
         }
         let writing = self.pumps.writing_since();
         let idle = self.running.is_empty() && self.restarts.is_empty();
-        // A reader that is slow loses nothing, however long it takes. One that takes nothing does, where there is a failure to tell.
+        // A slow reader loses nothing, however long it takes. A reader that takes nothing does, once there is a failure
+        // to report.
         let unread = idle
             && writing.is_some_and(|since| now >= since + UNREAD)
             && self.board.lock().has_failed();
@@ -453,7 +457,7 @@ impl Watcher {
         }
     }
 
-    /// Goes on to the next stage where it is time.
+    /// Goes on to the next stage when the current one is over.
     fn advance(&mut self) {
         let now = Instant::now();
         if self.running.is_empty() {
@@ -483,7 +487,7 @@ impl Watcher {
         }
     }
 
-    /// Lets go of what cannot be ended.
+    /// Gives up the processes that cannot be ended.
     fn give_up(&mut self) {
         let left: Vec<usize> = self.running.drain().map(|(rank, _)| rank).collect();
         let first = self.ranks().start;
@@ -496,7 +500,7 @@ impl Watcher {
         self.stage = None;
     }
 
-    /// Ends what was started, because not all could be.
+    /// Ends the started ranks, because not all could be started.
     fn abandon(&mut self) {
         self.kill();
         loop {
@@ -513,7 +517,7 @@ impl Watcher {
         self.stage = None;
     }
 
-    /// Until something happens, or it is time for something.
+    /// Waits until something happens, or until the next deadline.
     fn sleep(&self) {
         let now = Instant::now();
         let mut times: Vec<Instant> = self.restarts.values().map(|r| r.until).collect();
@@ -531,7 +535,7 @@ impl Watcher {
         if self.leaving && self.running.is_empty() {
             return;
         }
-        // The list is asked for again, without taking anything from it: epoll keeps what is ready.
+        // Polls without taking events: epoll keeps them.
         let mut polled = [rustix::event::PollFd::from_borrowed_fd(
             self.epoll.as_fd(),
             rustix::event::PollFlags::IN,
@@ -540,7 +544,7 @@ impl Watcher {
     }
 }
 
-/// That the fleet is gone.
+/// The error of a fleet whose thread has ended.
 pub(super) fn over() -> Error {
     Error::launch("the fleet is over: its thread has ended")
 }

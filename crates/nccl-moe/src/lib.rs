@@ -1,4 +1,4 @@
-//! Mixture of experts over NVIDIA NCCL: tokens travel to the ranks that have their experts, and back.
+//! Mixture of experts over NVIDIA NCCL: tokens are sent to the ranks that have their experts, and back.
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,

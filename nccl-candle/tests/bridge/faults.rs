@@ -1,4 +1,4 @@
-//! Ranks that die, or do something else: the others have an error, and in time.
+//! Ranks that die, or call something else: the other ranks get an error, and in time.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use crate::{Outcome, join, tensor};
 
 const RANKS: usize = 3;
 
-/// Longer than the test may take: what ends an operation is not its limit.
+/// Longer than the test may take: the limit is not what ends an operation.
 const LONG: Duration = Duration::from_secs(120);
 
-/// All-reduces without end, which the killed rank stops.
+/// All-reduces without end, until the killed rank stops it.
 fn survivor(world: &World) -> Outcome {
     let comm = join(world)?.within(LONG);
     let x = tensor(comm.rank(), &[1 << 14], DType::F32)?;
@@ -25,14 +25,14 @@ fn survivor(world: &World) -> Outcome {
             println!("working");
         }
         if let Err(error) = comm.all_reduce(&x, ReduceOp::Sum) {
-            // Behind candle's type it is still ours, with what all ranks were told.
+            // Inside candle's error it is still this crate's error, with what all ranks report.
             let error = Error::of(&error)
                 .and_then(Error::nccl)
                 .expect("nccl's error");
             let fault = error.fault().expect("a fault");
             assert_eq!(fault.culprit(), Some(1), "{fault}");
             assert!(matches!(fault.root(), RootCause::Died { .. }), "{fault}");
-            // And beside the call, for those whose types lose it.
+            // The communicator keeps it as well, for programs whose error types lose it.
             let last = comm.last_error().expect("the last error");
             assert_eq!(last.nccl().expect("nccl's").to_string(), error.to_string());
             assert!(world.fault().is_some());
@@ -105,10 +105,10 @@ fn a_rank_that_does_not_come_ends_the_operation_at_its_limit() {
                 .expect("nccl's error");
             assert!(error.to_string().contains("all_gather #2"), "{error}");
             assert!(begun.elapsed() < Duration::from_secs(30));
-            // What the operation used is not in use any more, and was not given up.
+            // The operation's memory is no longer in use, and was not given up.
             assert_eq!((comm.staged().areas, comm.staged().leaked), (1, 0));
         } else {
-            // Until all ranks have ended it.
+            // Waits until all ranks have ended the communicator.
             nccl_tools::testing::eventually("the communicator is ended", || {
                 comm.communicator().fault().is_some()
             });

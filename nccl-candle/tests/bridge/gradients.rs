@@ -1,4 +1,4 @@
-//! Gradients, beside those of one process that has the tensors of all ranks in one graph.
+//! Gradients, compared with those of one process that has the tensors of all ranks in one graph.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use nccl::{ReduceOp, World};
@@ -22,7 +22,7 @@ fn parts(x: &Tensor, dim: usize) -> Result<Vec<Tensor>> {
     x.chunk(RANKS, dim)
 }
 
-/// What every rank has afterwards.
+/// Operations whose results every rank has.
 const SHARED: &[(&str, Operation, Reference)] = &[
     (
         "sum",
@@ -62,7 +62,7 @@ const SHARED: &[(&str, Operation, Reference)] = &[
     ),
 ];
 
-/// What is another on each rank.
+/// Operations whose results differ between the ranks.
 const DIVIDED: &[(&str, Operation, Reference)] = &[
     (
         "reduce_scatter",
@@ -92,7 +92,7 @@ const DIVIDED: &[(&str, Operation, Reference)] = &[
     ),
 ];
 
-/// A loss that weighs every element otherwise, on every rank `number` otherwise.
+/// A loss that weights every element differently; `number` varies the weights.
 fn loss(y: &Tensor, number: usize) -> Result<Tensor> {
     let weights = (0..y.elem_count()).map(|index| (index * 3 + number * 5) as f64 / 4.0 + 1.0);
     let weights = Tensor::from_iter(weights, &Device::Cpu)?.reshape(y.shape())?;

@@ -1,4 +1,4 @@
-//! Tensors of several ranks, on the emulator: results beside those of one process, gradients, memory, faults.
+//! Tensors of several ranks, on the emulator: results compared with those of one process, gradients, memory, faults.
 
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -19,12 +19,12 @@ use nccl_candle::TensorCommunicator;
 /// What a rank of a test returns.
 type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
 
-/// The communicator of all ranks, for tensors on the CPU.
+/// Returns the communicator of all ranks, for tensors on the CPU.
 fn join(world: &World) -> std::result::Result<TensorCommunicator, nccl_candle::Error> {
     TensorCommunicator::join(world, "tensors", &Device::Cpu)
 }
 
-/// A rank's tensor: whole numbers from 1 to 3, so that sums are exact in every type, other ones on each rank.
+/// Returns a rank's tensor: whole numbers from 1 to 3, so that sums are exact in every type, different on each rank.
 fn tensor(rank: usize, shape: &[usize], dtype: DType) -> Result<Tensor> {
     let count: usize = shape.iter().product();
     let values = (0..count).map(|index| ((index * 5 + rank * 7 + index / 3) % 3 + 1) as f32);
@@ -33,21 +33,21 @@ fn tensor(rank: usize, shape: &[usize], dtype: DType) -> Result<Tensor> {
         .to_dtype(dtype)
 }
 
-/// The tensors of all ranks.
+/// Returns the tensors of all ranks.
 fn tensors(ranks: usize, shape: &[usize], dtype: DType) -> Result<Vec<Tensor>> {
     (0..ranks).map(|rank| tensor(rank, shape, dtype)).collect()
 }
 
-/// The same values in f64.
+/// Returns the same values in f64.
 fn wide(tensor: &Tensor) -> Result<Tensor> {
     match tensor.dtype() {
-        // Straight to f64, candle 0.11.1 calls itself until the stack is full.
+        // Directly to f64, candle 0.11.1 recurses until the stack overflows.
         DType::F8E4M3 => tensor.to_dtype(DType::F32)?.to_dtype(DType::F64),
         _ => tensor.to_dtype(DType::F64),
     }
 }
 
-/// Their sum, as one process computes it in f64.
+/// Returns their sum, as one process computes it in f64.
 fn sum(tensors: &[Tensor]) -> Result<Tensor> {
     let mut sum = wide(&tensors[0])?;
     for tensor in &tensors[1..] {

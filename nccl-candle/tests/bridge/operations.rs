@@ -1,4 +1,4 @@
-//! Results of one to four ranks are those that one process computes.
+//! The results of one to four ranks equal those that one process computes.
 
 use candle_core::{D, DType, Tensor};
 use nccl::{ReduceOp, World};

@@ -1,4 +1,4 @@
-//! Layers whose weights the ranks share give what the undivided ones give, forward and backward.
+//! Layers whose weights the ranks share give the results of the undivided ones, forward and backward.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use nccl::{ReduceOp, World};
@@ -32,7 +32,7 @@ impl Weights {
         })
     }
 
-    /// This rank's columns of the first and rows of the second.
+    /// Returns this rank's columns of the first and rows of the second.
     fn part(&self, comm: &TensorCommunicator) -> Result<Self> {
         let part = |w: &Var, dim| Var::from_tensor(&share(w, dim, comm)?);
         Ok(Self {
@@ -42,12 +42,12 @@ impl Weights {
     }
 }
 
-/// This rank's part along a dimension.
+/// Returns this rank's part along a dimension.
 fn share(x: &Tensor, dim: usize, comm: &TensorCommunicator) -> Result<Tensor> {
     x.chunk(comm.world_size(), dim)?[comm.rank()].contiguous()
 }
 
-/// Something that is not linear, so that a wrong sum shows.
+/// A loss that is not linear, so that a wrong sum shows.
 fn loss(y: &Tensor) -> Result<Tensor> {
     y.sqr()?.tanh()?.sum_all()
 }
@@ -83,7 +83,7 @@ fn a_column_parallel_and_a_row_parallel_layer_equal_the_undivided_pair() {
 
 #[test]
 fn between_the_layers_the_ranks_can_share_the_tokens() {
-    // Megatron's sequence parallelism: each rank's part of the loss is another one.
+    // Megatron's sequence parallelism: each rank's part of the loss is different.
     ranks_as_threads(3, |world| {
         let comm = join(&world)?.with_gradient(Gradient::Summed);
         let whole = Weights::whole()?;

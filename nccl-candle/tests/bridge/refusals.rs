@@ -1,4 +1,4 @@
-//! What is refused before NCCL is asked, and where the error can be read.
+//! Refusals before NCCL is called, and where the error can be read.
 
 use candle_core::{DType, Tensor};
 use nccl::ReduceOp;
@@ -47,7 +47,7 @@ fn an_error_that_candle_lost_can_be_read_beside_the_call() {
         assert!(comm.last_error().is_none());
         let layer = comm.clone();
         let x = Tensor::zeros(3, DType::F32, &candle_core::Device::Cpu)?;
-        // As model layers do.
+        // Converts the error to text, as model layers do.
         let lost = layer
             .broadcast(&x, 7)
             .map_err(|error| candle_core::Error::wrap(error.to_string()));

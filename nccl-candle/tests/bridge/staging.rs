@@ -1,4 +1,4 @@
-//! The memory that tensors on the CPU go through.
+//! The staging memory of tensors on the CPU.
 
 use std::sync::Barrier;
 

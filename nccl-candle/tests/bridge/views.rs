@@ -1,4 +1,4 @@
-//! Views: those that begin somewhere, and those with strides.
+//! Views: with an offset, and with strides.
 
 use candle_core::{DType, Tensor};
 use nccl::ReduceOp;
@@ -16,7 +16,7 @@ fn a_view_that_begins_later_is_taken_as_it_is() {
         let views = views.collect::<Result<Vec<_>, _>>()?;
         let x = &views[comm.rank()];
         assert!(x.is_contiguous() && x.layout().start_offset() == 5);
-        // The operation itself, which would refuse what has to be copied before.
+        // The operation itself, which refuses what would have to be copied before.
         let y = x.apply_op1(ops::AllReduce::new(&comm, ReduceOp::Sum))?;
         assert_same(&y, &sum(&views)?);
         assert_same(&comm.all_gather(x, 0)?, &Tensor::cat(&views, 0)?);

@@ -1,4 +1,4 @@
-//! What is said of a library that was loaded, and of one that is not NCCL.
+//! The facts of a loaded library, and the error for one that is not NCCL.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,7 @@ pub(crate) fn load(loader: &Loader) -> Result<Loaded, LoadError> {
     unsafe { loader.load() }
 }
 
-/// Loads `file`, which must fail in one attempt, and gives the reason.
+/// Loads `file`, which must fail in one attempt, and returns the reason.
 fn reason(file: &Path) -> String {
     match load(&Loader::new().path(file)).unwrap_err() {
         LoadError::NotFound { attempts, .. } => {

@@ -1,4 +1,4 @@
-//! Compiles libraries that are NCCL as far as the loader can see, or fail to be in one way or another.
+//! Compiles libraries that look like NCCL to the loader, or fail to in different ways.
 
 use std::ffi::CString;
 use std::fs;
@@ -14,7 +14,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// One whose version is `code`, with NCCL's usual name inside.
+    /// A library whose version is `code`, with NCCL's usual soname.
     pub(crate) fn nccl(code: i32) -> Self {
         Self {
             code: format!("int ncclGetVersion(int *version) {{ *version = {code}; return 0; }}\n"),
@@ -23,7 +23,7 @@ impl Source {
         }
     }
 
-    /// One that consists of this C code.
+    /// A library that consists of this C code.
     pub(crate) fn of(code: &str) -> Self {
         Self {
             code: code.to_owned(),
@@ -32,13 +32,13 @@ impl Source {
         }
     }
 
-    /// Gives it another function, which does nothing.
+    /// Adds another function, which does nothing.
     pub(crate) fn with_function(mut self, name: &str) -> Self {
         self.code += &format!("int {name}(void) {{ return 0; }}\n");
         self
     }
 
-    /// Gives it no name but its file's.
+    /// Removes the soname.
     pub(crate) fn without_soname(self) -> Self {
         Self {
             soname: None,
@@ -46,7 +46,7 @@ impl Source {
         }
     }
 
-    /// Gives it this name inside.
+    /// Sets the soname.
     pub(crate) fn with_soname(self, soname: &'static str) -> Self {
         Self {
             soname: Some(soname),
@@ -54,7 +54,7 @@ impl Source {
         }
     }
 
-    /// Makes it depend on another library.
+    /// Makes the library depend on another one.
     pub(crate) fn needing(self, library: &Path) -> Self {
         Self {
             needs: Some(library.to_owned()),
@@ -62,7 +62,7 @@ impl Source {
         }
     }
 
-    /// Compiles it to `file`, and makes the directories in between.
+    /// Compiles the library to `file`, and creates the directories above it.
     pub(crate) fn compile_to(&self, file: impl AsRef<Path>) -> PathBuf {
         let file = file.as_ref();
         fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -89,8 +89,8 @@ impl Source {
     }
 }
 
-/// Makes the dynamic linker's own search end in failure, even on a machine where NCCL is installed:
-/// what it finds first is not a library.
+/// Makes the dynamic linker's own search fail, even on a machine where NCCL is installed:
+/// the first file that it finds is not a library.
 pub(crate) fn hide_installed(directory: &Path, command: &mut Command) {
     let hidden = directory.join("hidden");
     fs::create_dir(&hidden).unwrap();
@@ -104,7 +104,7 @@ pub(crate) fn hide_installed(directory: &Path, command: &mut Command) {
     command.env("LD_LIBRARY_PATH", hidden);
 }
 
-/// Loads `file` as some other part of the process would have.
+/// Loads `file` as another part of the process would.
 pub(crate) fn load_elsewhere(file: &Path) {
     let name = CString::new(file.as_os_str().as_bytes()).unwrap();
     // SAFETY: the file was compiled by `Source` and has no initialiser.
@@ -112,7 +112,7 @@ pub(crate) fn load_elsewhere(file: &Path) {
     assert!(!handle.is_null(), "cannot load {}", file.display());
 }
 
-/// Whether the process has mapped something whose path contains `text`.
+/// Returns whether the process has mapped a file whose path contains `text`.
 pub(crate) fn is_mapped(text: &str) -> bool {
     fs::read_to_string("/proc/self/maps")
         .unwrap()

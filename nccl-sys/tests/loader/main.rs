@@ -1,6 +1,6 @@
-//! The loader, against small libraries that are compiled for the purpose.
+//! The loader, tested with small libraries that are compiled for the purpose.
 //!
-//! What is loaded stays in a process, so that every test runs in one of its own; see [`process`].
+//! A loaded library stays in a process, so every test runs in a process of its own; see [`process`].
 
 mod identify;
 mod libraries;

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Tells the child which directory is its own.
+/// Variable with the child's own directory.
 const DIRECTORY: &str = "NCCL_SYS_TEST_DIRECTORY";
 
 /// The variables that the loader or the dynamic linker reads.
@@ -27,12 +27,12 @@ const VARIABLES: [&str; 9] = [
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Runs `body` in a new process. `prepare` runs before, in this one: it fills the directory that both
+/// Runs `body` in a new process. `prepare` runs before, in this process: it fills the directory that both
 /// are given, and may set variables of the new process, which starts without any that the loader
 /// reads. Fails if `body` fails, or does not end in time.
 ///
 /// The new process is this test binary again, told to run the calling test only; there, this
-/// function runs `body`. So it has to be all that the test does.
+/// function runs `body`. So the call has to be all that the test does.
 pub(crate) fn alone(prepare: impl FnOnce(&Path, &mut Command), body: impl FnOnce(&Path)) {
     if let Some(directory) = env::var_os(DIRECTORY) {
         body(Path::new(&directory));
@@ -40,7 +40,7 @@ pub(crate) fn alone(prepare: impl FnOnce(&Path, &mut Command), body: impl FnOnce
         return;
     }
 
-    // `crate::module::test::{{closure}}`, of which the test harness uses `module::test`.
+    // `crate::module::test::{{closure}}`, for which the test harness uses `module::test`.
     let name = type_name_of_val(&body).trim_end_matches("::{{closure}}");
     let (_, name) = name.split_once("::").unwrap();
 

@@ -1,4 +1,4 @@
-//! Where the loader looks, and in which order.
+//! The places where the loader searches, and their order.
 
 use std::fs;
 

@@ -23,7 +23,7 @@ fn real(path: impl AsRef<Path>) -> PathBuf {
 fn a_copy_that_is_loaded_is_used_before_any_search() {
     alone(
         |dir, command| {
-            // As a framework brings it: from a directory of its own.
+            // As a framework ships it: in a directory of its own.
             Source::nccl(22707).compile_to(dir.join("framework/libnccl.so.2"));
             Source::nccl(23203).compile_to(dir.join("path/libnccl.so.2"));
             command.env("LD_LIBRARY_PATH", dir.join("path"));
@@ -103,7 +103,7 @@ fn a_copy_that_exists_only_in_memory_is_used_and_named_as_the_system_names_it() 
             // SAFETY: the name is a C string.
             let fd = unsafe { libc::memfd_create(c"made-up:libnccl.so.2".as_ptr(), 0) };
             assert!(fd >= 0);
-            // SAFETY: just made, and ours.
+            // SAFETY: just made, and owned here.
             let mut memory = unsafe { fs::File::from_raw_fd(fd) };
             let mut source = fs::File::open(dir.join("source.so")).unwrap();
             std::io::copy(&mut source, &mut memory).unwrap();

@@ -1,10 +1,10 @@
-//! What must agree or be reachable before NCCL is started.
+//! Checks of what must agree or be reachable before NCCL is started.
 //!
 //! NCCL compares its own release and little else: a variable that differs, an address that cannot be
 //! reached or a limit that is too low shows as a hang, or as a message on another rank. Here every rank
 //! gathers facts, rank 0 compares them, and all ranks get the same [`Report`].
 //!
-//! - `settings`: what a check is about; `switch`: when checks are made.
+//! - `settings`: what a check covers; `switch`: when checks are made.
 
 mod settings;
 mod switch;
@@ -16,7 +16,7 @@ pub(crate) use switch::Checks;
 
 /// Checks this host alone, before there is a world: limits, variables, interfaces, adapters.
 ///
-/// Starts nothing and waits for nobody. What only shows between ranks is checked by
+/// Starts nothing and waits for no other rank. What only shows between ranks is checked by
 /// [`World::preflight`](crate::World::preflight).
 ///
 /// ```

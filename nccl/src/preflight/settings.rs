@@ -1,4 +1,4 @@
-//! What a check is about.
+//! What a check covers.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use nccl_sys::Version;
 use crate::library::Library;
 use crate::peers::About;
 
-/// What to check: everything, and a device or a library when they are named.
+/// What to check: everything, and a device or a library if one is named.
 ///
 /// ```
 /// use nccl::preflight::{Settings, host};
@@ -31,7 +31,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Everything that needs neither a device nor a library.
+    /// Covers everything that needs neither a device nor a library.
     ///
     /// ```
     /// let settings = nccl::preflight::Settings::new();
@@ -46,7 +46,7 @@ impl Settings {
         }
     }
 
-    /// The stream on which this rank's operations will be: its device is checked as well.
+    /// Sets the stream of this rank's operations: its device is checked as well.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,7 +61,7 @@ impl Settings {
         self
     }
 
-    /// The library that will be used: its release and file are checked as well.
+    /// Sets the library that will be used: its release and file are checked as well.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -73,7 +73,7 @@ impl Settings {
         self
     }
 
-    /// How NCCL is going to be called, unless the ranks agree on that: variables that contradict it are found.
+    /// Sets how NCCL is going to be called, unless the ranks agree on that: variables that contradict it are found.
     ///
     /// ```
     /// let settings = nccl::preflight::Settings::new().launch_mode(nccl::LaunchMode::BlockingChild);
@@ -83,8 +83,8 @@ impl Settings {
         self
     }
 
-    /// Without a world: how many ranks there will be on this host, and altogether; 1 unless set. What a
-    /// host has to have grows with both.
+    /// Sets, without a world, how many ranks there will be on this host, and altogether; 1 unless set. What a
+    /// host needs grows with both.
     ///
     /// ```
     /// let settings = nccl::preflight::Settings::new().ranks(8, 1024);
@@ -97,7 +97,7 @@ impl Settings {
 }
 
 impl Settings {
-    /// Those of a communicator that is about to be made.
+    /// Returns the settings for a communicator that is about to be made.
     pub(crate) fn about(about: About) -> Self {
         let settings = Self::new();
         Self {
@@ -108,7 +108,7 @@ impl Settings {
         }
     }
 
-    /// As the checks take it.
+    /// Returns the settings in the form that the checks take.
     pub(crate) fn given(&self) -> Given {
         let library = self.library.as_ref();
         Given {

@@ -1,5 +1,5 @@
-//! When a world is checked: once by itself, before its first communicator of several ranks, unless somebody
-//! has switched that off.
+//! When a world is checked: once, before its first communicator of several ranks, unless the checks are
+//! switched off.
 
 use std::time::Instant;
 
@@ -13,17 +13,17 @@ use crate::rendezvous::World;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 
-/// What a world knows about its checks.
+/// State of a world's checks.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
     off: bool,
-    /// Whether there was a check without errors; held while one is made, so that the communicators of
+    /// Whether a check found no errors; locked while one is made, so that the communicators of
     /// several threads wait for one check.
     passed: Mutex<bool>,
 }
 
 impl Checks {
-    /// Of the next epoch of a world, whose ranks are all of this one, or not.
+    /// Returns the checks of a world's next epoch; `all_known`: whether all its ranks were in this one.
     pub(crate) fn of_next(&self, all_known: bool) -> Self {
         Self {
             off: self.off,
@@ -32,28 +32,28 @@ impl Checks {
     }
 }
 
-/// Whether the environment switches the checks off.
+/// Returns whether the environment switches the checks off.
 fn is_off() -> bool {
     let value = std::env::var("NCCL_RUN_PREFLIGHT").unwrap_or_default();
     ["off", "0", "no", "false"].contains(&value.trim().to_ascii_lowercase().as_str())
 }
 
 impl Checks {
-    /// None before the first communicator.
+    /// Switches off the check before the first communicator.
     pub(crate) fn switch_off(&mut self) {
         self.off = true;
     }
 
-    /// What the program asks for.
+    /// Makes a check at the program's request.
     pub(crate) fn report(&self, member: &World, settings: &Settings) -> Result<Report> {
-        // One after the other, or their exchanges would be mixed up.
+        // One check after the other, or their exchanges would be mixed up.
         let _turn = self.passed.lock();
         let deadline = deadline_after(member.timeout());
         checks::world(member, Some(&settings.given()), deadline, &|| false)
     }
 
-    /// Before a communicator is made of all ranks: the check, unless it was made and found nothing wrong. Without `about`, this rank
-    /// wants none.
+    /// Checks before a communicator of all ranks is made, unless a check has found nothing wrong. Without `about`, this rank
+    /// wants no check.
     ///
     /// # Errors
     /// [`ErrorKind::Preflight`] on all ranks alike.
@@ -75,7 +75,7 @@ impl Checks {
         let report = match checks::world(member, given.as_ref(), deadline, interrupted) {
             Ok(report) => report,
             Err(error) => {
-                // Others may have come through, and will not be there another time.
+                // Other ranks may have passed the check, and do not take part in another one.
                 *passed = true;
                 return Err(error);
             }

@@ -1,10 +1,10 @@
-//! How much this process has done with NCCL, and how it stands: plain numbers, for whoever asks.
+//! Statistics of this process: how much it has done with NCCL, and its current state, as plain numbers.
 //!
-//! [`stats()`](crate::stats()) reads all of them, from any thread, and holds nobody up. What is on the way of an
-//! operation is counted without an atomic addition, a lock, a clock, or an allocation; `docs/results/overhead.md`
-//! has what it costs.
+//! [`stats()`](crate::stats()) reads all of them, from any thread, and blocks no other thread. Events on the path of an
+//! operation are counted without an atomic addition, a lock, a clock, or an allocation; `docs/results/overhead.md`
+//! has what that costs.
 //!
-//! It is counted in the crate `nccl-core`, where it happens; `read` is what is read.
+//! The crate `nccl-core` counts, where the events happen; `read` is what programs read.
 
 mod read;
 mod worlds;

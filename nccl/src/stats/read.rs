@@ -1,4 +1,4 @@
-//! What is read: plain values, copied while the communicators go on.
+//! The values that programs read, copied while the communicators go on.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use nccl_core::stats::registry::{self, Counted};
 use nccl_core::stats::{Durations, process};
 use nccl_core::supervision::watchdog::{self, Pending};
 
-/// How much this process has done with NCCL since it started, and how it stands.
+/// How much this process has done with NCCL since it started, and its current state.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,14 +35,14 @@ use nccl_core::supervision::watchdog::{self, Pending};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// When it was read.
+    /// When the statistics were read.
     pub taken: SystemTime,
     /// The libnccl of this process, once one is loaded.
     pub library: Option<LibraryInfo>,
-    /// What communicators have done, by name, in the order in which the names came up. Up to 128 names are
-    /// told apart; all further ones are counted together as `(others)`.
+    /// What communicators have done, by name, in the order in which the names appeared. Up to 128 names are
+    /// counted separately; all further ones are counted together as `(others)`.
     pub communicators: Vec<CommunicatorStats>,
-    /// How the worlds that this process is a member of stand; one for each of their ranks that is here.
+    /// State of the worlds that this process is a member of; one for each of their ranks in this process.
     pub worlds: Vec<WorldStats>,
     /// Communicators that were ended by a fault, each counted once on each rank.
     pub faults: Faults,
@@ -61,19 +61,19 @@ pub struct Stats {
     pub init: Durations,
     /// How long aborts took on this rank, with the wait for the other ranks.
     pub abort: Durations,
-    /// How long it took to find out: from the call of an operation that this rank gave up, because it failed or ran into
-    /// its limit, until the cause was known here that all ranks have. Only on the ranks that gave one up: what
-    /// others tell is known when it is heard.
+    /// Time to detect a fault: from the call of an operation that this rank gave up, because it failed or ran into
+    /// its limit, until this rank knew the cause that all ranks have. Only on the ranks that gave an operation up: for
+    /// a fault that another rank reports, there is no such time.
     pub detect: Durations,
-    /// How long it took to go on after a fault: from the moment when this rank heard of it until a communicator of
+    /// Time to go on after a fault: from the moment when this rank heard of it until a communicator of
     /// the same world, or of its next epoch, was made here. Faults that a program asked for do not count.
     pub recover: Durations,
-    /// How long calls took until their work was on its stream, by kind. A sample: of 64 calls on a
+    /// Time from a call until its work was on its stream, by kind. A sample: of 64 calls on a
     /// communicator one is timed, from the second on.
     pub enqueue: Vec<(OperationKind, Durations)>,
 }
 
-/// Which libnccl a process uses.
+/// The libnccl of a process.
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -89,7 +89,7 @@ pub struct LibraryInfo {
     pub version: Version,
     /// Its file.
     pub path: PathBuf,
-    /// Whether it is the emulator, so that nothing of this was measured on a GPU.
+    /// Whether it is the emulator, so that none of these values was measured on a GPU.
     pub is_emulated: bool,
 }
 
@@ -107,31 +107,31 @@ pub struct CommunicatorStats {
     pub name: String,
     /// How many of them can be used.
     pub ready: usize,
-    /// How many are there that cannot be used any more, because they were finalized or aborted.
+    /// How many exist that cannot be used any more, because they were finalized or aborted.
     pub over: usize,
     /// How many are gone. What they did stays counted.
     pub ended: u64,
     /// Calls that were issued and are not known to be done, as the watchdog found at its last look.
     pub queue_depth: u64,
-    /// For how long the oldest of them has been; `None` when there are none.
+    /// Time since the oldest of them was called; `None` when there are none.
     pub oldest_pending: Option<Duration>,
-    /// How long calls took on their stream, by kind, measured by events of CUDA right in front of a call and right
+    /// Time that calls took on their stream, by kind, measured by CUDA events right in front of a call and right
     /// behind it: with the wait for the other ranks, and when the stream had nothing else to do, with the time that
-    /// the host took to issue it. A sample: the watchdog's marks, of a stream at most one pair every 10 ms.
+    /// the host took to issue the call. A sample: the watchdog's marks, of a stream at most one pair every 10 ms.
     pub took: Vec<(OperationKind, Durations)>,
-    /// How far apart the ranks came to collectives: a sample, on the first rank alone.
+    /// Times between the first and the last rank's entry into a collective: a sample, on the first rank only.
     pub arrival_skew: ArrivalSkew,
-    /// Calls that have a sequence number, by kind; those that there were.
+    /// Calls that have a sequence number, by kind; kinds without calls are left out.
     pub calls: Vec<Calls>,
-    /// Operations that were handed to NCCL, by kind; those that there were. A group, an `all_to_all_v` and a
-    /// replay are made of several.
+    /// Operations that were handed to NCCL, by kind; kinds without operations are left out. A group, an `all_to_all_v` and
+    /// a replay consist of several.
     pub operations: Vec<OperationStats>,
 }
 
-/// How far apart the ranks of a communicator entered a collective: from the first call to the last, on the hosts.
+/// Time between the ranks' entries into a collective: from the first call to the last, on the hosts.
 ///
-/// A sample: while it has work, the first rank of a communicator asks all others about one that is done, after a
-/// second and then every half minute. No clocks are compared; it is right to about the time that a message takes.
+/// A sample: while it has work, the first rank of a communicator asks all others about a collective that is done, after
+/// a second and then every half minute. No clocks are compared; the error is about the time that a message takes.
 ///
 /// ```
 /// for comm in nccl::stats().communicators {
@@ -141,9 +141,9 @@ pub struct CommunicatorStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArrivalSkew {
-    /// The times.
+    /// The sampled times.
     pub samples: Durations,
-    /// Who was last, and how often: of up to 64 ranks of the communicator.
+    /// The ranks that came last, and how often each did: up to 64 ranks of the communicator.
     pub last: Vec<(usize, u64)>,
 }
 
@@ -167,7 +167,7 @@ pub struct Calls {
 
 /// How many operations of a kind were handed to NCCL, and how large they were.
 ///
-/// Those of a captured plan count when they are captured, in place of its first launch, and with each later one.
+/// Operations of a captured plan count when they are captured, in place of its first launch, and with each later launch.
 ///
 /// ```
 /// for comm in nccl::stats().communicators {
@@ -183,8 +183,8 @@ pub struct OperationStats {
     pub kind: OperationKind,
     /// How often.
     pub count: u64,
-    /// The bytes of the data: those of a message, of an all-reduce, broadcast or reduce; and where every rank
-    /// has a block, those of all blocks together.
+    /// The bytes of the data: of a message, an all-reduce, broadcast or reduce; and where every rank
+    /// has a block, of all blocks together.
     pub bytes: u64,
 }
 
@@ -202,17 +202,17 @@ pub struct Faults {
     pub timed_out: u64,
     /// A rank's program ended the communicator.
     pub asked: u64,
-    /// A rank's process was gone, or said that it fails.
+    /// A rank's process was gone, or reported that it fails.
     pub gone: u64,
-    /// A rank's program revoked it, to go on without some ranks.
+    /// A rank's program revoked the communicator, to go on without some ranks.
     pub revoked: u64,
     /// This rank could not reach the others any more.
     pub cut_off: u64,
 }
 
-/// How much this process has done with NCCL since it started, and how it stands.
+/// Returns how much this process has done with NCCL since it started, and its current state.
 ///
-/// Any thread may ask at any time; communicators go on meanwhile. Numbers of one that works may be of slightly
+/// Any thread may call it at any time; communicators go on meanwhile. Numbers of a communicator in use may be of slightly
 /// different moments.
 ///
 /// ```
@@ -301,7 +301,7 @@ fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
 }
 
 impl Stats {
-    /// Those of the communicators of one name.
+    /// Returns the statistics of the communicators with this name.
     ///
     /// ```
     /// assert!(nccl::stats().communicator("nobody made this").is_none());
@@ -313,7 +313,7 @@ impl Stats {
 }
 
 impl CommunicatorStats {
-    /// How many calls of a kind there were.
+    /// Returns how many calls of a kind there were.
     ///
     /// ```
     /// for comm in nccl::stats().communicators {
@@ -326,7 +326,7 @@ impl CommunicatorStats {
         calls.map_or(0, |calls| calls.count)
     }
 
-    /// How many groups there were.
+    /// Returns how many groups there were.
     ///
     /// ```
     /// let groups: u64 = nccl::stats().communicators.iter().map(|comm| comm.groups()).sum();
@@ -336,7 +336,7 @@ impl CommunicatorStats {
         self.calls_of(OperationKind::Group)
     }
 
-    /// How many launches of captured plans there were.
+    /// Returns how many launches of captured plans there were.
     ///
     /// ```
     /// let replays: u64 = nccl::stats().communicators.iter().map(|comm| comm.replays()).sum();
@@ -346,7 +346,7 @@ impl CommunicatorStats {
         self.calls_of(OperationKind::Replay)
     }
 
-    /// How many bytes all of its operations had.
+    /// Returns how many bytes all of its operations had.
     ///
     /// ```
     /// let bytes: u64 = nccl::stats().communicators.iter().map(|comm| comm.bytes()).sum();

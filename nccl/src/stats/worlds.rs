@@ -1,8 +1,8 @@
-//! How the worlds of this process stand.
+//! State of the worlds of this process.
 
 use std::time::Duration;
 
-/// How a world stands, seen from one of its ranks.
+/// State of a world, seen from one of its ranks.
 ///
 /// ```
 /// let world = nccl::World::single();
@@ -19,18 +19,18 @@ pub struct WorldStats {
     pub epoch: u64,
     /// This rank.
     pub rank: usize,
-    /// As what the launcher started this process: the number before the lines of its output; `None` where no launcher
-    /// gave it one.
+    /// The number under which the launcher started this process, which is in front of the lines of its output; `None` where no
+    /// launcher gave it one.
     pub launcher_rank: Option<usize>,
-    /// How the ranks stand.
+    /// Number of ranks in each state.
     pub ranks: RanksByState,
-    /// Ranks that are other processes, and for how long each has not been heard. All answer the one that
-    /// coordinates (rank 0 at first) once in a second, so it has all of them; another rank has the
-    /// coordinator. Empty where all ranks are threads of this process.
+    /// Ranks that are other processes, and for how long each has not been heard. All ranks answer the coordinator
+    /// (rank 0 at first) once a second, so the coordinator has all of them; another rank has the coordinator
+    /// only. Empty where all ranks are threads of this process.
     pub heartbeat_ages: Vec<(usize, Duration)>,
 }
 
-/// How many ranks of a world are there, and how many ended which way.
+/// How many ranks of a world are present, and how many ended in which way.
 ///
 /// ```
 /// let ranks = nccl::stats().worlds.first().map(|world| world.ranks);
@@ -41,13 +41,13 @@ pub struct WorldStats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RanksByState {
-    /// There, or still to come.
+    /// Present, or still to come.
     pub present: usize,
     /// Ended with a goodbye.
     pub left: usize,
-    /// Said that they fail.
+    /// Reported that they fail.
     pub failed: usize,
-    /// Gone without a word.
+    /// Gone without a goodbye.
     pub gone: usize,
 }
 
@@ -67,7 +67,7 @@ mod with_worlds {
         rendezvous::lines().iter().map(|line| world(line)).collect()
     }
 
-    /// How a world of this process stands.
+    /// Returns the state of a world of this process.
     fn world(line: &Line) -> WorldStats {
         let mut ranks = RanksByState::default();
         let departures = line.departures();

@@ -1,4 +1,4 @@
-//! What this crate attaches to the lines of the control plane: under which the calls of a rank are recorded, and who looks after its
+//! What this crate attaches to the lines of the control plane: the recorder's home of a rank, and the watch over its
 //! communicators.
 
 use std::any::Any;
@@ -16,7 +16,7 @@ use crate::rendezvous::{
 use nccl_base::fault::Fault;
 use nccl_core::recorder::{self, Clock, Home, Snapshot};
 
-/// Before the first line is opened.
+/// Registers this crate with the control plane, before the first line is opened.
 pub(crate) fn introduce() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -53,10 +53,10 @@ impl Watcher for Watch {
 
 /// What is attached to a line.
 pub(crate) trait OfLine {
-    /// Under which its communicators record what they do.
+    /// Returns the home under which its communicators record their calls.
     fn home(&self) -> Arc<Home>;
 
-    /// What looks after its communicators.
+    /// Returns the watch over its communicators.
     fn watch(&self) -> Arc<Watch>;
 }
 
@@ -78,7 +78,7 @@ impl OfLine for Arc<Line> {
     }
 }
 
-/// What all ranks of a line did last.
+/// Returns what all ranks of a line did last.
 pub(crate) fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
     if forked::is_child() {
         return Timeline::default();
@@ -89,7 +89,7 @@ pub(crate) fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
         RankRecording::new(rank, Clock::REFERENCE, snapshot)
     };
     let reference = line.describe(line.rank());
-    // Before the others are asked, who may take their time: what is compared is not to be overwritten meanwhile.
+    // Copies the own recording before asking the others, which may take long: it must not be overwritten meanwhile.
     let mine = own(line.rank());
     match line.ask_for_recordings(limit, &decode) {
         Some(asked) => timeline(reference, vec![mine], asked),

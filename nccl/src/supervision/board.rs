@@ -1,11 +1,11 @@
-//! One communicator as one of its ranks sees it: who is in it, what ended it, and who has let go of it.
+//! One communicator as one of its ranks sees it: its members, its verdict, and which ranks have let go of it.
 //!
 //! ```text
 //! (registered) ──a fault is heard──▶ struck ──let go of, or given up, here──▶ concluded
 //! ```
 //!
-//! The verdict is written by the watch alone, once, in the order in which all ranks hear. The conclusion
-//! is made by whoever ended the communicator here, once; everybody else waits for it.
+//! Only the watch writes the verdict, once, in the order in which all ranks hear. The thread that ended the
+//! communicator on this rank concludes, once; all other threads wait for the conclusion.
 
 mod supervisor;
 
@@ -30,7 +30,7 @@ use nccl_base::roster::Roster;
 
 /// See the module.
 pub(crate) struct Board {
-    /// What all ranks call the communicator: made from NCCL's token, of which there is one for each.
+    /// Key of the communicator on all ranks: made from NCCL's token, which is unique.
     key: Arc<str>,
     name: Arc<str>,
     /// The ranks of the line that are its ranks, in order.
@@ -41,39 +41,39 @@ pub(crate) struct Board {
     peers: Arc<dyn Peers>,
     watch: Arc<Watch>,
     verdict: Arc<Verdict<Arc<Fault>>>,
-    /// What this rank has said.
+    /// The fault that this rank announced.
     announced: OnceLock<Arc<Fault>>,
-    /// When the operation of this rank was called that made it say so.
+    /// When this rank called the operation whose failure it announced.
     began: OnceLock<Instant>,
     target: OnceLock<AbortHandle>,
-    /// How long the others may take to say that they let go.
+    /// How long the other ranks may take to report that they let go.
     patience: Duration,
-    /// Who has not, as a sentence.
+    /// Set when the end is over: a sentence that names the ranks that did not let go, if any.
     conclusion: OnceLock<Option<String>>,
-    /// Held by the thread that says how far this rank has let go, and waits for what the others say.
+    /// Held by the thread that reports how far this rank has let go, and waits for the reports of the others.
     saying: Mutex<()>,
-    /// Whether all have said how far they had let go, and the end of all aborts is needed as well.
+    /// Whether all ranks have reported how far they let go, and the end of all aborts is needed as well.
     needs_more: AtomicBool,
-    /// The verdict, with what the ranks were at.
+    /// The verdict, with what the ranks waited in.
     complete: OnceLock<Arc<Fault>>,
-    /// The same, when the world has gone on.
+    /// The conclusion, once the world has gone on.
     past: OnceLock<String>,
-    /// Whether the log has the verdict.
+    /// Whether the verdict was logged.
     told: AtomicBool,
-    /// How many calls were compared before they were handed to NCCL.
+    /// Number of calls that were compared before they were handed to NCCL.
     checked: AtomicU64,
-    /// The last collective of which this rank was asked whether it has entered it.
+    /// Number of the last collective of which this rank was asked whether it has entered it.
     asked_about: AtomicU64,
 }
 
-/// How long the end of a communicator takes on ranks that nobody can ask any more: they see that the
+/// How long the end of a communicator takes on ranks that cannot be asked any more: they see that the
 /// line is lost as well.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// More ranks than this do not tell each other what they were at: it would be the square of their number.
+/// Above this number, ranks do not tell each other what they waited in: it would be the square of their number.
 const MANY: usize = 256;
 
-/// What a rank says of its end; behind it, what it was waiting in.
+/// Returns the code of `let_go` in a report of the end; what the rank waited in follows it.
 fn code_of(let_go: LetGo) -> u8 {
     match let_go {
         LetGo::Nothing => 0,
@@ -84,7 +84,7 @@ fn code_of(let_go: LetGo) -> u8 {
     }
 }
 
-/// What was said; `None` of a rank that is gone.
+/// Returns the decoded report; `None` for a rank that is gone.
 fn let_go_of(part: &[u8]) -> Option<LetGo> {
     Some(match part.first()? {
         1 => LetGo::All,
@@ -104,7 +104,7 @@ fn needs_all(let_go: LetGo) -> bool {
 }
 
 impl Board {
-    /// Of a communicator that this rank of the line is about to make.
+    /// Creates the board of a communicator that this rank of the line is about to make.
     pub(super) fn new(line: &Arc<Line>, peers: Arc<dyn Peers>, ward: Ward<'_>) -> Arc<Self> {
         let watch = line.watch();
         let board = Arc::new(Self {
@@ -136,19 +136,19 @@ impl Board {
             name: &board.name,
         };
         if board.watch.register(&board.key, &who, &board.verdict, weak) {
-            // An end that is said twice is waited for in vain: the others do not come again. Nothing was lent yet.
+            // A second report of the end would wait in vain: the others do not report again. Nothing was lent yet.
             let _ = board.conclusion.set(None);
         }
         board.tell();
         board
     }
 
-    /// Which ranks of the world, and of the launcher, its ranks are.
+    /// Returns which ranks of the world, and of the launcher, its ranks are.
     pub(crate) fn roster(&self) -> &Roster {
         &self.roster
     }
 
-    /// All have said that their kernels are over, and one needs the end of all aborts; that of this rank has come back.
+    /// Reports that this rank's abort has returned, and waits for the end of all aborts, which one rank needs.
     fn end_of_all(&self, so_far: LetGo) -> bool {
         let part = [code_of(so_far)];
         let ended = self.line.end(
@@ -161,7 +161,7 @@ impl Board {
         self.conclusion.set(self.sentence(&ended)).is_ok()
     }
 
-    /// Who only ran out of time does not say that it has ended before there is a cause: the others may all have.
+    /// Delays the end report of a rank that only ran out of time until there is a cause: the others may all have reported.
     fn await_verdict(&self) {
         let waits = self.announced.get().is_some_and(|own| !own.is_certain());
         let deadline = deadline_after(PATIENCE + GRACE);
@@ -175,7 +175,7 @@ impl Board {
         }
     }
 
-    /// What this rank announced is about to come back in the order in which all hear it, unless the line is lost.
+    /// Waits for this rank's own announcement to come back in the order in which all ranks hear it, unless the line is lost.
     fn await_own(&self) {
         let deadline = deadline_after(GRACE);
         while self.announced.get().is_some()
@@ -187,13 +187,13 @@ impl Board {
         }
     }
 
-    /// This rank knows what the verdict is although nobody orders it.
+    /// Writes a verdict that this rank derived itself, without the coordinator's order.
     pub(super) fn decide(&self, fault: Fault) {
         self.watch
             .strike(&self.key, Arc::new(fault), self.members.to_vec());
     }
 
-    /// The line, and which of its ranks `rank`s of this communicator are.
+    /// Returns the line, and which of its ranks the communicator's ranks are.
     pub(super) fn line(&self) -> (&Arc<Line>, &[usize]) {
         (&self.line, &self.members)
     }
@@ -206,8 +206,7 @@ impl Board {
         self.watch.trials()
     }
 
-    /// What this rank was waiting in, for the others; empty for nothing, and where that would be too much for
-    /// all to tell all.
+    /// Returns what this rank was waiting in, for the other ranks; empty for nothing, and above [`MANY`] ranks.
     fn standing(&self) -> String {
         let standing = self.target.get().and_then(AbortHandle::standing);
         standing
@@ -215,7 +214,7 @@ impl Board {
             .unwrap_or_default()
     }
 
-    /// Adds to the verdict what the ranks were at: all get the same parts.
+    /// Adds to the verdict what the ranks waited in: all ranks get the same parts.
     fn complete(&self, ended: &Ended) {
         let (Ended::All(parts), Some(verdict)) = (ended, self.verdict.get()) else {
             return;
@@ -253,7 +252,7 @@ impl Board {
         if unsure.is_empty() {
             return None;
         }
-        // The rank that coordinates need not be one of its ranks.
+        // The coordinator need not be a rank of the communicator.
         let name_of = |&rank: &usize| match self.members.contains(&rank) {
             true => self.name_of(self.place_of(rank)),
             false => self.line.describe(rank),
@@ -288,7 +287,7 @@ impl Watched for Board {
 }
 
 impl Drop for Board {
-    /// Nothing is left of the communicator here.
+    /// Forgets the communicator, and reports the end of one that was struck and not concluded.
     fn drop(&mut self) {
         let struck = self.watch.docket().forget(&self.key);
         if struck && self.conclusion.get().is_none() {

@@ -1,4 +1,4 @@
-//! What is parsed that other ranks have told, fed with what is nearly right: nothing of it may take a rank with it.
+//! Parsers of what other ranks send, fed with nearly valid bytes: none of them may panic.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use nccl_base::departure::{Failure, ProcessEnd, Sign};
 use nccl_base::fault::{Cause, Fault};
 use nccl_base::roster::Roster;
 
-/// Bytes like `seed`, of which some are others: digits and signs of JSON more often than the rest.
+/// Returns `seed` with some bytes changed: to digits and JSON punctuation more often than to others.
 fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
     const SIGNS: &[u8] = b"0123456789-{}[]\",:.eE nul";
     let mut bytes = seed.to_vec();
@@ -19,7 +19,7 @@ fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
             1 => bytes.insert(at, SIGNS[random.usize(0..SIGNS.len())]),
             2 if bytes.len() > 1 => drop(bytes.remove(at)),
             3 if bytes.len() > 2 => bytes.truncate(at.max(1)),
-            // Mostly a number becomes another one, which is still understood.
+            // Mostly replaces a digit by another one, which still parses.
             _ => {
                 let digits = bytes.iter().enumerate();
                 let digits = digits.filter(|(_, byte)| byte.is_ascii_digit());

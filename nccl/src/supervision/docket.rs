@@ -1,4 +1,4 @@
-//! Which communicators a rank has, and what was heard that ends them: the verdict on each, written once.
+//! The communicators of a rank, and the faults that end them: the verdict on each, written once.
 //!
 //! ```text
 //!            a fault of it, or the death of a member
@@ -7,12 +7,12 @@
 //!                        └──forget──▶ (gone)
 //! ```
 //!
-//! Everything is heard on one thread, in the order in which all ranks hear it, and communicators come and go on
-//! others. Nothing may be missed in between: a fault that comes before its communicator, while it is made, or
-//! while it is dropped. So it all happens under one lock, the setting of what is to be ended included: either
-//! that finds the verdict, or the verdict finds it. Whoever strikes a communicator that is not there says
-//! itself that there is nothing to end, so that it does not say so again should it come; of one that was struck, the one
-//! that forgets it does.
+//! One thread hears all notices, in the order in which all ranks hear them, while other threads register and forget
+//! communicators. No fault may be missed: neither one that comes before its communicator, nor one that comes while it
+//! is made or dropped. So one lock covers every step, including the one that sets what is to be ended: either that
+//! step finds the verdict, or the verdict finds its target. When the watch strikes a communicator that is not registered,
+//! the watch reports that there is nothing to end, and the communicator, should it come, does not report that again; for
+//! one that was struck, the thread that forgets it reports.
 //!
 //! `tests/loom/verdicts.rs` walks through the interleavings of these lines.
 
@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// How many faults are kept of communicators that this rank does not have.
+/// Maximum number of faults kept for communicators that this rank does not have.
 const EARLY: usize = 256;
 
 /// The verdict on a communicator: written once.
@@ -32,14 +32,14 @@ pub(super) type Verdict<F> = OnceLock<F>;
 #[cfg(loom)]
 pub(crate) use under_loom::Verdict;
 
-/// See the module; `F` is a fault, `B` leads to what has the verdict, `D` is how a rank died.
+/// See the module; `F` is a fault, `B` leads to the holder of the verdict, `D` is how a rank died.
 pub(crate) struct Docket<F, B, D> {
     state: Mutex<State<F, B, D>>,
 }
 
 struct State<F, B, D> {
     boards: HashMap<Arc<str>, Entry<F, B>>,
-    /// Faults of communicators that were not there.
+    /// Faults of communicators that were not registered.
     early: VecDeque<Early<F>>,
     gone: HashMap<usize, Gone<D>>,
     heard: u64,
@@ -63,24 +63,24 @@ struct Gone<D> {
     heard: u64,
 }
 
-/// A communicator that was struck.
+/// A communicator with a new verdict.
 pub(crate) struct Struck<B> {
     pub(crate) board: B,
     pub(crate) key: Arc<str>,
     pub(crate) members: Arc<[usize]>,
 }
 
-/// What became of a fault.
+/// Outcome of a fault.
 pub(crate) enum Heard<B> {
-    /// It is the verdict.
+    /// The fault is the verdict.
     Struck(Struck<B>),
-    /// There was a verdict before.
+    /// There was a fault of this communicator before.
     Late,
-    /// There is no such communicator, or not yet; it is kept.
+    /// No such communicator is registered, or not yet; the fault is kept.
     Kept,
 }
 
-/// Who a communicator is: its members of the line, and its name.
+/// Identity of a communicator: its members of the line, and its name.
 pub(crate) struct Who<'w> {
     pub(crate) members: &'w Arc<[usize]>,
     pub(crate) name: &'w Arc<str>,
@@ -102,8 +102,8 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         self.state.lock()
     }
 
-    /// There is one more. What has happened to it already is its verdict at once; `death` says what the death of
-    /// a rank is to it. Whether a fault of it was kept: the rank has said then that there is nothing to end.
+    /// Registers a communicator. What has happened to it already is its verdict at once; `death` returns the fault that the
+    /// death of a rank means. Returns whether an early fault was kept: this rank has then reported that there is nothing to end.
     pub(crate) fn register(
         &self,
         key: &Arc<str>,
@@ -140,7 +140,7 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         was_kept
     }
 
-    /// Whether there is a verdict on it, as far as is known.
+    /// Returns whether the communicator is known to have a verdict.
     pub(crate) fn has_verdict(&self, key: &str) -> bool {
         let state = self.lock();
         match state.boards.get(key) {
@@ -149,14 +149,14 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         }
     }
 
-    /// From now on there is something to end, which `set` says; the verdict, if it has been there before.
+    /// Sets, with `set`, what there is to end from now on; returns the verdict if it has been written before.
     pub(crate) fn protect(&self, verdict: &Verdict<F>, set: impl FnOnce()) -> Option<F> {
         let _state = self.lock();
         set();
         verdict.get().cloned()
     }
 
-    /// What has the verdict on a communicator.
+    /// Returns the holder of the verdict on a communicator.
     pub(crate) fn find(&self, key: &str) -> Option<B> {
         Some(self.lock().boards.get(key)?.board.clone())
     }
@@ -169,13 +169,13 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         Some(Arc::clone(&self.lock().boards.get(key)?.name))
     }
 
-    /// It is gone. Whether there was a verdict by then.
+    /// Forgets a communicator. Returns whether there was a verdict by then.
     pub(crate) fn forget(&self, key: &str) -> bool {
         let entry = self.lock().boards.remove(key);
         entry.is_some_and(|entry| entry.verdict.get().is_some())
     }
 
-    /// A communicator was given up.
+    /// Records a fault of a communicator.
     pub(crate) fn strike(&self, key: &str, fault: F) -> Heard<B> {
         let mut state = self.lock();
         state.heard += 1;
@@ -197,12 +197,12 @@ impl<F: Clone, B: Clone, D> Docket<F, B, D> {
         Heard::Kept
     }
 
-    /// Strikes all for which there is a `fault`, which is given their keys as well.
+    /// Strikes all communicators for which `fault` returns a fault; `fault` gets their keys as well.
     pub(crate) fn strike_all(&self, fault: impl Fn(&str, &Who<'_>) -> Option<F>) -> Vec<Struck<B>> {
         self.lock().strike_all(fault)
     }
 
-    /// A rank can be reached no more; `death` says what that is to a communicator.
+    /// Records that `rank` is unreachable and strikes every communicator for which `death` returns a fault.
     pub(crate) fn bury(
         &self,
         rank: usize,
@@ -248,7 +248,7 @@ mod under_loom {
 
     use loom::sync::atomic::{AtomicPtr, Ordering};
 
-    /// As `OnceLock`, of which loom has none; what is in it is never freed.
+    /// Replaces `OnceLock`, which loom lacks; its value is never freed.
     pub(crate) struct Verdict<F>(AtomicPtr<F>);
 
     impl<F> Default for Verdict<F> {

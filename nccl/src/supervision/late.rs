@@ -1,4 +1,4 @@
-//! What a log is told of ranks that have not entered an operation.
+//! Log events for ranks that have not entered an operation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,9 +8,9 @@ use crate::rendezvous::{Latecomer, Lateness};
 use crate::stats;
 use nccl_base::fault::{Roster, short_key};
 
-/// Some ranks have not entered an operation, or have at last, as rank `on_rank` of the world hears; `told` counts
-/// of how many the log of that rank was told. One line for each of the first, then fewer. One rank warns of it; for the
-/// others it is a matter of debugging.
+/// Logs ranks that have not entered an operation, or have entered it late, as rank `on_rank` of the world hears it; `told`
+/// counts the stragglers heard of. Logs each of the first 16, then each at a power of two. The teller logs at level warn, or
+/// info once a rank has entered; the others at debug.
 pub(crate) fn late(lateness: &Lateness, roster: &Roster, on_rank: usize, told: &AtomicU64) {
     let subject = &lateness.subject;
     let comm_key = short_key(&subject.key);

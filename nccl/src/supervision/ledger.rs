@@ -1,12 +1,12 @@
-//! How many messages a rank has sent to each other rank, or received from it, as it travels in a report.
+//! How many messages a rank has sent to, or received from, each other rank, as encoded in a report.
 //!
-//! Mostly they are the same for many ranks in a row, so they are told in runs. Of a communicator so large, and
-//! exchanges so irregular, that there are more runs than [`RUNS`], the rest is not told: it is unknown, and nobody
-//! takes it for none.
+//! The counts are mostly equal for many ranks in a row, so they are encoded in runs. Where a communicator is so large,
+//! and its exchanges so irregular, that there are more runs than [`RUNS`], the counts beyond are left out: they are
+//! unknown, and never read as zero.
 
 use serde::{Deserialize, Serialize};
 
-/// So many runs are told.
+/// Maximum number of runs.
 const RUNS: usize = 2048;
 
 /// See the module.
@@ -27,7 +27,7 @@ impl Ledger {
         Self(runs)
     }
 
-    /// `None` where that was not told.
+    /// Returns the count for `rank`; `None` where it was left out.
     pub(super) fn get(&self, rank: usize) -> Option<u64> {
         let mut left = rank;
         self.0.iter().find_map(|&(count, length)| {

@@ -1,8 +1,8 @@
-//! What ends a communicator on one rank ends it on all of them, for one reason that all of them tell.
+//! Fault propagation: a fault that ends a communicator on one rank ends it on all ranks, with one cause that all of them report.
 //!
-//! NCCL tells nobody: the ranks of an aborted communicator wait for each other for ever, and what one of
-//! them says after its own deadline is a consequence, not a cause. So the rank that gives a communicator
-//! up says so on its [`Line`](crate::rendezvous::Line) before it aborts it:
+//! NCCL informs no other rank: the ranks of an aborted communicator wait for each other for ever, and what one of
+//! them reports after its own deadline is a consequence, not a cause. So the rank that gives a communicator
+//! up announces that on its [`Line`](crate::rendezvous::Line) before it aborts the communicator:
 //!
 //! ```text
 //! the rank that found it                        every rank, that one included
@@ -18,25 +18,25 @@
 //! a member the same way; the coordinator's notice of it takes the place of an announcement. A rank that
 //! leaves in order ends nothing.
 //!
-//! Why an error waits for the others: until they have aborted as well, their kernels may still write into
-//! memory of this rank over the peer-to-peer connections of the operation that failed. Whoever gets the
-//! error may free that memory. Ranks that are gone are not waited for, and those that do not answer are
-//! named in the error. When the line to the coordinator is lost, nobody can tell; the error then waits a
-//! moment in which the others, who see the same, end theirs.
+//! An error waits for the other ranks because, until they have aborted as well, their kernels may still write
+//! into memory of this rank over the peer-to-peer connections of the operation that failed, and the caller that
+//! gets the error may free that memory. Ranks that are gone are not waited for; ranks that do not answer are
+//! named in the error. When the connection to the coordinator is lost, no rank can confirm; the error then waits
+//! a moment in which the other ranks, which see the same loss, end their communicators.
 //!
-//! - `cause`: what can be at the root of it; `fault`: one of these, as it travels and as it reads;
-//! - `trial`: who ran out of time is not who made it wait: what all ranks say (`report`) is collected, and the cause
-//!   elected (`elect`), before a fault is announced; `trials`: what is collected;
+//! - `cause`: what can be a root cause; `fault`: a cause with its place, as sent to other ranks and as text;
+//! - `trial`: a rank that ran out of time is not the rank that made it wait: the reports of all ranks (`report`) are
+//!   collected, and the cause elected (`elect`), before a fault is announced; `trials`: what is collected;
 //! - `board`: one communicator as its rank sees it;
 //! - `roster`: which ranks of the world, and of the launcher, its ranks are;
-//! - `docket`: which communicators there are, and the verdicts on them;
-//! - `unborn`: communicators that came to nothing before NCCL was asked;
-//! - `watch`: what a line hears, and whom it concerns;
+//! - `docket`: the registered communicators, and the verdicts on them;
+//! - `unborn`: communicators that failed before NCCL was called;
+//! - `watch`: the notices of a line, and the communicators they concern;
 //! - `session`: the ranks of a line, as its communicators see them; `attach`, `records`: what this crate attaches to a line;
-//! - `late`: what a log is told of stragglers; `words`: what NCCL and the host say beside an error.
+//! - `late`: log events for stragglers; `words`: what NCCL and the host add to an error.
 //!
-//! Nothing of this is on the way of an operation: a verdict begins an abort, which operations look for
-//! anyhow. What is on their way, and writes down what they were, is the [`recorder`].
+//! None of this is on the path of an operation: a verdict begins an abort, which operations check for
+//! anyway. The code on their path, which records what they were, is the [`recorder`].
 
 mod attach;
 mod board;

@@ -1,4 +1,4 @@
-//! Under which the calls of a rank are recorded, attached to its line.
+//! The recorder's home for the calls of a rank, attached to its line.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::rendezvous::{Attached, ClockReading, Line};
 use nccl_core::recorder::{self, Clock, Home, Snapshot};
 
-/// Under which the calls of a rank are recorded.
+/// The recorder's home for the calls of a rank.
 pub(super) struct Records(pub(super) Arc<Home>);
 
 impl Attached for Records {
@@ -27,7 +27,7 @@ impl Attached for Records {
     }
 
     fn set_clock(&self, measured: Option<ClockReading>) {
-        // What is to be added to the times of this process for those of rank 0.
+        // The offset that turns times of this process into times of rank 0.
         let clock = measured.map_or(Clock::REFERENCE, |reading| {
             Clock::measured(-reading.ahead, reading.round_trip)
         });
@@ -35,7 +35,7 @@ impl Attached for Records {
     }
 }
 
-/// Under which the communicators of a line record what they do.
+/// Returns the home under which the communicators of a line record their calls.
 pub(super) fn home_of(line: &Line) -> Arc<Home> {
     home(line.attached())
 }

@@ -1,7 +1,7 @@
-//! What one rank says of a communicator that is on trial: what it entered, what it waits in, what its program does.
+//! One rank's report on a communicator on trial: what it entered, what it waits in, the phase of its program.
 //!
-//! Made from the recorder on a thread of its own, while the program's threads may hang: nothing here asks NCCL or
-//! CUDA, or takes a lock that anybody holds during a call.
+//! Built from the recorder on a thread of its own, while the program's threads may hang: nothing here calls NCCL or
+//! CUDA, or takes a lock that a thread holds during a call.
 
 use std::time::Duration;
 
@@ -22,45 +22,45 @@ pub(super) struct Report {
     /// Whether the rank has such a communicator, or had.
     pub(super) exists: bool,
     pub(super) phase: Option<Earlier>,
-    /// How many calls it has entered to which all ranks come; `None` where that was lost count of.
+    /// Number of calls entered that all ranks enter; `None` where the count was lost.
     pub(super) entered: Option<u64>,
     /// The last calls, oldest first.
     pub(super) calls: Vec<Entered>,
-    /// How many messages were sent to, and received from, each rank.
+    /// Number of messages sent to, and received from, each rank.
     pub(super) sent: Ledger,
     pub(super) received: Ledger,
-    /// How it stands on the other communicators of the process.
+    /// State on the other communicators of the process.
     pub(super) elsewhere: Vec<Elsewhere>,
     pub(super) warning: Option<FirstWarning>,
 }
 
-/// A call.
+/// A call that the rank has entered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Entered {
     pub(super) number: u64,
-    /// Whether all ranks come to it, and which of those it is, from 1.
+    /// Whether all ranks enter it; `place` is its number among those, from 1.
     pub(super) is_for_all: bool,
     pub(super) place: Option<u64>,
     pub(super) kind: String,
-    /// CUDA's handle of its stream, and when it was called: they mean something among the calls of one rank, on
-    /// whatever communicators.
+    /// CUDA's handle of its stream, and when it was called: comparable among the calls of one rank, across
+    /// communicators.
     pub(super) stream: u64,
     pub(super) since_ns: u64,
-    /// How long ago that was.
+    /// Time since the call.
     pub(super) age_ms: u64,
-    /// How long ago it was found to be done.
+    /// Time since the call was found to be done.
     #[serde(skip)]
     pub(super) done_ms: Option<u64>,
     pub(super) state: State,
     pub(super) operations: Vec<RecordedOperation>,
-    /// How many more there are.
+    /// Number of operations left out.
     pub(super) missing: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// NCCL has not come back.
+    /// The call into NCCL has not returned.
     Issuing,
     /// Work that is not the communicator's is in front of it.
     Queued,
@@ -68,36 +68,36 @@ pub(super) enum State {
     Done,
 }
 
-/// Another communicator.
+/// The rank's state on another communicator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Elsewhere {
     pub(super) key: String,
     pub(super) name: String,
     #[serde(default)]
     pub(super) roster: Roster,
-    /// Which of its ranks this one is.
+    /// This rank's number in that communicator.
     pub(super) rank: usize,
     pub(super) entered: Option<u64>,
-    /// The calls that are not done, oldest first, and whether there are more of them.
+    /// The calls that are not done, oldest first; `more` is whether there are others.
     pub(super) waiting: Vec<Entered>,
     pub(super) more: bool,
-    /// Calls that waited long, and are done since a moment ago: since something was given up, perhaps.
+    /// Calls that waited long and are done since a moment ago: perhaps because a communicator was given up.
     #[serde(default)]
     pub(super) freed: Vec<Entered>,
     pub(super) sent: Ledger,
     pub(super) received: Ledger,
 }
 
-/// So many calls are told, and of so many operations in all.
+/// Limits of the calls in a report, and of their operations in all.
 const CALLS: usize = 32;
 const OPERATIONS: usize = 16 << 10;
 
-/// Of so many other communicators is told, and of each so many calls, of so many operations together.
+/// Limits of the other communicators in a report, of the calls of each, and of the operations of those together.
 const ELSEWHERE: usize = 16;
 const WAITING: usize = 4;
 const OPERATIONS_ELSEWHERE: usize = 64;
 
-/// What waited on a communicator that was aborted so long ago may have been in front of what waits here.
+/// A communicator that was aborted within this time is still reported: its calls may have been in front of what waits here.
 const RECENT: Duration = Duration::from_secs(2);
 
 impl Entered {
@@ -105,7 +105,7 @@ impl Entered {
         format!("{} #{}", self.kind, self.number)
     }
 
-    /// Whether all ranks need each other in it, so that it is done on all when it is on one.
+    /// Returns whether all ranks need each other in the call, so that it is done on all ranks once it is done on one.
     pub(super) fn is_symmetric(&self) -> bool {
         let kind = &self.kind[..];
         matches!(
@@ -114,7 +114,8 @@ impl Entered {
         )
     }
 
-    /// Whoever runs out of time aborts before all have said how they stand, and so lets go on what was behind.
+    /// Returns whether the call became done only lately, after a long wait: a rank that runs out of time aborts before all
+    /// have reported, and so releases the calls behind its own.
     fn was_freed(&self) -> bool {
         const LATELY: u64 = 1000;
         const AT_LEAST: u64 = 50;
@@ -132,7 +133,7 @@ impl Report {
         self.calls.iter().find(|call| call.place == Some(place))
     }
 
-    /// What it called last, and how long ago.
+    /// Returns the last call, and how long ago it was made.
     pub(super) fn last(&self) -> Option<Earlier> {
         let last = self.calls.last()?;
         Some(Earlier::new(
@@ -141,7 +142,7 @@ impl Report {
         ))
     }
 
-    /// Of rank `rank` of the communicator `key`, which is this rank of its world.
+    /// Builds the report of rank `rank` of communicator `key`; `place` is that rank's place in its world.
     pub(super) fn of(key: &str, rank: usize, place: &Place, phase: Option<Earlier>) -> Self {
         let own = |track: &Track| {
             let home = track.identity.home.as_ref();
@@ -160,7 +161,7 @@ impl Report {
                 None => {}
             }
         }
-        // Those first in which it waits; among them, the newest.
+        // Communicators in which the rank waits come first; among them, the newest.
         report.elsewhere.reverse();
         report
             .elsewhere
@@ -181,7 +182,7 @@ impl Report {
     }
 }
 
-/// Leaves out what is more than `room` operations; the first calls say most.
+/// Truncates the operations of `calls` to `room` in all; the first calls say most.
 fn limit<'c>(calls: impl Iterator<Item = &'c mut Entered>, mut room: usize) {
     for call in calls {
         let kept = call.operations.len().min(room);
@@ -231,7 +232,7 @@ impl Elsewhere {
     }
 }
 
-/// The calls that are kept, and how many there were to which all ranks come.
+/// Returns the calls that are kept, and the number of calls that all ranks enter.
 fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
     let recording = recorder::read_one(track);
     let now = recorder::origin().monotonic.elapsed();
@@ -242,7 +243,7 @@ fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
         .find(|pending| pending.number == track.number)
         .and_then(|pending| pending.oldest);
     let kept = recording.calls.iter();
-    // One that was given up while it waited was entered all the same.
+    // A call that was given up while it waited had been entered.
     let is_entered =
         |call: &&Call| call.state != CallState::Failed || given_up.contains(&call.sequence);
     let kept = kept.filter(is_entered);
@@ -282,7 +283,7 @@ fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
     let first = calls.first().map_or(1, |call| call.number);
     let before = match first {
         1 => Some(0),
-        // Where every call is for all, they have the numbers of the calls.
+        // Where all ranks enter every call, the places equal the sequence numbers.
         first if track.only_calls_for_all() => Some(first - 1),
         _ => None,
     };
@@ -294,7 +295,7 @@ fn counted(track: &Track) -> (Vec<Entered>, Option<u64>) {
     (calls, entered)
 }
 
-/// Whether all ranks come to it: not so messages.
+/// Returns whether all ranks enter the call: all calls but messages.
 fn is_for_all(call: &Call) -> bool {
     let is_message =
         |kind: OperationKind| matches!(kind, OperationKind::Send | OperationKind::Recv);

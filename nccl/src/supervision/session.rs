@@ -82,11 +82,11 @@ impl Peers for Session {
     }
 }
 
-/// Before `main`, because a program may begin with [`Communicator::init_all`](crate::Communicator::init_all), which is below
-/// this crate and calls nothing of it.
+/// Runs before `main`, because a program may begin with [`Communicator::init_all`](crate::Communicator::init_all), which is
+/// below this crate and calls nothing of it.
 #[used]
-// SAFETY: the section is a list of C functions that the loader calls, with arguments that this one does not take. It sets a
-// `OnceCell`, which needs nothing of the runtime that is not there before `main`, and may be done beside other threads.
+// SAFETY: the section is a list of C functions that the loader calls, with arguments that this function does not take. It sets
+// a `OnceCell`, which needs nothing of the runtime that is missing before `main`, and may be set beside other threads.
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn before_main() {

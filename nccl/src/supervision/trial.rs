@@ -1,4 +1,4 @@
-//! From a rank that ran out of time to a verdict: what the others say is collected, and the cause elected.
+//! From a rank that ran out of time to a verdict: the reports of the ranks are collected, and the cause is elected.
 //!
 //! ```text
 //! ranks that ran out of time            the first of them, as all hear it          every rank
@@ -8,15 +8,15 @@
 //!                                         elects, and announces the fault ───────▶ the first is the verdict
 //! ```
 //!
-//! So the verdict is written as ever: by the first fault that all hear. What is certain by itself, a process that died or
-//! a call that failed, is announced at once and ends the collection. When the one that collects dies, its death is the
-//! verdict; when it stands still, each of the others announces what it saw itself after a while. Reports go to the one
-//! that collects alone: what is sent grows with the number of ranks, not with its square.
+//! So the verdict is written as always: by the first fault that all ranks hear. What is certain by itself, a process that died
+//! or a call that failed, is announced at once and ends the collection. When the elector dies, its death is the verdict; when
+//! it stands still, each of the others announces what it saw itself after a while. Reports go to the elector alone: the
+//! traffic grows with the number of ranks, not with its square.
 //!
-//! When whoever coordinates stands still, nobody hears anything of anybody. Each rank knows that of itself: what it has
-//! said did not come back, and the beats of the coordinator do not come. Then that is the verdict, in words that are the
-//! same on all ranks whatever each of them waits in. It is announced as well, so that the coordinator, should it go on,
-//! and whoever did not wait, hear the same.
+//! When the coordinator stands still, no rank hears anything. Each rank detects that by itself: its own announcement does not
+//! come back, and the coordinator's heartbeats are missing. Then that is the verdict, in words that are the same on all ranks
+//! whatever each of them waits in. Each rank also announces it, so that the coordinator, should it go on, and ranks that did
+//! not wait, hear the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,15 +32,15 @@ use crate::rendezvous::{Line, Member};
 use nccl_base::departure::Departure;
 use nccl_base::fault::{Cause, Fault, Place};
 
-/// How long the others may take to say how they stand; longer where nothing shows that they stand still, because a
-/// busy machine may keep them from it.
+/// How long the other ranks may take to report; `LATE` applies where nothing shows that the missing ranks stand still,
+/// because a busy machine may delay a report.
 const WINDOW: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_millis(1500);
 
-/// After so long without a verdict, a rank announces what it saw itself.
+/// After this time without a verdict, a rank announces what it saw itself.
 const LAST: Duration = Duration::from_secs(3);
 
-/// Announces that this rank ran out of time, and sees to it that there will be a verdict.
+/// Announces that this rank ran out of time, and ensures that there will be a verdict.
 pub(super) fn open(board: &Arc<Board>, own: &Arc<Fault>) {
     let (line, members) = board.line();
     let begun = Instant::now();
@@ -60,7 +60,7 @@ fn announce(board: &Board, fault: &Fault) {
     line.announce(&format!("{FAULT}{}", board.key()), &fault.encode(members));
 }
 
-/// Until there is a verdict: collects and elects, if that is this rank's, and at the end announces what it saw itself.
+/// Collects and elects, on the elector, until there is a verdict; announces a silent coordinator, or what this rank saw itself.
 fn preside(board: &Board, own: &Fault, begun: Instant) {
     let (line, trials) = (board.line().0, board.trials());
     let start = Instant::now();
@@ -91,7 +91,7 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
             let missing = trial.missing(&left);
             let waited = trial.opened.elapsed();
             let members = trial.members.clone();
-            // Whoever reads the connections must not wait for what follows.
+            // Checked without the lock: the thread that reads the connections must not wait for it.
             let over = || {
                 let still = || standing_still(line, &members, &missing).len() == missing.len();
                 missing.is_empty() || waited >= LATE || (waited >= WINDOW && still())
@@ -112,12 +112,12 @@ fn preside(board: &Board, own: &Fault, begun: Instant) {
                 continue;
             }
         }
-        // What ends it does not always ring.
+        // Not every event that ends the loop rings the bell.
         trials.bell.wait_for(&mut all, Duration::from_millis(5));
     }
 }
 
-/// Which ranks of the communicator have left in order, and say nothing any more.
+/// Returns which ranks of the communicator have left in order, and report nothing any more.
 fn departed(line: &Line, members: &[usize]) -> BTreeSet<usize> {
     let departures = line.departures().into_iter();
     let left = departures.filter(|(_, departure)| *departure == Departure::Left);
@@ -125,8 +125,8 @@ fn departed(line: &Line, members: &[usize]) -> BTreeSet<usize> {
         .collect()
 }
 
-/// Whoever coordinates stands still, as far as this rank can tell, which has `seen` that its time ran out, and is of the
-/// communicator.
+/// Returns the fault of a coordinator that stands still, as far as this rank can tell, whose own timeout is `seen`; `None`
+/// if the coordinator is not a rank of the communicator.
 fn silent_coordinator(board: &Board, seen: &Fault) -> Option<Fault> {
     let (line, members) = board.line();
     let coordinator = line.coordinator();
@@ -138,7 +138,7 @@ fn silent_coordinator(board: &Board, seen: &Fault) -> Option<Fault> {
         return None;
     }
     let (host, pid) = person(line, members, rank);
-    // All ranks have to say the same: where some cannot look at it, none does, and other states come and go.
+    // All ranks must name the same state: unless all run on this host, none does, and states other than stopped come and go.
     let people = line.members();
     let people = people.get().map_or(&[][..], |people| people);
     let all_beside = members
@@ -163,7 +163,7 @@ fn silent_coordinator(board: &Board, seen: &Fault) -> Option<Fault> {
     Some(Fault::derived(cause, place))
 }
 
-/// The host and the process of a rank of the communicator of these members.
+/// Returns the host and the process id of rank `rank` of the communicator with these members.
 fn person(line: &Line, members: &[usize], rank: usize) -> (String, u32) {
     let people = line.members();
     let known = people.get().zip(members.get(rank));
@@ -174,8 +174,8 @@ fn person(line: &Line, members: &[usize], rank: usize) -> (String, u32) {
     )
 }
 
-/// Which of these ranks stand still, and what the kernel says of them, where that can be asked. A process that sleeps or
-/// runs does not: its report may be late.
+/// Returns which of these ranks stand still, with the kernel's state of the process where it is known. A process that sleeps
+/// or runs does not stand still: its report may be late.
 fn standing_still(
     line: &Line,
     members: &[usize],

@@ -1,4 +1,4 @@
-//! What is collected of the communicators on which a rank ran out of time, and how this rank stands (`trial`).
+//! What is collected of the communicators on which a rank ran out of time, and this rank's own report (`trial`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use crate::sync::{Condvar, Mutex};
 use nccl_base::fault::Fault;
 use nccl_base::fault::cause::Earlier;
 
-/// What announcements of faults are called; the communicator's key follows.
+/// Topic prefix of fault announcements; the communicator's key follows.
 pub(super) const FAULT: &str = "fault/";
 
-/// What the announcement of one that ran out of time is called, and what is said to the one that collects; the
-/// communicator's key follows.
+/// Topic prefixes of the announcement that a rank ran out of time, and of the reports to the elector; the communicator's
+/// key follows.
 pub(super) const SYMPTOM: &str = "symptom/";
 pub(super) const REPORT: &str = "report/";
 
-/// After so long without a beat of the one that coordinates it stands still.
+/// A coordinator without a heartbeat for this long counts as standing still.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// So many trials are kept: of communicators that this rank does not have, nobody says that they are over.
+/// Maximum number of trials kept: for communicators that this rank does not have, no notice closes them.
 const MOST: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Trials {
     pub(super) all: Mutex<VecDeque<(String, Trial)>>,
-    /// Something came, or a trial is over.
+    /// Rings when a symptom or a report arrives, or a trial is over.
     pub(super) bell: Condvar,
 }
 
 #[derive(Clone)]
 pub(super) struct Trial {
-    /// The rank of the line that collects.
+    /// The rank of the line that collects the reports.
     pub(super) elector: usize,
     pub(super) opened: Instant,
     pub(super) members: Vec<usize>,
@@ -44,7 +44,7 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// The ranks that have not said how they stand, and have not left.
+    /// Returns the ranks that have neither reported nor left.
     pub(super) fn missing(&self, left: &BTreeSet<usize>) -> Vec<usize> {
         let ranks = 0..self.members.len();
         ranks
@@ -54,8 +54,8 @@ impl Trial {
 }
 
 impl Trials {
-    /// A rank ran out of time. Who collects, if that was not known before. `is_own`: whether this rank has the
-    /// communicator of a key, and hears when its trial is over.
+    /// Records that a rank ran out of time. Returns the elector if this opens the trial. `is_own` returns whether this rank
+    /// has the communicator of a key, and so learns when its trial is over.
     pub(super) fn hear(
         &self,
         key: &str,
@@ -87,7 +87,7 @@ impl Trials {
         Some(from)
     }
 
-    /// Rank `from` of the line says how it stands.
+    /// Records the report that rank `from` of the line sent.
     pub(super) fn receive(&self, key: &str, from: usize, report: Report) {
         let mut all = self.all.lock();
         let trial = all.iter_mut().find(|(known, _)| known == key);
@@ -100,20 +100,20 @@ impl Trials {
         self.bell.notify_all();
     }
 
-    /// There is a verdict.
+    /// Closes the trial of a communicator on which there is a verdict.
     pub(super) fn close(&self, key: &str) {
         self.all.lock().retain(|(known, _)| known != key);
         self.bell.notify_all();
     }
 }
 
-/// Says to the one that collects how this rank stands, on a thread of its own.
+/// Sends this rank's report to the elector, on a thread of its own.
 pub(super) fn answer(line: &Arc<Line>, key: &str, rank: usize, elector: usize) {
     let (line, key) = (Arc::clone(line), key.to_owned());
     let work = move || {
         let phase = line.phase().map(|(what, ago)| Earlier::new(what, ago));
         let report = Report::of(&key, rank, home_of(&line).place(), phase);
-        // Of plain values, which can all be written.
+        // The report holds plain values, all of which can be serialized.
         let bytes = serde_json::to_vec(&report).unwrap_or_default();
         line.tell(elector, &format!("{REPORT}{key}"), bytes);
     };

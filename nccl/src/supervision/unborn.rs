@@ -1,8 +1,8 @@
-//! Communicators that came to nothing before NCCL was asked for them: while their ranks told each other who is there,
-//! what they found, and which token of NCCL's it is to be.
+//! Communicators that failed before NCCL was called: while their ranks exchanged which of them are there, what they
+//! found, and which token of NCCL's to use.
 //!
-//! There is no board yet, and none is needed: such an exchange ends once, for all ranks alike, with what all of them
-//! hear, and everything here follows from that alone. So all have the same rank, root, class and text, without another
+//! There is no board yet, and none is needed: such an exchange ends once, with the same outcome on all ranks, and
+//! everything here is derived from that outcome. So all ranks have the same rank, root, class and text, without another
 //! message.
 
 use super::words;
@@ -23,18 +23,18 @@ use nccl_base::fault::cause::{Differs, Earlier, FaultRole, RootCause, Side};
 use nccl_base::fault::{Cause, Fault, FaultClass, Place};
 use nccl_base::roster::Roster;
 
-/// One that its ranks wanted to make.
+/// A communicator that its ranks tried to make.
 pub(crate) struct Unborn {
     line: Arc<Line>,
     name: Arc<str>,
     members: Arc<[usize]>,
     roster: Roster,
-    /// This one, among them.
+    /// This rank, among the members.
     rank: usize,
 }
 
 impl Unborn {
-    /// Of the ranks `members` of the line.
+    /// Describes communicator `name` of the ranks `members` of the line.
     pub(crate) fn new(line: &Arc<Line>, name: &str, members: Arc<[usize]>, rank: usize) -> Self {
         Self {
             line: Arc::clone(line),
@@ -141,7 +141,7 @@ impl Unborn {
         cause
     }
 
-    /// A rank has not come.
+    /// Returns the cause for a rank that has not come.
     fn never(&self, phase: Option<Earlier>, class: FaultClass, text: String) -> Cause {
         let root = RootCause::NeverEntered {
             operation: format!("init of {}", self.named()),
@@ -160,13 +160,13 @@ impl Unborn {
         self.roster.named(&self.name)
     }
 
-    /// Which ranks of the communicator those of the line are.
+    /// Returns which ranks of the communicator `ranks` of the line are.
     fn places(&self, ranks: &[usize]) -> Vec<usize> {
         let place = |rank: &usize| self.members.iter().position(|member| member == rank);
         ranks.iter().filter_map(place).collect()
     }
 
-    /// Of rank `rank` of the communicator; the same wherever it is made.
+    /// Returns the fault of rank `rank` of the communicator; the same on every rank.
     fn fault(&self, cause: Cause, rank: usize) -> Fault {
         let member = self.members.get(rank).copied().unwrap_or_default();
         let (host, pid) = self.line.watch().person(member);
@@ -195,7 +195,7 @@ impl Unmade for Unborn {
     fn tell(&self, error: &Error) -> Vec<u8> {
         let fault = match (error.fault(), error.unfinished()) {
             (Some(fault), _) => fault.clone(),
-            // An exchange before this one, of which the others have heard the same.
+            // An exchange before this one failed; the others have heard the same.
             (None, Some(how)) => Fault::clone(&self.fault_of(how)),
             (None, None) => Fault::here(
                 words::with_words_of_nccl(Cause::from(error)),
@@ -223,7 +223,7 @@ impl Unmade for Unborn {
                 None => sides.push(Side::of(rank, value)),
             }
         }
-        // Of two that are equally large, the one with the lower rank stays first.
+        // Of two sides of equal size, the one with the lower rank stays first.
         sides.sort_by_key(|side| std::cmp::Reverse(side.ranks.len()));
         let says: Vec<_> = sides
             .iter()
@@ -251,7 +251,7 @@ impl Unmade for Unborn {
             self.line.home().breaks();
         }
         match fault.root() {
-            // All ranks have found it out, and have one error.
+            // All ranks have found the mismatch, and have one error.
             RootCause::Mismatch { .. } => error.with_fault(&fault),
             _ if self.members.len() == 1 => error.with_fault(&fault),
             _ => error.before_nccl(&fault),

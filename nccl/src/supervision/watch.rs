@@ -1,9 +1,9 @@
-//! What a rank's line hears, and which of its communicators that concerns.
+//! The notices that a rank's line receives, and the communicators they concern.
 //!
-//! One for each line, made with the first communicator of several ranks. It hears on the thread that
+//! One watch per line, made with the first communicator of several ranks. It runs on the thread that
 //! reads the connections, which must not wait: so it only writes verdicts, and leaves what follows from
-//! them to threads. What it hears of a communicator that is not registered is kept for a while: a rank
-//! may give it up before the others have come back from making it.
+//! them to other threads. A fault of a communicator that is not registered is kept for a while: a rank
+//! may give the communicator up before the others have finished making it.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
@@ -26,19 +26,19 @@ use nccl_base::roster::Roster;
 use nccl_core::supervision::stragglers::Inquired;
 use nccl_core::supervision::watchdog;
 
-/// What a rank says that has nothing of the communicator any more.
+/// Report of a rank that has nothing of the communicator any more.
 pub(super) const FREED: &[u8] = &[1];
 
-/// The patience of a rank that has nothing to end: others wait for those who have.
+/// Patience in the report of a rank that has nothing to end: other ranks wait for those that have.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// One communicator, as what its line hears ends it.
+/// A communicator, as seen by the watch that ends it.
 pub(super) trait Watched: Supervisor {
-    /// It was struck: nobody uses what it protects any more. `None` when it is being made, or dropped: whoever is at it looks at
-    /// the verdict.
+    /// Begins to end a struck communicator: no operation uses what it protects any more. Returns `None` while it is made or
+    /// dropped: the thread that does so checks the verdict.
     fn begin_end(&self) -> Option<Ending>;
 
-    /// Tells the log of the verdict, once.
+    /// Logs the verdict, once.
     fn tell(&self);
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct Watch {
     line: Weak<Line>,
     rank: usize,
     epoch: u64,
-    /// Who the ranks of the line are.
+    /// The members of the line.
     members: Arc<OnceLock<Vec<Member>>>,
     docket: Docket<Arc<Fault>, Weak<dyn Watched>, Departure>,
     /// The verdict that was written last.
     latest: Mutex<Option<Arc<Fault>>>,
-    /// Communicators on which somebody ran out of time.
+    /// Trials of communicators on which a rank ran out of time.
     trials: Trials,
-    /// How many stragglers the log was told of.
+    /// Number of stragglers that this rank heard of, for the log.
     stragglers: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ type Struck = docket::Struck<Weak<dyn Watched>>;
 type Absent = (Arc<str>, Arc<[usize]>);
 
 impl Watch {
-    /// Begins to listen.
+    /// Starts to listen to the notices of `line`.
     pub(crate) fn start(line: &Arc<Line>) -> Arc<Self> {
         let watch = Arc::new(Self {
             line: Arc::downgrade(line),
@@ -77,15 +77,15 @@ impl Watch {
         });
         let listening = Arc::clone(&watch);
         line.on_notice(move |notice| listening.hear(notice));
-        // Those of whom another handler has heard.
+        // Departures that another handler has heard.
         for (rank, departure) in line.departures() {
             watch.hear(&Notice::Gone { rank, departure });
         }
         watch
     }
 
-    /// From now on, what happens to a communicator comes to its board; what has happened already is its
-    /// verdict at once. Whether this rank has told the others of its end then.
+    /// Registers a board: from now on, faults of the communicator come to it, and an earlier one is its verdict at once.
+    /// Returns whether this rank has already reported the end to the others.
     pub(super) fn register(
         &self,
         key: &Arc<str>,
@@ -97,17 +97,17 @@ impl Watch {
         self.docket.register(key, who, verdict, board, death)
     }
 
-    /// What has verdicts.
+    /// Returns the docket of verdicts.
     pub(super) fn docket(&self) -> &Docket<Arc<Fault>, Weak<dyn Watched>, Departure> {
         &self.docket
     }
 
-    /// The verdict that was written last.
+    /// Returns the verdict that was written last.
     pub(crate) fn latest(&self) -> Option<Arc<Fault>> {
         self.latest.lock().clone()
     }
 
-    /// More is known of it.
+    /// Replaces the last verdict by `fault`, if that is the same with more detail.
     pub(super) fn complete_latest(&self, fault: Option<&Arc<Fault>>) {
         let mut latest = self.latest.lock();
         if latest.as_deref() == fault.map(|fault| &**fault) {
@@ -182,7 +182,7 @@ impl Watch {
         }
     }
 
-    /// A rank ran out of time on a communicator: it is told how this one stands.
+    /// Handles a rank's timeout on a communicator: opens a trial, and sends this rank's report to the elector.
     fn question(&self, key: &str, from: usize, bytes: &[u8]) {
         let Ok((fault, members)) = Fault::decode(bytes) else {
             return;
@@ -202,7 +202,7 @@ impl Watch {
         &self.trials
     }
 
-    /// This rank cannot reach those any more.
+    /// Strikes the communicators whose members this rank cannot reach any more.
     fn part(&self, from: &[usize], why: &str) {
         let fault = |_: &str, who: &Who<'_>| {
             let own = who.members.iter().position(|rank| *rank == self.rank)?;
@@ -230,7 +230,7 @@ impl Watch {
         }
     }
 
-    /// A communicator was given up.
+    /// Strikes a communicator that a rank has given up.
     pub(super) fn strike(&self, key: &str, fault: Arc<Fault>, members: Vec<usize>) {
         match self.docket.strike(key, fault) {
             Heard::Struck(struck) => self.respond(vec![struck], Vec::new()),
@@ -239,7 +239,7 @@ impl Watch {
         }
     }
 
-    /// Ends all communicators that there are but those with the keys `kept`: this rank is done with them, and so
+    /// Ends all registered communicators but those with the keys `kept`: this rank is done with them, and so
     /// are the others.
     pub(crate) fn end_all(&self, why: &str, kept: &[&str]) {
         let fault = |key: &str, who: &Who<'_>| {
@@ -274,20 +274,21 @@ impl Watch {
         Roster::new(members, &launched(self.members.get()))
     }
 
-    /// Whether both ranks are one, or what cuts one of them off cuts off the other.
+    /// Returns whether both ranks are one, or a cut that isolates one of them isolates the other.
     fn are_beside(&self, one: usize, other: usize) -> bool {
         let member = |rank: usize| self.members.get()?.get(rank);
         let beside = |one: Option<&Member>| Some(one?.is_beside(member(other)?));
         one == other || beside(member(one)) == Some(true)
     }
 
-    /// A rank can be reached no more.
+    /// Strikes the communicators of a rank that cannot be reached any more.
     fn bury(&self, rank: usize, how: &Departure) {
         let death = |who: &Who<'_>| self.death(rank, how, who);
         self.respond(self.docket.bury(rank, how.clone(), death), Vec::new());
     }
 
-    /// What the death of a rank is to a communicator; `None` if it is not a member.
+    /// Returns the fault that a rank's departure means for a communicator; `None` for a non-member, and for a rank that left
+    /// in order.
     pub(super) fn death(&self, rank: usize, how: &Departure, who: &Who<'_>) -> Option<Arc<Fault>> {
         let place = who.members.iter().position(|&member| member == rank)?;
         let (host, pid) = self.person(rank);
@@ -297,7 +298,7 @@ impl Watch {
             Departure::Failed(why) => Cause::failed(why),
             Departure::Lost(lost) if lost.may_live() => {
                 let members = who.members.iter().enumerate();
-                // Where the host itself answers, it says nothing of its other ranks.
+                // A refusal comes from the host, and says nothing of its other ranks.
                 let is_lost = |member| match lost.is_refused() {
                     true => member == rank,
                     false => self.are_beside(rank, member),
@@ -319,8 +320,8 @@ impl Watch {
         Some(Arc::new(Fault::new(cause, place)))
     }
 
-    /// Ends what was struck, all of it together, on a thread of its own; of what is `absent` there is nothing to end here, or not
-    /// any more, or not yet.
+    /// Ends what was struck, all of it together, on a thread of its own; of what is `absent` there is nothing to end here any
+    /// more, or not yet.
     fn respond(&self, struck: Vec<Struck>, mut absent: Vec<Absent>) {
         let (mut boards, mut endings) = (Vec::new(), Vec::new());
         absent.iter().for_each(|(key, _)| self.trials.close(key));
@@ -348,22 +349,22 @@ impl Watch {
                 }
             }
             end_struck(endings);
-            // What this thread had a hold of is let go of here, too: the last of them says goodbye.
+            // This thread also releases its hold on the boards: the last release says goodbye.
             drop(boards);
         };
         let spawned = threads::spawn("nccl-abort", respond);
         if let Err(error) = spawned {
             events::no_thread("to abort communicators", &error);
-            // Whoever is in a call on one comes back, and the others do not wait for this rank.
+            // Callers inside the communicators return, and the other ranks do not wait for this one.
             leave_struck(left);
         }
     }
 }
 
-/// Who asked this rank about a collective.
+/// The answer's way to the rank that asked about a collective.
 struct Inquirer {
     line: Weak<Line>,
-    /// There is none when this rank has no such communicator.
+    /// `None` when this rank has no such communicator.
     board: Option<Weak<dyn Watched>>,
 }
 
@@ -392,12 +393,12 @@ impl Asker for Inquirer {
     }
 }
 
-/// The topic of the end of all aborts.
+/// Returns the topic of the end of all aborts.
 pub(super) fn of_all(key: &str) -> String {
     format!("{key}/all")
 }
 
-/// Says how far this rank has let go, for good, without waiting for other ranks.
+/// Reports finally how far this rank has let go, without waiting for other ranks.
 pub(super) fn end_alone(
     line: &Line,
     key: &str,

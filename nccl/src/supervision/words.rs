@@ -1,4 +1,4 @@
-//! What NCCL, and the state of the host, say beside an error.
+//! What NCCL's log and the state of the host add to an error.
 
 use nccl_sys as sys;
 
@@ -7,7 +7,7 @@ use nccl_diagnose::debug_log;
 
 use nccl_diagnose::preflight;
 
-/// The same, with the first warning in NCCL's file, where that may say more.
+/// Returns `cause` with the first warning of NCCL's log file, where that may explain more.
 pub(super) fn with_words_of_nccl(mut cause: Cause) -> Cause {
     if cause.class == FaultClass::Failed && cause.told.is_none() {
         let first = debug_log::first_warning_soon();
@@ -19,7 +19,7 @@ pub(super) fn with_words_of_nccl(mut cause: Cause) -> Cause {
     cause
 }
 
-/// A system call failed under NCCL, which does not say which: perhaps there is too little of something.
+/// Names a resource that is used up: a system call failed under NCCL, which does not say which call.
 fn see_what_is_scarce(cause: &mut Cause) {
     const SYSTEM: u32 = sys::ncclResult_t::ncclSystemError.0;
     let failed = matches!(

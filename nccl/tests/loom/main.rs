@@ -4,9 +4,9 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p nccl --test loom --release
 //! ```
 //!
-//! - `verdicts`: what ends a communicator on all ranks, heard before it is there, while it is made and while it is dropped.
+//! - `verdicts`: the fault that ends a communicator on all ranks, heard before it is there, while it is made and while it is dropped.
 //!
-//! What runs is the crate's own code; only what lies behind it, NCCL and the other ranks, is made up.
+//! The crate's own code runs; only NCCL and the other ranks, which are behind it, are simulated.
 #![cfg(loom)]
 
 mod verdicts;

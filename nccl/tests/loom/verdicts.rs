@@ -1,8 +1,8 @@
-//! The verdict on a communicator: a fault that comes before it, while it is made, while it is dropped; two faults at
-//! once, and a death beside one.
+//! The verdict on a communicator: a fault that comes before the communicator, while it is made, while it is dropped; two
+//! faults at once, and a death beside one.
 //!
-//! What the threads of `supervision/{board,watch}.rs` do around the docket is written out here: the watch begins the
-//! abort of what it struck, if that is set, and a board that has found its verdict does it itself.
+//! What the threads of `supervision/{board,watch}.rs` do around the docket is repeated here: the watch begins the
+//! abort of a struck communicator, if that is set, and a board that has found its verdict begins it itself.
 
 use std::sync::Arc as Plain;
 
@@ -27,9 +27,9 @@ struct Rank {
     struck: AtomicUsize,
     /// How often an abort began.
     begun: AtomicUsize,
-    /// `Board::conclusion`: whether its end has been said, or will not be said again.
+    /// `Board::conclusion`: whether its end has been reported, or will not be reported again.
     concluded: AtomicBool,
-    /// How often its end was said to the other ranks, which hear the first time alone.
+    /// How often its end was reported to the other ranks, which hear the first report only.
     said: AtomicUsize,
 }
 
@@ -70,7 +70,7 @@ impl Rank {
 
     /// `Inner::come_under_protection`.
     fn protect(&self) {
-        // Relaxed: what orders it is the docket.
+        // Relaxed: the docket orders it.
         let set = || self.is_set.store(true, Ordering::Relaxed);
         if self.docket.protect(&self.verdict, set).is_some() {
             self.begin();
@@ -196,7 +196,7 @@ fn a_verdict_that_was_seen_stays() {
     });
 }
 
-/// What hears of its end a second time waits for the others in vain: they do not come again.
+/// A rank that hears of the end a second time waits for the others in vain: they do not report again.
 #[test]
 fn an_end_is_said_once_of_what_is_made_and_dropped_beside_a_fault() {
     loom::model(|| {

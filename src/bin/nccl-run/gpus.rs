@@ -1,11 +1,11 @@
-//! Which GPUs a program would see, without asking the driver, which would have to be started for it.
+//! The GPUs that a program would see, without the driver, which would have to be initialised for it.
 
 use std::ffi::OsString;
 
 /// The names by which `CUDA_VISIBLE_DEVICES` knows them; empty where there are none.
 ///
 /// # Errors
-/// A sentence, for a variable that is no text.
+/// A sentence, if the variable is no text.
 pub(crate) fn visible() -> Result<Vec<String>, String> {
     let named = std::env::var_os("CUDA_VISIBLE_DEVICES")
         .map(OsString::into_string)
@@ -22,7 +22,7 @@ pub(crate) fn visible() -> Result<Vec<String>, String> {
 
 fn listed(named: Option<&str>, there: usize) -> Vec<String> {
     match named {
-        // Behind the first name that is none, nothing counts.
+        // Names behind the first invalid one do not count.
         Some(names) => names
             .split(',')
             .map(str::trim)

@@ -1,4 +1,4 @@
-//! Says that what ranks print is lost: on this program's own output, or in a file of `--log-dir`.
+//! Reports lost output of ranks: on this program's own output, or in a file of `--log-dir`.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use nccl::launch::{Event, Events, Stream};
 
 use crate::say;
 
-/// Says so once of each stream, and of the first file: a disk is full for all. Ends with the fleet.
+/// Reports that once of each stream, and of the first file: a full disk affects all files. Ends with the fleet.
 pub(crate) fn watch(events: Events, directory: Option<PathBuf>) -> io::Result<JoinHandle<()>> {
     let watch = move || {
         let mut directory = directory;

@@ -1,5 +1,5 @@
-//! Starts the ranks of a program on this machine, passes on what they print and the signals it gets itself, and
-//! says what died first.
+//! Starts the ranks of a program on this machine, passes on their output and the signals of this process, and reports
+//! which rank died first.
 //!
 //! ```text
 //! nccl-run -n 4 -- target/release/server --model weights
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let options = match options::parse(arguments, |name| std::env::var_os(name), gpus::visible) {
         Ok(Asked::Run(options)) => options,
         Ok(Asked::Print(text)) => {
-            // A pipe that nobody reads, as in `nccl-run --help | head -1`, is no failure.
+            // A closed pipe, as in `nccl-run --help | head -1`, is no failure.
             let _ = std::io::stdout().lock().write_all(text.as_bytes());
             return ExitCode::SUCCESS;
         }
@@ -48,22 +48,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// How long standard error may take nothing of what is said.
+/// How long standard error may block before a message is dropped.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Says something on standard error, which nobody has to read.
+/// Prints a message on standard error, at most [`PATIENCE`] long.
 fn say(text: &str) {
     nccl::launch::write_within(std::io::stderr(), &format!("nccl-run: {text}\n"), PATIENCE);
 }
 
-/// Why there are no ranks.
+/// Why no ranks were started.
 enum Failed {
     Start(nccl::Error),
     Signals(std::io::Error),
 }
 
 impl Failed {
-    /// What a shell returns for a command that it cannot run.
+    /// The code that a shell returns for a command that it cannot run.
     fn code(&self) -> u8 {
         match self {
             Self::Start(_) => 127,
@@ -81,12 +81,13 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// The exit code of the ranks that outlived the first death, and were not killed themselves; that of all where none died.
+/// The exit code of the surviving ranks: those that outlived the first death, and were not killed by a signal of their
+/// own; that of the report where none died.
 fn code_of_those_left(report: &Report) -> u8 {
     let Some(first) = report.first().map(RankEnd::rank) else {
         return report.exit_code();
     };
-    // An interrupt is no death of the rank's own: it counts.
+    // A signal that nccl-run had sent is no death of the rank's own: it counts.
     let was_killed = |end: &RankEnd| end.exit().signal().is_some() && end.asked_by().is_none();
     let left = |end: &&RankEnd| end.rank() != first && !was_killed(end);
     let mut left: Vec<_> = report.ranks().filter(left).collect();
@@ -100,7 +101,7 @@ fn code_of_those_left(report: &Report) -> u8 {
 }
 
 fn run(options: Options) -> Result<u8, Failed> {
-    // First, so that no signal finds ranks and nobody to pass it on.
+    // First, so that no signal arrives while ranks run and cannot be passed on.
     let signals = Signals::take().map_err(Failed::Signals)?;
     let Options {
         program,
@@ -124,7 +125,7 @@ fn run(options: Options) -> Result<u8, Failed> {
     let fleet = builder.start(move |rank| {
         let mut command = Command::new(&program);
         command.args(&arguments);
-        // For programs that know other launchers only; those of the person's shell are not about these ranks.
+        // For programs that know other launchers only; the values of the user's shell are not about these ranks.
         for (name, number) in [
             ("RANK", rank),
             ("WORLD_SIZE", world_size),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lexopt::{Arg, Parser};
 use nccl::launch::{Fleet, FleetBuilder};
 
-/// What `--help` prints.
+/// The text of `--help`.
 const HELP: &str = "\
 Starts a program once for each rank, passes on what the ranks print and the signals nccl-run gets, and
 says which rank died first. No rank outlives nccl-run.
@@ -69,23 +69,23 @@ ranks that outlived the first death and were not killed by a signal from elsewhe
 not 0, else 0; as without it when no rank died.
 ";
 
-/// What was asked for.
+/// The result of parsing.
 #[derive(Debug)]
 pub(crate) enum Asked {
     Run(Box<Options>),
-    /// This text.
+    /// A text to print.
     Print(String),
 }
 
-/// Which ranks are started again after a failure.
+/// The ranks that are restarted after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
     All,
-    /// That which failed, while the others run.
+    /// The failed rank alone, while the others run.
     Failed,
 }
 
-/// A command line that makes sense.
+/// A valid command line.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
     pub(crate) ranks: usize,
@@ -119,7 +119,7 @@ impl Options {
         (self.ranks, first, self.ranks * self.nodes)
     }
 
-    /// All that is not about how this process looks to a person.
+    /// The settings of the fleet; not those of this process's own output.
     pub(crate) fn builder(&self) -> FleetBuilder {
         let (here, first, world_size) = self.place();
         let mut builder = Fleet::builder(here)
@@ -159,7 +159,7 @@ impl Options {
     }
 }
 
-/// Reads a command line; `variable` looks into the environment, `gpus` names the GPUs that are visible.
+/// Parses a command line; `variable` reads the environment, `gpus` names the visible GPUs.
 pub(crate) fn parse(
     arguments: impl IntoIterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -209,7 +209,7 @@ pub(crate) fn parse(
             }
         };
         let name = name.as_str();
-        // What is written onto -n: -n4, or the second letter of -np.
+        // A value attached to -n: -n4, or the second letter of -np.
         let attached = (name == "-n")
             .then(|| parser.optional_value())
             .flatten()
@@ -332,7 +332,7 @@ pub(crate) fn parse(
     Ok(Asked::Run(Box::new(options)))
 }
 
-/// Whether the node, their number and the meeting place belong together.
+/// Checks that the node, their number and the rendezvous address fit together.
 fn place(options: &mut Options, node_rank: Option<usize>) -> Result<(), String> {
     let nodes = options.nodes;
     options.node_rank = match node_rank {
@@ -391,7 +391,7 @@ fn time(name: &str, text: &str) -> Result<Duration, String> {
         .map_err(|_| format!("{name} {text}: not a time; write 500ms, 5s or 2m"))
 }
 
-/// Whether ranks can read the address; whether it is there they find out.
+/// Whether ranks can parse the address; whether they can reach it, they find out.
 fn check_address(address: &str) -> Result<(), String> {
     if let Some(at) = address.rfind(",tcp:").max(address.rfind(",unix:")) {
         check_address(&address[..at])?;

@@ -1,18 +1,18 @@
 //! Processes that have lost their parent.
 //!
-//! They become children of the first process of their container. When that is nccl-run, it has to take note
-//! of their ends, or they stay as zombies for as long as it runs.
+//! They become children of the first process of their container. When that is nccl-run, it has to collect their exit
+//! status, or they stay zombies for as long as it runs.
 
 use procfs::process::{Stat, all_processes};
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 
-/// Whether this process is the one that gets them.
+/// Whether this process is the first process, which becomes their parent.
 pub(crate) fn come_to_us() -> bool {
     getpid().is_init()
 }
 
-/// Takes note of those that have ended. Ranks are another's business: they lead a process group, which what
-/// they leave behind does not.
+/// Collects the exit status of ended orphans. Ranks are excluded: the fleet collects those, and they lead a process
+/// group, which their descendants do not.
 pub(crate) fn bury() {
     let processes = all_processes().into_iter().flatten().flatten();
     let stats = processes.filter_map(|process| process.stat().ok());

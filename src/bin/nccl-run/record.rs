@@ -1,4 +1,4 @@
-//! `--record`: the recordings that the ranks of an attempt left, as something to look at.
+//! `--record`: writes the recordings of an attempt's ranks as a page and a trace.
 
 use std::collections::HashSet;
 use std::io::{self, Write as _};
@@ -8,13 +8,13 @@ use nccl::launch::{RankEnd, Report};
 use nccl::recorder::{Snapshot, Timeline};
 use nccl_tools::doctor;
 
-/// Bytes in a recording, about.
+/// Approximate bytes of a recording.
 const RECORDING: usize = 256 << 10;
 
-/// Where they are.
+/// The directory of recordings.
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Files that somebody else left there before.
+    /// Files that were there before.
     before: HashSet<PathBuf>,
 }
 
@@ -33,8 +33,8 @@ impl Directory {
         file.sync_data()
     }
 
-    /// Merges what the ranks of the attempt that has just ended have left; what to say about it, for a terminal: the names
-    /// of files and communicators are the ranks'.
+    /// Merges the recordings of the attempt that has just ended; returns the message about it, made safe for a
+    /// terminal: the names of files and communicators come from the ranks.
     pub(crate) fn merge(&self, report: &Report) -> Option<String> {
         Some(doctor::clean(&self.merged(report)?))
     }
@@ -43,7 +43,7 @@ impl Directory {
         let mut files = recordings(&self.path);
         files.retain(|file| !self.before.contains(file));
         if files.is_empty() {
-            // Where a rank was told of a fault, a full disk may be why it left nothing; it has no way to say so.
+            // After a failure, a full disk may be why no rank left a recording; the rank has no way to report that.
             let error = (!report.is_success()).then(|| self.try_to_write())?.err()?;
             return Some(format!(
                 "no rank has left a recording, and none can be written to {}: {error}",
@@ -63,7 +63,7 @@ impl Directory {
             let why = unread.join("; ").replace('\n', "\u{fffd}");
             return Some(format!("the recordings cannot be merged: {why}"));
         };
-        // What is not of this attempt is no news.
+        // Recordings of other attempts have been reported.
         snapshots.retain(|snapshot| world(snapshot) == latest);
         let mut timeline = Timeline::merge(snapshots).ok()?;
         timeline.left_out.extend(unread);
@@ -75,9 +75,9 @@ impl Directory {
                 .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (end.host(), end.pid()))
         };
         let newest = ends.iter().map(|end| end.epoch()).max();
-        // A program that a wrapper starts has another process than the launcher knows: then the epoch decides.
+        // A program behind a wrapper has another process than the launcher knows: then the epoch decides.
         if !ends.iter().any(&has_recorded) && newest != Some(timeline.epoch) {
-            // Those of an attempt before, which are merged already.
+            // Recordings of an earlier attempt, which are merged already.
             return None;
         }
         let silent: Vec<_> = ends.iter().filter(|end| !has_recorded(end)).collect();
@@ -86,7 +86,7 @@ impl Directory {
             .iter()
             .map(|missing| missing.rank)
             .collect();
-        // A later epoch of the world may number the processes otherwise than this launcher has.
+        // A later epoch of the world may number the processes differently from this launcher.
         let is_first = newest == Some(timeline.epoch);
         let launched = missing.iter().map(|&rank| {
             let same = is_first.then_some(rank);
@@ -126,7 +126,7 @@ impl Directory {
     }
 }
 
-/// Of which world it is: the job and the epoch.
+/// The world of a recording: the job and the epoch.
 fn world(snapshot: &Snapshot) -> Option<(String, u64)> {
     let place = snapshot.place.as_ref()?;
     Some((place.job.clone(), place.epoch))
@@ -153,8 +153,8 @@ mod tests {
     use nccl::launch::{Fleet, Output};
     use std::process::Command;
 
-    /// The launcher's rank 1 has left, and its ranks 0 and 2 have gone on as ranks 0 and 1 of epoch 1, of which rank 1 is
-    /// killed.
+    /// The launcher's rank 1 has left, and its ranks 0 and 2 have gone on as ranks 0 and 1 of epoch 1, of which rank 1
+    /// is killed.
     #[test]
     fn after_a_recovery_the_end_of_a_process_is_told_of_the_rank_that_it_was() {
         let place = tempfile::tempdir().expect("a directory");
@@ -192,7 +192,7 @@ mod tests {
         assert!(said.starts_with("what 1 of 2 ranks did last"), "{said}");
         let page = std::fs::read_to_string(place.path().join("timeline.html")).expect("a page");
         assert!(page.contains("killed by SIGKILL, and left none"), "{said}");
-        // Those of an attempt before are no news.
+        // Recordings of an earlier attempt are not reported again.
         let other = Fleet::builder(1)
             .output(Output::Discard)
             .start(|_| Command::new("false"))

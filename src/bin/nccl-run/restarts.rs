@@ -1,4 +1,4 @@
-//! Starting ranks that have failed again, each alone, while others of the world run; or all, when all have failed.
+//! Restarts failed ranks: each alone, while others of the world run, or all, when all have failed.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -7,25 +7,25 @@ use nccl::launch::{Event, Fleet, Report, Signal};
 
 use crate::say;
 
-/// After the end of one rank, the ends of others that belong to it: a bug, or a `kill` of all.
+/// Within this time after the end of a rank, ends of other ranks have the same cause: a bug, or a `kill` of all.
 const TOGETHER: Duration = Duration::from_millis(50);
 
-/// After so long, a rank that was started again alone counts as taken in, although the fleet has not heard of it.
+/// After this time, a rank that was restarted alone counts as taken in, although the fleet has no report of it.
 const TAKEN_IN: Duration = Duration::from_secs(60);
 
-/// What failed ranks are started again with.
+/// The settings of restarts.
 pub(crate) struct Restarts {
-    /// How often, at most.
+    /// Restarts that are left.
     pub(crate) left: u32,
-    /// How long others may go on when none is left.
+    /// How long other ranks may go on when no restart is left.
     pub(crate) linger: Duration,
-    /// There are ranks on other machines, of which this process knows nothing.
+    /// Whether there are ranks on other machines, which this process does not see.
     pub(crate) has_others: bool,
 }
 
-/// Starts each rank that fails again, alone while others of the world run, and all where all have failed. Where a rank
-/// has ended well and none is left that could take another in, and when no restart is left, a failure ends all ranks.
-/// Until none runs any more.
+/// Restarts each failed rank: alone while others of the world run, and all where all have failed. A failure ends all
+/// ranks when no restart is left, or when a rank has ended well and none is left that could take another in. Returns
+/// when no rank runs any more.
 pub(crate) fn one_by_one(
     fleet: &Fleet,
     restarts: Restarts,
@@ -37,9 +37,9 @@ pub(crate) fn one_by_one(
         has_others,
     } = restarts;
     let mut events = fleet.events();
-    // When ranks were started again alone that may still look for the others.
+    // When ranks were restarted alone that may still look for the others.
     let mut alone: HashMap<usize, Instant> = HashMap::new();
-    // What has ended before all were started again is settled.
+    // Ends before a restart of all ranks no longer count.
     let mut since = 0;
     let mut running = HashSet::new();
     let mut has_one_ended_well = false;
@@ -119,7 +119,7 @@ pub(crate) fn one_by_one(
                 }
             }
         }
-        // Unless one that has failed runs again by now.
+        // Unless a failed rank runs again by now.
         if finished && let Some(report) = fleet.wait_timeout(Duration::ZERO) {
             return report;
         }
@@ -131,7 +131,7 @@ fn is_failure(event: &Event) -> bool {
     matches!(event, Event::Exited(end) if end.is_failure())
 }
 
-/// Whether a rank runs that could take one in: those that only look for the others cannot.
+/// Whether a running rank could take one in: ranks that only look for the others cannot.
 fn is_any_left(
     fleet: &Fleet,
     running: &HashSet<usize>,

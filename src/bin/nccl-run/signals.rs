@@ -11,7 +11,7 @@
 //! | SIGTSTP | passed on, and this process stops as well |
 //! | SIGCHLD, as the first process of a container | the dead that were left to it are buried ([`orphans`]) |
 //!
-//! What was ignored when this process was started (SIGHUP under `nohup`, say) stays ignored.
+//! Signals that were ignored when this process was started (SIGHUP under `nohup`, say) stay ignored.
 
 use std::io;
 use std::sync::Arc;
@@ -29,13 +29,13 @@ use crate::{orphans, say};
 /// A child has ended.
 const CHLD: Signal = Signal::new(rustix::process::Signal::CHILD.as_raw());
 
-/// Some programs pass Ctrl-C on to a child that got it from the terminal already: that is one wish, not two.
+/// Some programs pass Ctrl-C on to a child that got it from the terminal already: two within this time are one request.
 const TWICE: Duration = Duration::from_millis(300);
 
-/// Signals that wait to be passed on.
+/// Received signals that wait to be passed on.
 pub(crate) struct Signals(Iterator);
 
-/// Signals that are passed on.
+/// The thread that passes signals on.
 pub(crate) struct Passing {
     handle: Handle,
     thread: JoinHandle<()>,
@@ -43,7 +43,7 @@ pub(crate) struct Passing {
 }
 
 impl Signals {
-    /// From now on, signals do to this process what is written above.
+    /// Installs the handlers: from now on, signals have the effects above.
     pub(crate) fn take() -> io::Result<Self> {
         let status = Status::from_file("/proc/self/status");
         let ignored = status.map_or(0, |status| status.sigign);
@@ -68,7 +68,7 @@ impl Signals {
         )?))
     }
 
-    /// Passes them on to the ranks, those as well that have come meanwhile.
+    /// Passes signals on to the ranks, including those received since [`take`](Self::take).
     pub(crate) fn pass_on_to(mut self, fleet: Arc<Fleet>, grace: Duration) -> io::Result<Passing> {
         let handle = self.0.handle();
         let told_to_end = Arc::new(AtomicBool::new(false));
@@ -117,12 +117,12 @@ impl Signals {
 }
 
 impl Passing {
-    /// Whether somebody wants the ranks to end, and no others to be started.
+    /// Whether a signal has asked for the end of the ranks, so that none is to be restarted.
     pub(crate) fn told_to_end(&self) -> bool {
         self.told_to_end.load(Ordering::Acquire)
     }
 
-    /// Lets go of the fleet.
+    /// Ends the thread, and drops its fleet.
     pub(crate) fn end(self) {
         self.handle.close();
         let _ = self.thread.join();

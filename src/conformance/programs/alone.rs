@@ -1,4 +1,4 @@
-//! One rank and its device: what init checks, and what a communicator of one does.
+//! One rank and its device: the checks of init, and the behaviour of a communicator of one.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -110,7 +110,7 @@ fn config_fields(_: &Rank, facts: &Facts) -> Result {
         let (comm, code) = Comm::alone(config);
         facts.code(name, code);
         if code != 0 {
-            // Some refusals leave the thread inside a group; the next program must not care.
+            // Some refusals leave the thread inside a group; the next program must not be affected.
             facts.add(format!("{name}: group depth afterwards"), group_end() == 0);
         } else {
             nccl_call!(ncclCommDestroy(comm.0));
@@ -172,7 +172,7 @@ fn non_blocking(rank: &Rank, facts: &Facts) -> Result {
     let mut comm = Comm::NULL;
     let mut config = config(false);
     let code = nccl_call!(ncclCommInitRankConfig(&mut comm.0, 1, id, 0, &mut config));
-    // One rank alone may be done before the call comes back, or not.
+    // One rank alone may be complete before the call returns, or not.
     match code {
         0 | IN_PROGRESS => facts.add("init", "begun, or done"),
         _ => facts.code("init", code),

@@ -1,4 +1,4 @@
-//! Ranks that do not work together: what hangs, what an abort ends, and what is left.
+//! Ranks that do not work together: operations that hang, operations that an abort ends, and the state afterwards.
 
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 
@@ -166,7 +166,7 @@ fn other_after_abort(rank: &Rank, facts: &Facts) -> Result {
     rank.barrier("end")
 }
 
-/// Inits with these numbers, which do not fit together, and says what came of it.
+/// Inits with these contradictory numbers, and records the result.
 fn misfit(rank: &Rank, facts: &Facts, ranks: i32, number: i32) -> Result {
     let id = rank.unique_id("comm")?;
     let mut comm = Comm::NULL;

@@ -1,4 +1,4 @@
-//! Unique ids, which NCCL makes without a GPU.
+//! Unique ids, which NCCL creates without a GPU.
 
 use std::ptr::null_mut;
 
@@ -70,7 +70,7 @@ fn two_ids(facts: &Facts) -> Result {
         facts.code(format!("id {index}"), nccl_call!(ncclGetUniqueId(id)));
     }
     facts.add("ids differ", ids[0].internal != ids[1].internal);
-    // A socket address: its family, and what is behind it.
+    // A socket address: its family, and the bytes behind it.
     let [low, high] = [ids[0].internal[8], ids[0].internal[9]].map(|byte| byte as u8);
     facts.add("address family", u16::from_le_bytes([low, high]));
     facts.add(
@@ -81,7 +81,7 @@ fn two_ids(facts: &Facts) -> Result {
     Ok(())
 }
 
-/// Once only: old releases do not come back from the call after a refusal.
+/// Once only: old releases do not return from the call after a refusal.
 fn one_id(facts: &Facts) -> Result {
     let mut id = ncclUniqueId::default();
     facts.code("id", nccl_call!(ncclGetUniqueId(&mut id)));
@@ -97,7 +97,7 @@ fn same_ids(facts: &Facts) -> Result {
     for (index, id) in ids.iter_mut().enumerate() {
         facts.code(format!("id {index}"), nccl_call!(ncclGetUniqueId(id)));
     }
-    // Processes that are told the same must come to the same id by themselves.
+    // Processes with the same setting must create the same id on their own.
     facts.add("ids are the same", ids[0].internal == ids[1].internal);
     Ok(())
 }

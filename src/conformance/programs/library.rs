@@ -154,7 +154,7 @@ fn group_threads(facts: &Facts) -> Result {
     Ok(())
 }
 
-/// An all-reduce on a communicator that may be none.
+/// An all-reduce on a handle that may be invalid.
 fn all_reduce(comm: ncclComm_t) -> u32 {
     let (kind, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
     nccl_call!(ncclAllReduce(
@@ -368,7 +368,7 @@ fn null_communicator(facts: &Facts) -> Result {
 }
 
 fn corrupt_communicator(facts: &Facts) -> Result {
-    // Larger than any release's communicator, and nothing in it.
+    // Larger than any release's communicator, and all zeros.
     let mut bytes = vec![0u64; 1 << 20];
     let comm: ncclComm_t = bytes.as_mut_ptr().cast();
     let mut count: c_int = 0;

@@ -1,4 +1,4 @@
-//! What is known of a library once it is loaded, and how creating a communicator fails without a device.
+//! The properties of a loaded library, and how creating a communicator fails without a device.
 
 use std::ffi::CString;
 use std::ptr::null_mut;
@@ -65,7 +65,7 @@ fn safe_crate(facts: &Facts) -> Result {
 
 fn missing_functions(facts: &Facts) -> Result {
     let api = raw::api();
-    // Of every release that added functions one.
+    // For every release that added functions, one of them.
     facts.add("ncclMemAlloc", said(api.ncclMemAlloc()));
     facts.add("ncclGroupSimulateEnd", said(api.ncclGroupSimulateEnd()));
     facts.add(

@@ -1,4 +1,4 @@
-//! Processes that end: killed, by themselves, in a call, while they start.
+//! Processes that end: killed, on their own, in a call, during their start.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn kill_rank_1(stage: &mut Stage) -> Result<(), Unable> {
     Ok(())
 }
 
-/// Rank 1 ends itself like this, in the middle of work.
+/// Rank 1 ends itself with `how`, in the middle of work.
 fn end(actor: &Actor, how: impl FnOnce()) -> nccl::Result<()> {
     actor.harm();
     if actor.is(1) {
@@ -33,7 +33,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         built: false,
         play: |actor| {
             actor.harm();
-            // NVIDIA's library can be struck where it calls CUDA.
+            // NVIDIA's library can be made to fail where it calls CUDA.
             let call = match support::on_nvidias() {
                 true => "cuMemCreate",
                 false => "ncclCommInitRankConfig",

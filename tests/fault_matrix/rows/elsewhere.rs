@@ -1,4 +1,4 @@
-//! Faults that have no row here: each with the test that tries it, or with why nobody does.
+//! Faults that have no row here: each with the test that tries it, or with the reason why no test does.
 
 type Elsewhere = &'static [(&'static str, &'static str)];
 

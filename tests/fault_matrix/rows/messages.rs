@@ -1,4 +1,4 @@
-//! Messages that do not find each other.
+//! Messages that have no counterpart.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ pub(crate) const ROWS: &[Row] = &[
                 .comm()
                 .all_to_all_v(&x, &send, &mut y, &receive)?
                 .wait()?;
-            // Whose own messages all came learns it, too.
+            // A rank whose own messages all arrived gets the fault, too.
             actor.hear()
         },
         on_nvidias: OnNvidias::Differs(
@@ -115,7 +115,7 @@ pub(crate) const ROWS: &[Row] = &[
             let (x, y) = (actor.memory::<f32>(64), actor.memory::<f32>(64));
             let grouped = actor.comm().group(|group| {
                 group.isend(&x, 0)?;
-                // There are three.
+                // There are three ranks.
                 group.isend(&y, 7)
             });
             grouped.map(drop)

@@ -1,4 +1,4 @@
-//! The rows, by what it is that breaks; and those that are not tried here, with why.
+//! The rows, by the part that fails; and faults that are not tried here, with the reason.
 
 mod deaths;
 mod elsewhere;
@@ -11,11 +11,11 @@ mod teardown;
 
 use crate::row::{OnNvidias, Row};
 
-/// A part of the page.
+/// A section of the page.
 pub(crate) struct Section {
     title: &'static str,
     pub(crate) rows: &'static [Row],
-    /// Faults that are tried elsewhere, or nowhere: fault, where or why not.
+    /// Faults that are tried elsewhere, or nowhere: the fault, and where or why not.
     elsewhere: &'static [(&'static str, &'static str)],
 }
 
@@ -67,7 +67,7 @@ pub(crate) const SECTIONS: &[Section] = &[
     },
 ];
 
-/// All of it, as the page has it.
+/// The whole table, as in the page.
 pub(crate) fn table() -> String {
     let mut text = String::new();
     for section in SECTIONS {

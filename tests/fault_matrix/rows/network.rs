@@ -1,4 +1,4 @@
-//! What happens to the connections between hosts, which are network namespaces.
+//! Faults of the connections between hosts, which are network namespaces.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ fn hosts(stage: &Stage) -> &Hosts {
     stage.hosts.as_ref().expect("the row has hosts")
 }
 
-/// A host's only cable is pulled.
+/// Takes a host's only cable down.
 fn cut(stage: &Stage, host: usize) {
     hosts(stage).on(host, "ip link set eth0 down");
 }
 
-/// What comes to a host and matches this is thrown away, without a word.
+/// Silently drops packets that reach a host and match this.
 fn throw_away(stage: &Stage, host: usize, what: &str) -> Result<(), Unable> {
     let rule = format!("nft add rule ip matrix in {what} drop");
     let chain = "nft add chain ip matrix in { type filter hook input priority 0 ; }";
@@ -44,7 +44,7 @@ const fn gone(
 
 const ONE_WAY: &str = "the operations' own packets would be lost too, and the operations with them";
 
-/// The data of these rows goes another way than what is cut, and would be a reason to wait.
+/// The data of these rows does not go through the cut network, and would be a reason to wait.
 const ABORTS: &[(&str, &str)] = &[("NCCL_RUN_UNREACHABLE", "abort")];
 
 pub(crate) const ROWS: &[Row] = &[
@@ -103,14 +103,14 @@ pub(crate) const ROWS: &[Row] = &[
             cut(stage, 0);
             let namespace = hosts(stage).namespace(0);
             std::thread::spawn(move || {
-                // By then its side has been told.
+                // By then its side has got the fault.
                 std::thread::sleep(Duration::from_secs(13));
                 let _ = try_run("ip", &format!("-n {namespace} link set eth0 up"));
             });
             Ok(())
         }),
         play: |actor| {
-            // The first time it may have been left behind; the second time, the network is whole again.
+            // The first time it may have been left behind; the second time, the network works again.
             for wait in [5, 6] {
                 if actor.is(0) {
                     std::thread::sleep(Duration::from_secs(wait));
@@ -236,7 +236,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "a network begins to lose packets of more than 1300 bytes, and does not say so",
         cast: Cast::Hosts(&[2, 1]),
         harm: Some(|stage| {
-            // A cable of the kernel's takes several packets as one.
+            // A cable of the kernel passes several packets as one.
             for host in 0..2 {
                 let single = hosts(stage).try_on(host, "ip link set dev eth0 gso_max_segs 1");
                 single.map_err(|_| Unable::NotHere("its ip knows no gso_max_segs"))?;
@@ -252,7 +252,7 @@ pub(crate) const ROWS: &[Row] = &[
             for rank in 0..world.size() {
                 assert_eq!(world.get(&key(rank))?.len(), 64 << 10);
             }
-            // One that is not acknowledged for three seconds ends a connection.
+            // Three seconds without an acknowledgement end a connection.
             actor.work_for(Duration::from_millis(3500))
         },
         on_nvidias: OnNvidias::NotTried(ONE_WAY),

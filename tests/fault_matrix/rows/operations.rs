@@ -1,4 +1,4 @@
-//! Operations that do not fit together, and errors of NCCL and CUDA.
+//! Operations that do not match, and errors of NCCL and CUDA.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const fn failed(says: &'static [&'static str]) -> Ends {
     }
 }
 
-/// A row in which rank 1 does something else than the others.
+/// A row in which rank 1 issues another operation than the others.
 const DIFFERS: Row = Row {
     limit: SHORT,
     bound: Duration::from_secs(3),
@@ -44,16 +44,16 @@ fn all_reduce_of(actor: &Actor, len: usize) -> nccl::Result<()> {
         .wait()
 }
 
-/// What a kernel does that writes where nothing is: from now on, every call into this context fails.
+/// As a kernel that writes to an invalid address: from now on, every call into this context fails.
 fn lose_the_context(actor: &Actor) {
-    // Operations may be waiting on the other one.
+    // Operations may be waiting on the rank's own stream.
     let stream = actor.stream.context().new_stream().expect("a stream");
     let gone = stream.alloc_zeros::<u8>(1 << 20).expect("memory");
     let (address, guard) = gone.device_ptr(&stream);
     drop(guard);
     drop(gone);
     stream.synchronize().expect("all is well");
-    // SAFETY: the emulator looks at the address, and finds that nothing is there.
+    // SAFETY: the emulator checks the address, and finds that it is invalid.
     let written = unsafe {
         result::memset_d8_async(address, 1, 1 << 20, stream.cu_stream())
             .and_then(|()| result::stream::synchronize(stream.cu_stream()))
@@ -182,7 +182,7 @@ pub(crate) const ROWS: &[Row] = &[
             let first = first.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
             let second = second.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
             first.wait().and_then(|()| second.wait())?;
-            // What ended the one on another rank may have let both go on here.
+            // The end of one communicator on another rank may have let both continue here.
             hear_any(&[actor.comm(), &other])
                 .all_reduce_in_place(&mut x, ReduceOp::Sum)?
                 .wait()

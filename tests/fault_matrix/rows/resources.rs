@@ -1,4 +1,4 @@
-//! What runs out on one rank.
+//! Resources that run out on one rank.
 
 use nccl::FaultClass::Failed;
 use nccl_emulator::faults;
@@ -151,7 +151,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-/// Says that this process may be limited, and waits until it is.
+/// Announces that this process may be limited, and waits until it is.
 fn until_limited() {
     println!("may be limited");
     let groups = || std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

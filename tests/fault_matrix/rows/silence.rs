@@ -1,4 +1,4 @@
-//! Processes that live and do not come: stopped, busy, asleep, late.
+//! Processes that are alive and do not take part: stopped, busy, asleep, late.
 
 use std::time::Duration;
 
@@ -93,8 +93,8 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "work of the program's own is in front of a rank's operation, and does not end",
         limit: SHORT,
         play: |actor| {
-            // What comes within 10 ms of an operation is not told apart from it, nor what comes while a busy machine keeps
-            // the thread that counts them from it.
+            // Work that follows an operation within 10 ms counts as part of it, and so does later work while a busy
+            // machine delays the counting thread.
             std::thread::sleep(Duration::from_millis(300));
             actor.harm();
             std::thread::sleep(Duration::from_millis(300));

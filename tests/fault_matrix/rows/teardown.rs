@@ -82,7 +82,7 @@ pub(crate) const ROWS: &[Row] = &[
                     abort.abort();
                 });
             }
-            // Rank 2 stays away until rank 1 has given up, so that nobody comes to an end.
+            // Rank 2 does not take part until rank 1 has given up, so that no init completes.
             if actor.is(2) {
                 actor.world.get("given up")?;
             }

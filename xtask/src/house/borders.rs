@@ -1,4 +1,4 @@
-//! Which of our crates may use which, and what may not come into some of them at all.
+//! Which crates of the workspace may use which, and dependencies that some of them must not have at all.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::{Result, workspace};
 
-/// For each crate of the product those of ours that it may use by itself; other crates of the workspace may use all.
+/// For each crate of the product those of the workspace that it may use directly; other crates of the workspace may use
+/// all.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-sys", &[]),
     ("cuda-emulator", &[]),
@@ -37,7 +38,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-candle", &["nccl"]),
 ];
 
-/// What some crates know nothing of: the control plane neither CUDA nor NCCL, the emulated driver no NCCL.
+/// Forbidden dependencies: the control plane uses neither CUDA nor NCCL, the emulated driver no NCCL.
 const UNKNOWN: &[(&str, &[&str])] = &[
     ("nccl-control", &["cudarc", "nccl-sys"]),
     ("nccl-launch", &["cudarc", "nccl-sys"]),
@@ -70,7 +71,7 @@ pub(crate) fn check() -> Result {
                 "{name} is in no table of xtask/src/house/borders.rs"
             ));
         }
-        // Those for tests and build scripts are not part of what a user builds.
+        // Dependencies of tests and build scripts are not part of a user's build.
         let used = package["dependencies"].as_array().into_iter().flatten();
         let used = used.filter(|dependency| dependency["kind"].is_null());
         for used in used.filter_map(|dependency| dependency["name"].as_str()) {
@@ -96,7 +97,7 @@ pub(crate) fn check() -> Result {
     }
 }
 
-/// How many packages a program gets that uses `nccl` without its default features.
+/// The number of packages of a program that uses `nccl` without its default features.
 fn packages_of_core() -> Result<usize> {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "--package=nccl", "--no-default-features"])

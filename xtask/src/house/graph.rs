@@ -8,7 +8,7 @@ pub(super) struct Graph {
     /// The rooms of the files: the first part of their module, or the file's own name in the root.
     room_of: Vec<String>,
     paths: Vec<String>,
-    /// For each file those that it uses.
+    /// For each file, the files that it uses.
     uses: Vec<BTreeSet<usize>>,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Modules<'a> {
         Self { files, by_path }
     }
 
-    /// The file that defines what a path names, and the path under which it does.
+    /// The file that defines the item of a path, and the item's path there.
     pub(super) fn resolve(&self, path: &[String]) -> Option<(usize, Vec<String>)> {
         let mut path = path.to_vec();
         for _ in 0..HOPS {
@@ -63,11 +63,11 @@ impl<'a> Modules<'a> {
             }
         }
         let (depth, at) = self.file_of(&path);
-        // In the root, what is no module of the crate's is another crate, or a macro.
+        // In the root, a name that is no module of the crate is another crate, or a macro.
         (depth > 0 || path.is_empty()).then_some((at, path))
     }
 
-    /// The file with what a path names, and how much of the path is its module.
+    /// The file of a path, and how much of the path is its module.
     fn file_of(&self, path: &[String]) -> (usize, usize) {
         let depths = (0..=path.len()).rev();
         let mut found =
@@ -75,7 +75,7 @@ impl<'a> Modules<'a> {
         found.next().unwrap_or((0, 0))
     }
 
-    /// What a `use` item on the way has a path stand for.
+    /// The path that a `use` item substitutes for a path.
     fn further(&self, path: &[String]) -> Option<Vec<String>> {
         let (depth, at) = self.file_of(path);
         let file = &self.files[at];
@@ -84,7 +84,7 @@ impl<'a> Modules<'a> {
                 return Some([&import[..], &path[depth..]].concat());
             }
         }
-        // A name that nothing brings in is the file's own, or of a glob that has it.
+        // A name that is not imported is the file's own, or of a glob that has it.
         file.globs.iter().find_map(|(module, other)| {
             let rest = path.strip_prefix(&module[..])?;
             let is_own = file.items.contains(path.get(..=module.len())?);
@@ -109,7 +109,7 @@ impl Graph {
         rooms.filter(|room| !room.is_empty()).collect()
     }
 
-    /// Rooms that use each other in circles.
+    /// Rooms that use each other in cycles.
     pub(super) fn rooms_in_knots(&self) -> Vec<Vec<String>> {
         let names: Vec<&str> = self.names().into_iter().collect();
         let number = |room: &str| names.binary_search(&room).ok();
@@ -126,7 +126,7 @@ impl Graph {
         named(tied(&uses), |at| names[at].to_owned())
     }
 
-    /// Which file uses which, of those in circles.
+    /// Which file uses which, among files in cycles.
     pub(super) fn ties(&self) -> Vec<(&str, &str)> {
         let mut ties = Vec::new();
         for circle in tied(&self.uses) {
@@ -138,7 +138,7 @@ impl Graph {
         ties
     }
 
-    /// Files that use each other in circles.
+    /// Files that use each other in cycles.
     pub(super) fn circles(&self) -> Vec<Vec<String>> {
         named(tied(&self.uses), |at| self.paths[at].clone())
     }

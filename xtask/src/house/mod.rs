@@ -1,9 +1,9 @@
-//! `cargo xtask house`: how the crates are built inside, as numbers. Run on another tree, it tells what has changed since.
+//! `cargo xtask house`: the structure of the crates, as numbers. Run on another tree, it shows what has changed since.
 //!
-//! - `sources`: the files, their modules, and what in them is neither test nor comment;
-//! - `graph`: which file uses which, and what is tied in circles;
+//! - `sources`: the files, their modules, and their code without tests and comments;
+//! - `graph`: which file uses which, and cycles;
 //! - `borders`: which crate may use which;
-//! - `targets`: that Cargo knows each test and each benchmark.
+//! - `targets`: checks that Cargo knows each test and each benchmark.
 
 mod borders;
 mod graph;
@@ -31,7 +31,7 @@ const CRATES: &[&str] = &[
     "nccl-candle",
 ];
 
-/// Types whose methods are to be in few files: their crates, and paths that lead to them.
+/// Types whose methods are to be in few files: their crates, and paths to them.
 const OWNERS: &[(&str, &str)] = &[
     ("nccl", "Communicator"),
     ("crates/nccl-core", "Communicator"),
@@ -40,8 +40,8 @@ const OWNERS: &[(&str, &str)] = &[
     ("nccl", "World"),
 ];
 
-/// Prints the numbers of this workspace, or of the one at `--tree DIRECTORY`; with `--circles` also which file of a circle uses
-/// which, one line for each.
+/// Prints the numbers of this workspace, or of the one at `--tree DIRECTORY`; with `--circles` also which file of a
+/// cycle uses which, one line for each.
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     let tree: Option<PathBuf> = arguments.path("--tree")?;
     let lists_circles = arguments.flag("--circles");

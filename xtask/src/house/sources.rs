@@ -1,4 +1,4 @@
-//! The files of a crate: their modules, what they define and use, and how much of them is code.
+//! The files of a crate: their modules, definitions and uses, and how much of them is code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,21 +21,22 @@ pub(super) type Names = Vec<String>;
 /// A file that is compiled without `cfg(test)`.
 #[derive(Default)]
 pub(super) struct File {
-    /// Below `src`.
+    /// The path below `src`.
     pub(super) path: String,
     /// Its module.
     pub(super) module: Names,
     /// Lines that are neither blank nor comments nor tests.
     pub(super) code: usize,
-    /// What it defines, in modules of its own as well.
+    /// The items that it defines, in modules of its own as well.
     pub(super) items: BTreeSet<Names>,
-    /// Names that its `use` items bring in, each as a path of the module that it is brought into, and what they stand for.
+    /// Names that its `use` items import, each as a path of the importing module, and their targets.
     pub(super) imports: BTreeMap<Names, Names>,
-    /// Modules that take all names of another one, and these.
+    /// Modules that import all names of another one, with that one.
     pub(super) globs: Vec<(Names, Names)>,
-    /// What its code names, in the arguments of macros as well. A path may begin with a name that is not of this crate.
+    /// The paths in its code, in the arguments of macros as well. A path may begin with a name that is not of this
+    /// crate.
     pub(super) paths: BTreeSet<Names>,
-    /// Types of which it has inherent methods.
+    /// Types with inherent methods here.
     pub(super) inherent: BTreeSet<Names>,
 }
 
@@ -59,11 +60,11 @@ pub(super) fn read(directory: &Path) -> Result<Sources> {
 /// A module that has a file of its own.
 pub(super) struct Child {
     module: Names,
-    /// Of its attribute `path`.
+    /// From its attribute `path`.
     place: Option<String>,
 }
 
-/// What a file has, and its children.
+/// Parses a file, and finds its children.
 pub(super) fn parse(path: &str, module: Names, text: &str) -> Result<(File, Vec<Child>)> {
     let parsed = syn::parse_file(text).map_err(|error| format!("{path}: {error}"))?;
     let mut reader = Reader {
@@ -96,7 +97,7 @@ pub(super) fn parse(path: &str, module: Names, text: &str) -> Result<(File, Vec<
     Ok((file, children))
 }
 
-/// Where the file of a child is.
+/// The path of a child's file.
 fn find(directory: &Path, path: &str, child: &Child) -> Result<String> {
     if let Some(place) = &child.place {
         let beside = Path::new(path).parent().unwrap_or(Path::new(""));
@@ -119,7 +120,7 @@ fn find(directory: &Path, path: &str, child: &Child) -> Result<String> {
 struct Reader {
     /// The module that is being read: the file's, or one within it.
     module: Names,
-    /// First and last lines of what only tests have.
+    /// First and last lines of code that exists in tests alone.
     tests: Vec<(usize, usize)>,
     file: File,
     children: Vec<Child>,
@@ -157,7 +158,7 @@ fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// The name of what an item defines.
+/// The name that an item defines.
 fn name(item: &syn::Item) -> Option<&syn::Ident> {
     use syn::Item;
     match item {
@@ -181,8 +182,8 @@ fn names(path: &syn::Path) -> Names {
 }
 
 impl Reader {
-    /// A path in the module that is being read, from the root. What begins with another crate's name becomes one that is
-    /// not there.
+    /// A path in the module that is being read, from the root. A path into another crate becomes one that does not
+    /// exist.
     fn rooted(&self, path: &[String]) -> Names {
         let mut base = self.module.clone();
         let mut rest = path;
@@ -210,7 +211,7 @@ impl Reader {
         child
     }
 
-    /// Notes what code names; a name alone is of this file, or was brought in.
+    /// Records a path in the code; a name alone is of this file, or was imported.
     fn note(&mut self, path: &[String]) {
         if path.len() > 1 {
             let path = self.rooted(path);
@@ -245,7 +246,7 @@ impl Reader {
         self.note(&path);
     }
 
-    /// Whether something with these attributes exists in tests alone, and is left out.
+    /// Whether an item with these attributes exists in tests alone, and is left out.
     fn leaves_out(&mut self, attributes: &[syn::Attribute], span: Span) -> bool {
         let is_test = is_test(attributes);
         if is_test {
@@ -297,7 +298,7 @@ impl Reader {
     }
 }
 
-/// Visits what need not be an item only where it exists without tests.
+/// Visits nodes that need not be items only where they exist without tests.
 macro_rules! without_tests {
     ($($visit:ident($node:ident);)*) => {$(
         fn $visit(&mut self, node: &'ast syn::$node) {
@@ -392,7 +393,7 @@ impl<'ast> Visit<'ast> for Reader {
         self.scan(mac.tokens.clone());
     }
 
-    /// Who may use something is no use of it.
+    /// The path of a visibility is no use.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 }
 

@@ -1,5 +1,5 @@
-//! The files of `tests/` and `benches/` that have to be named in the manifest beside them: Cargo finds tests and benchmarks by
-//! itself only in folders of these names within a package.
+//! The files of `tests/` and `benches/` that must be named in the manifest beside them: Cargo finds tests and
+//! benchmarks automatically only in folders of these names within a package.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::{Result, workspace};
 
 const FOLDERS: [&str; 2] = ["tests", "benches"];
 
-/// Fails with every file that is no target: nothing would run it.
+/// Fails with every file that is no target, and so would never run.
 pub(crate) fn check() -> Result {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version=1", "--offline"])
@@ -36,7 +36,7 @@ pub(crate) fn check() -> Result {
     }
 }
 
-/// The files and the folders with a `main.rs`, as Cargo takes them.
+/// The files and the folders with a `main.rs`, as Cargo finds them.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder)? {

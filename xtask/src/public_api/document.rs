@@ -1,4 +1,4 @@
-//! rustdoc's JSON of a package and of the crates of the workspace that it is made of.
+//! rustdoc's JSON of a package and of the workspace crates that it consists of.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{Result, workspace};
 
-/// The format that the crate `public-api` reads; its releases differ in that.
+/// The format that the crate `public-api` reads; it differs between its releases.
 const FORMAT: u64 = 57;
 
 /// A crate's JSON.
@@ -20,7 +20,7 @@ pub(super) struct Json {
     pub(super) is_listed: bool,
 }
 
-/// A listed package, and the crates without a list that it depends on, with the features that it asks of them.
+/// A listed package, and the crates without a list that it depends on, with the features that it requests of them.
 pub(super) struct Documented {
     pub(super) own: Json,
     pub(super) parts: Vec<Json>,
@@ -104,7 +104,7 @@ pub(super) fn document(
             .into_iter()
             .filter(|name| !listed.contains(&name.as_str())),
     );
-    // What is built for other chores is used here, and the JSON is apart from the pages of `cargo doc`.
+    // Builds of other chores are reused here, and the JSON is apart from the pages of `cargo doc`.
     let target = scratch.join(package);
     let mut cargo = workspace::cargo();
     cargo
@@ -126,8 +126,8 @@ pub(super) fn document(
     Ok(Documented { own, parts })
 }
 
-/// A rustdoc that takes unstable flags. The variable for that would have cargo run build scripts again and build what
-/// depends on them, if it were set for all of a build.
+/// A rustdoc that accepts unstable flags. Setting the variable for that for a whole build would make cargo run build
+/// scripts again and rebuild their dependents.
 fn rustdoc(scratch: &Path) -> Result<PathBuf> {
     let script = scratch.join("rustdoc");
     let program = env::var("RUSTDOC").unwrap_or_else(|_| "rustdoc".to_owned());
@@ -138,7 +138,7 @@ fn rustdoc(scratch: &Path) -> Result<PathBuf> {
     Ok(script)
 }
 
-/// A file that rustdoc has written.
+/// Reads a file that rustdoc has written.
 pub(super) fn read(file: &Path, is_listed: bool) -> Result<Json> {
     let text = fs::read_to_string(file)
         .map_err(|error| format!("cannot read {}: {error}", file.display()))?;

@@ -1,9 +1,9 @@
-//! The JSON of several crates as that of one, in which an item is the same wherever it is defined.
+//! Joins the JSON of several crates into that of one, in which an item is the same wherever it is defined.
 //!
-//! Every crate numbers its items, and the items of other crates that it mentions. [`join`] gives the items of all crates
-//! numbers of their own, and mentions of one item the same number. Then it makes modules alike: each holds re-exports alone,
-//! sorted by name. For an item with several paths, `public-api` prefers one without a re-export, and a move can make that
-//! another one; among re-exports it takes the shortest.
+//! Every crate numbers its items, and the items of other crates that it mentions. [`join`] gives the items of all
+//! crates numbers of their own, and mentions of one item the same number. Then it makes modules uniform: each holds
+//! re-exports alone, sorted by name. For an item with several paths, `public-api` prefers one without a re-export, and
+//! a move can change which one that is; among re-exports it takes the shortest.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,15 +24,15 @@ const LISTS: &[&str] = &[
     "variants",
 ];
 
-/// Traits that stable Rust cannot name, so that to implement them promises nothing.
+/// Traits that stable Rust cannot name, so that implementing them promises nothing.
 const UNSTABLE: &[&str] = &["Freeze", "StructuralPartialEq", "UnsafeUnpin"];
 
-/// The JSON of the crate `own` together with the crates that its items may come from. `others` are the listed crates
-/// that it depends on, in the order in which their paths are taken for types.
+/// Joins the JSON of the crate `own` with that of the crates that its items may come from. `others` are the listed
+/// crates that it depends on, in the order in which their paths are taken for types.
 pub(super) fn join(own: &Documented, others: &[&Documented]) -> Result<Value> {
     let mut crates = vec![&own.own];
     crates.extend(others.iter().map(|other| &other.own));
-    // A part of several listed crates is taken with the features that this crate asks of it.
+    // A part of several listed crates is taken with the features that this crate requests of it.
     let parts = others.iter().flat_map(|other| &other.parts);
     for part in own.parts.iter().chain(parts) {
         if crates.iter().all(|known| name(known) != name(part)) {
@@ -80,7 +80,7 @@ struct Joined {
     paths: BTreeMap<Id, Value>,
     /// The root modules of the crates, and whether each has a list of its own.
     roots: Vec<(Id, bool)>,
-    /// The items of the crates, which are all that is named anew.
+    /// The items of the crates; only these are renamed.
     defined: BTreeSet<Id>,
     next: Id,
 }
@@ -138,8 +138,8 @@ impl Joined {
         Ok(joined)
     }
 
-    /// What is in a public module: names, and the items or re-exports of items from elsewhere that have them. `open` are
-    /// the modules that are being looked at.
+    /// The entries of a public module: names, and the items or re-exports under them. `open` are the modules that are
+    /// being visited.
     fn entries(&self, module: Id, open: &mut Vec<Id>) -> BTreeSet<(String, Id)> {
         let mut entries = BTreeSet::new();
         if open.contains(&module) {
@@ -184,7 +184,7 @@ impl Joined {
         self.index.contains_key(&id) && !self.roots.contains(&(id, true))
     }
 
-    /// Makes all that modules hold re-exports, sorted by name.
+    /// Turns all entries of modules into re-exports, sorted by name.
     fn level_modules(&mut self) {
         let is_module = |(_, item): &(&Id, &Value)| item["inner"]["module"].is_object();
         let modules = self.index.iter().filter(is_module);
@@ -201,10 +201,10 @@ impl Joined {
                 };
                 let is_use = item["inner"]["use"].is_object();
                 if is_use {
-                    // One line, also if what it names is the root of a crate that is here for its types.
+                    // One line, also if its target is the root of a crate that is here for its types.
                     item["inner"]["use"]["id"] = Value::Null;
                 }
-                // An item without a name is nothing that a path leads to.
+                // No path leads to an item without a name.
                 if is_use || name.is_empty() {
                     items.push(id);
                 } else {
@@ -242,7 +242,7 @@ impl Joined {
         }
     }
 
-    /// The shortest public path of each item that a crate offers.
+    /// The shortest public path of each item that a crate exports.
     fn public_paths(&self, root: Id) -> BTreeMap<Id, Vec<String>> {
         let own = vec![text(&self.index[&root]["name"])];
         let mut found = BTreeMap::from([(root, own.clone())]);
@@ -266,7 +266,7 @@ impl Joined {
         found
     }
 
-    /// Forgets implementations of traits that are not stable.
+    /// Removes implementations of traits that are not stable.
     fn drop_unstable(&mut self) {
         let paths = &self.paths;
         self.index.retain(|_, item| {
@@ -282,7 +282,7 @@ impl Joined {
     }
 }
 
-/// What an item is called where it is defined, and its kind.
+/// The path of an item where it is defined, and its kind.
 fn definition(summary: &Value) -> (Vec<String>, String) {
     let path = summary["path"].as_array();
     let path = path.into_iter().flatten().map(text).collect();
@@ -308,8 +308,8 @@ fn re_export(own: Id, name: &str, id: Id) -> Value {
     })
 }
 
-/// Gives the items that are mentioned in a part of the JSON other numbers. A path as the source has it is cut to its name:
-/// it tells in which module and crate the source was.
+/// Renumbers the items that are mentioned in a part of the JSON. A path from the source is cut to its name: otherwise
+/// it would show the module and crate of the source.
 fn renumber(value: &mut Value, number: &impl Fn(Id) -> Id) {
     let change = |value: &mut Value| match value.as_u64() {
         Some(id) => *value = json!(number(id)),

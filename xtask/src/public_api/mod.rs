@@ -1,21 +1,21 @@
 //! `public-api`: the public items of the library crates, compared with `docs/results/public_api/CRATE.txt`.
 //!
-//! A line is a path by which users name an item, with its signature, as `cargo public-api` prints it. The list is sorted
-//! and has each line once. It holds the default features, without `doc(hidden)` items, without blanket implementations,
-//! and without implementations of marker traits that stable Rust cannot name.
+//! A line is a path by which users name an item, with its signature, as `cargo public-api` prints it. The list is
+//! sorted and has each line once. It covers the default features, without `doc(hidden)` items, without blanket
+//! implementations, and without implementations of marker traits that stable Rust cannot name.
 //!
-//! The crate `public-api` makes the lines from rustdoc's JSON. Of an item that comes from another crate it knows the name
-//! alone. So this chore documents the crates of the workspace that a listed crate depends on as well, and joins their JSON
-//! into one ([`joined`]). An item that moves to such a crate, and is re-exported where it was, keeps its lines:
+//! The crate `public-api` makes the lines from rustdoc's JSON. Of an item from another crate it knows the name alone.
+//! So this chore documents the workspace crates that a listed crate depends on as well, and joins their JSON into one
+//! ([`joined`]). An item that moves to such a crate, and is re-exported in its old place, keeps its lines:
 //!
-//! - A re-export of an item, a module or `*` from a crate of the workspace is resolved, through any number of crates: the
-//!   item and its methods, fields and implementations stand under the public path.
+//! - A re-export of an item, a module or `*` from a crate of the workspace is resolved, through any number of crates:
+//!   the item and its methods, fields and implementations are listed under the public path.
 //! - A signature names a type by its shortest public path in the listed crate, else by that in the first of [`LISTED`]
 //!   that has one, and never by the module that defines it. A type without a public path has its name alone.
 //! - A whole crate that is itself listed (`pub use nccl`) is one line: its own list has the rest.
 //!
-//! What does not follow a move: an item below a `doc(hidden)` module of another crate is not in the JSON, and its
-//! re-export is a line without methods. Items of crates outside the workspace are such lines, too.
+//! Not resolved: an item below a `doc(hidden)` module of another crate is not in the JSON, and its re-export is a line
+//! without methods. The same holds for items of crates outside the workspace.
 //!
 //! `nccl-sys` is listed with its bindings, which are a few hundred lines.
 
@@ -33,7 +33,7 @@ use crate::{Result, workspace};
 
 use document::Documented;
 
-/// The packages with a list, those first whose paths other lists prefer for a type that has several.
+/// The packages with a list, in the order in which lists prefer their paths for a type that has several.
 const LISTED: &[&str] = &[
     "nccl",
     "nccl-sys",
@@ -42,7 +42,7 @@ const LISTED: &[&str] = &[
     "nccl-candle",
 ];
 
-/// Where the lists are, from the root of the workspace.
+/// The directory of the lists, from the root of the workspace.
 const DIRECTORY: &str = "docs/results/public_api";
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     .into())
 }
 
-/// The lines of a crate, whose joined JSON goes to `file` on the way.
+/// The lines of a crate, whose joined JSON is written to `file` on the way.
 fn lines(json: &Value, file: &Path) -> Result<BTreeSet<String>> {
     fs::write(file, json.to_string())
         .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
@@ -117,7 +117,7 @@ fn compare(file: &Path, lines: &BTreeSet<String>) -> Result<String> {
     Ok(differences(&name, &text, lines))
 }
 
-/// The lines that `written` has and `lines` lacks after a `-`, and the others after a `+`; nothing if there are none.
+/// The lines that only `written` has after a `-`, and those that only `lines` has after a `+`; empty if there are none.
 fn differences(name: &str, written: &str, lines: &BTreeSet<String>) -> String {
     let written: BTreeSet<&str> = written.lines().collect();
     let lines: BTreeSet<&str> = lines.iter().map(String::as_str).collect();

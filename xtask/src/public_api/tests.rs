@@ -1,11 +1,11 @@
-//! Lists of made-up crates, documented by this machine's rustdoc: as one crate, and with parts of it moved to others.
+//! Lists of made-up crates, documented by this machine's rustdoc: as one crate, and with parts moved to others.
 
 use super::*;
 use std::process::Command;
 
 use super::document::Json;
 
-/// A shop in one crate: an item with two paths, a trait and what implements it, an alias, generics, a macro, a sealed
+/// A shop in one crate: an item with two paths, a trait and its implementor, an alias, generics, a macro, a sealed
 /// trait, a renamed item, `*`, and a constant.
 const WHOLE: &str = r#"
     mod error;
@@ -63,7 +63,7 @@ const TICKETS: &str = r#"
     }
 "#;
 
-/// A directory in which crates are built, those that others use first.
+/// A directory in which crates are built, dependencies first.
 struct Crates {
     directory: tempfile::TempDir,
     built: Vec<&'static str>,
@@ -115,7 +115,7 @@ impl Crates {
     }
 }
 
-/// Whether this machine's rustdoc is one whose JSON is read; says so if not.
+/// Whether the JSON of this machine's rustdoc can be read; prints a message if not.
 fn is_readable() -> bool {
     let mut crates = Crates::new();
     let file = crates.build("empty", &[("lib.rs", "")]);

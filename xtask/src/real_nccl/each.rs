@@ -1,7 +1,8 @@
-//! Tests one by one, each in a process of its own and under a limit, and what came of them beside what is expected.
+//! Runs tests one by one, each in a process of its own and under a limit, and compares the results with the expected
+//! ones.
 //!
-//! A test that cannot run on NVIDIA's library stands in `exceptions.txt` with the reason. All the same it is run: an
-//! exception that passes is as wrong as a failure that is none, unless it is said to pass sometimes.
+//! `exceptions.txt` lists the tests that cannot run on NVIDIA's library, with the reason. They are run all the same: an
+//! exception that passes is as wrong as an unlisted failure, unless it is marked as passing sometimes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,9 +25,9 @@ use crate::workspace::output;
 
 /// How a test is run.
 pub(super) struct Way<'a> {
-    /// Longer than any test waits for what it has started.
+    /// Longer than any test waits for its children.
     pub(super) limit: Duration,
-    /// The program with its options that runs it, if any does.
+    /// The program with its options that runs the test, if any.
     pub(super) under: &'a [OsString],
     pub(super) prepare: &'a (dyn Fn(&mut Command) + Sync),
 }
@@ -50,18 +51,18 @@ impl Way<'_> {
 /// The exceptions, as they are in the repository.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-/// A file of tests, built.
+/// A built file of tests.
 #[derive(Debug, Clone)]
 pub(super) struct Built {
     /// The name of the file.
     pub(super) name: String,
     pub(super) executable: PathBuf,
-    /// Where cargo would run it.
+    /// The directory in which cargo would run it.
     pub(super) directory: PathBuf,
 }
 
 impl Built {
-    /// The test files that cargo's messages tell of.
+    /// The test files in cargo's messages.
     pub(super) fn of_messages(messages: &str) -> Vec<Self> {
         let messages = messages
             .lines()
@@ -81,7 +82,7 @@ impl Built {
         messages.filter_map(built).collect()
     }
 
-    /// Its tests, but for those that are run on demand only.
+    /// Its tests, except those that run on request only.
     fn tests(&self) -> Result<Vec<String>> {
         let list = |more: &[&str]| -> Result<Vec<String>> {
             let mut command = Command::new(&self.executable);
@@ -105,7 +106,7 @@ pub(super) struct Exceptions(BTreeMap<String, Exception>);
 #[derive(Debug, PartialEq, Eq)]
 struct Exception {
     reason: String,
-    /// Whether it passes on a machine that is fast enough, or when its threads happen to come in the right order.
+    /// Whether it passes on a fast machine, or with a lucky order of its threads.
     sometimes_passes: bool,
 }
 
@@ -114,8 +115,8 @@ impl Exceptions {
         Self::parse(EXCEPTIONS)
     }
 
-    /// A reason stands at the beginning of a line; its tests follow, each in a line that begins with blanks, and
-    /// with `(sometimes passes)` behind it or not.
+    /// A reason begins a line; its tests follow, each in a line that begins with blanks, and ends with
+    /// `(sometimes passes)` or not.
     fn parse(text: &str) -> Result<Self> {
         let mut known = BTreeMap::new();
         let mut reason = None;
@@ -146,7 +147,7 @@ impl Exceptions {
     }
 }
 
-/// What came of a test.
+/// The result of a test.
 #[derive(Debug, Clone)]
 struct Outcome {
     passed: bool,
@@ -154,11 +155,11 @@ struct Outcome {
     said: String,
 }
 
-/// What is said behind `--`, as to a test program: how many tests run at a time, and which.
+/// The arguments behind `--`, as of a test program: how many tests run at a time, and which.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
     at_a_time: usize,
-    /// Parts of names; none: all tests.
+    /// Parts of names; empty: all tests.
     filters: Vec<String>,
 }
 
@@ -188,7 +189,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Without filters: these tests and no others.
+    /// Without filters: selects these tests and no others.
     pub(super) fn only<'t>(&mut self, tests: impl Iterator<Item = &'t &'t str>) {
         if self.filters.is_empty() {
             self.filters = tests.map(|&test| test.to_owned()).collect();
@@ -203,7 +204,7 @@ impl Options {
 /// Runs all tests of these files, some at a time.
 ///
 /// # Errors
-/// A test that failed and is no exception, an exception that passed, or one that there is not.
+/// A test that failed and is no exception, an exception that passed, or an exception for a test that does not exist.
 pub(super) fn run(
     files: &[Built],
     exceptions: &Exceptions,
@@ -257,7 +258,7 @@ pub(super) fn run(
     judge(&names, &outcomes, exceptions)
 }
 
-/// What was expected beside what came. Of the files of these names all tests were run.
+/// Compares the outcomes with the expected ones. All tests of these files were run.
 fn judge(
     files: &[&str],
     outcomes: &BTreeMap<String, Outcome>,
@@ -299,7 +300,7 @@ fn judge(
 }
 
 fn run_one(file: &Built, test: &str, way: &Way<'_>) -> Result<Outcome> {
-    // A file, not a pipe: what a test leaves behind may hold a pipe open.
+    // A file, not a pipe: processes that a test leaves behind may hold a pipe open.
     let mut said = tempfile::tempfile()?;
     let mut command = way.command(&file.executable);
     command

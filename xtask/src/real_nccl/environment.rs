@@ -1,4 +1,4 @@
-//! What a process is told so that it runs on NVIDIA's library, and the header that says so.
+//! The environment of a process that runs on NVIDIA's library, and the header that shows it.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,17 +9,17 @@ use std::process::Command;
 use super::topology::Topology;
 use crate::wheels::Release;
 
-/// What `nccl_emulator::install` reads: the library that its driver is to carry.
+/// Read by `nccl_emulator::install`: the library for its driver.
 pub(super) const LIBRARY: &str = "NCCL_EMULATOR_NCCL";
 
-/// What concerns the choice of a library otherwise, and would lead past that one.
+/// Other settings of the choice of a library, which would select another one.
 const CONTRADICTING: [&str; 2] = ["NCCL_LIBRARY", "NCCL_EMULATOR_VERSION"];
 
-/// Settings of NCCL that are made unless the user has made them: there is no InfiniBand beneath an emulated GPU, even
-/// where the machine has an adapter, which NCCL finds without asking CUDA.
+/// Settings of NCCL that the user may override: there is no InfiniBand beneath an emulated GPU, even where the machine has an adapter,
+/// which NCCL finds without CUDA.
 const DEFAULTS: [(&str, &str); 2] = [("NCCL_NET", "Socket"), ("NCCL_IB_DISABLE", "1")];
 
-/// A variable of the network, as the process will have it.
+/// A variable of the network, and its value for the process.
 #[derive(Debug, PartialEq, Eq)]
 struct Setting {
     name: &'static str,
@@ -65,7 +65,7 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// Gives it to a command.
+    /// Sets it for a command.
     pub(super) fn apply(&self, command: &mut Command) {
         for name in CONTRADICTING {
             command.env_remove(name);
@@ -79,14 +79,14 @@ impl<'a> Environment<'a> {
         self.apply_network(command);
     }
 
-    /// Gives a command what concerns the network alone: it chooses its libraries itself.
+    /// Sets the network's part alone for a command that chooses its libraries itself.
     pub(super) fn apply_network(&self, command: &mut Command) {
         for setting in &self.network {
             command.env(setting.name, &setting.value);
         }
     }
 
-    /// Lets a program that this workspace has not built find the emulator as well.
+    /// Lets a program that is not built in this workspace find the emulator as well.
     pub(super) fn preload(command: &mut Command, emulator: &Path) {
         let mut list = OsString::from(emulator);
         if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -97,7 +97,7 @@ impl<'a> Environment<'a> {
     }
 }
 
-/// The header: what runs, and what it is worth.
+/// The header: what runs, and what its results are worth.
 impl Display for Environment<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Release {

@@ -1,10 +1,10 @@
 //! The test files that are not run on NVIDIA's library, each with its reason. A new file in `tests/`,
-//! `nccl-emulator/tests/` or `examples/inference_server/tests/` is run on it unless it stands here.
+//! `nccl-emulator/tests/` or `examples/inference_server/tests/` is run on it unless it is listed here.
 
-/// Why the tests of its NCCL are.
+/// Why tests of the emulator's NCCL are left out.
 const EMULATORS: &str = "it tests the emulator's own NCCL to the letter: conformance and real_behaviour compare what both do";
 
-/// Why tests of a model in one process are.
+/// Why tests of a model in one process are left out.
 const COMPUTES: &str = "it tests what a model computes, which NCCL has no part in";
 
 /// Package, test file, and why it is left out.
@@ -83,6 +83,6 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What `--quick` runs on the library beside the tests about it: files that show in little time that the safe layer's
-/// operations are right on it, and end when something hangs.
+/// The files that `--quick` runs on the library beside the tests about it: they show quickly that the safe layer's
+/// operations are right on it, and that hanging operations end.
 pub(super) const QUICK: &[(&str, &str)] = &[("nccl-tests", "killed"), ("nccl-tests", "operations")];

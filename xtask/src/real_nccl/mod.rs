@@ -1,4 +1,4 @@
-//! `real-nccl`: programs and tests on NVIDIA's own libnccl, without a GPU: the emulator's driver carries it.
+//! `real-nccl`: runs programs and tests on NVIDIA's own libnccl, without a GPU, on the emulator's driver.
 //!
 //! ```text
 //! cargo xtask real-nccl run   [--release X.Y.Z] [--cuda 12|13] [--topology NAME|FILE]
@@ -29,10 +29,10 @@ use crate::arguments::{Arguments, Usage};
 use crate::wheels::{self, Cuda, Release, Unavailable};
 use crate::{Result, workspace};
 
-/// What builds the emulator so that it can carry NVIDIA's library, from a package that depends on it.
+/// The feature that builds the emulator for NVIDIA's library, from a package that depends on it.
 const FEATURE: &str = "nccl-emulator/real-nccl";
 
-/// The releases that the emulator's driver carries, oldest first.
+/// The releases that the emulator's driver supports, oldest first.
 const RELEASES: [&str; 3] = ["2.27.7", "2.30.7", "2.32.3"];
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     }
 }
 
-/// Which libraries a command line asks for.
+/// The libraries that a command line requests.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     release: Option<String>,
@@ -88,7 +88,7 @@ impl Asked {
         Ok(Self { release, cuda })
     }
 
-    /// The one release to run on: that which nccl-sys binds, if none was named.
+    /// The one release to run on: the one that nccl-sys binds, if none was named.
     fn one(&self) -> Result<Release> {
         let version = match &self.release {
             Some(release) => release.clone(),
@@ -110,12 +110,12 @@ impl Asked {
     }
 }
 
-/// Whether the emulator's driver carries this release on this machine.
+/// Whether the emulator's driver supports this release on this machine.
 pub(crate) fn carries(version: &str) -> bool {
     RELEASES.contains(&version) && runnable().is_ok()
 }
 
-/// Whether the emulator's driver can carry NVIDIA's library here.
+/// Whether the emulator's driver can run NVIDIA's library here.
 fn runnable() -> Result {
     match ARCH {
         "x86_64" => Ok(()),
@@ -155,7 +155,7 @@ fn terms(asked: &Asked) -> Result {
         text.push('\n');
     }
     text += "The library contains parts of NVIDIA's CUDA runtime, which has terms of its own.\n";
-    // The reader may be a pager, which ends when it likes.
+    // The reader may be a pager, which may end at any time.
     Ok(io::stdout().write_all(text.as_bytes())?)
 }
 

@@ -1,7 +1,7 @@
 //! NVIDIA's example of a profiler plugin, compiled for the tests.
 //!
-//! It is in NCCL's sources, which the wheels do not have. Debian has them: apt is asked for its own mirror, and checks
-//! the archive. `NCCL_SOURCES`, a directory with NCCL's sources, takes the place of that. What is compiled stays in
+//! It is in NCCL's sources, which the wheels do not have. Debian has them: the chore gets its mirror from apt, and
+//! checks the archive. `NCCL_SOURCES`, a directory with NCCL's sources, replaces that. The compiled plugin stays in
 //! `.cache`.
 
 use std::env;
@@ -24,13 +24,13 @@ const SHA256: &str = "e67239212c395bfdb398a7519491840d06fdf6b599c299f97c7ed01097
 const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 /// The plugin in the sources.
 const PLUGIN: &str = "plugins/profiler/example";
-/// Declares the functions of the CUDA runtime that it calls: CUDA's own headers are not needed.
+/// Declares the functions of the CUDA runtime that the plugin calls: CUDA's own headers are not needed.
 const CUDA_RUNTIME: &str = include_str!("profiler/cuda_runtime.h");
 
-/// The plugin for a library of this CUDA, compiled if it is not there yet.
+/// The plugin for a library of this CUDA, compiled if it is missing.
 ///
 /// # Errors
-/// [`Unavailable`] if there is neither source nor compiler; what the compiler says.
+/// [`Unavailable`] if there is neither source nor compiler; the compiler's error.
 pub(super) fn example(cuda: Cuda) -> Result<PathBuf> {
     let cache = workspace::root().join(".cache");
     let given = env::var_os(SOURCES).map(PathBuf::from);
@@ -114,7 +114,7 @@ fn mirrors() -> Result<Vec<String>> {
     let mut mirrors: Vec<String> = said.lines().map(str::to_owned).collect();
     mirrors.sort();
     mirrors.dedup();
-    // Debian's own archive is tried before other repositories that apt is set up for.
+    // Debian's own archive is tried before other repositories of apt.
     mirrors.sort_by_key(|mirror| !mirror.trim_end_matches('/').ends_with("/debian"));
     Ok(mirrors)
 }
@@ -122,7 +122,7 @@ fn mirrors() -> Result<Vec<String>> {
 /// Compiles the plugin, as its own Makefile does, against the few functions of CUDA that it uses.
 fn compile(sources: &Path, work: &Path, cuda: Cuda) -> Result<PathBuf> {
     fs::write(work.join("cuda_runtime.h"), CUDA_RUNTIME)?;
-    // To the dynamic linker the runtime is a name; what is in it is known when it runs.
+    // The dynamic linker needs only the runtime's name; its contents are resolved when it runs.
     let runtime = work.join("libcudart.so");
     let mut stub = Command::new("c++");
     stub.args(["-shared", "-nostdlib", "-x", "c++", "/dev/null", "-o"])

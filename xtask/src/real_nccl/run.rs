@@ -13,7 +13,7 @@ use crate::Result;
 use crate::arguments::{Arguments, Usage};
 use crate::workspace::{self, cargo, run as run_command};
 
-/// The program that is to run.
+/// The program to run.
 #[derive(Debug, PartialEq, Eq)]
 enum Program {
     /// An example of this workspace, with its arguments.
@@ -37,7 +37,7 @@ impl Program {
         }
     }
 
-    /// Builds what this workspace contributes to it, and gives the command.
+    /// Builds what this workspace contributes to it, and returns the command.
     fn prepare(self) -> Result<Command> {
         let release = workspace::target_directory().join("release");
         match self {
@@ -73,7 +73,7 @@ fn build(package: &[&str], target: &[&str]) -> Result {
     run_command(&mut command)
 }
 
-/// Becomes the program: its exit code and its signals are its own.
+/// Becomes the program, so that exit code and signals are the program's.
 pub(super) fn run(
     asked: &Asked,
     arguments: &mut Arguments,

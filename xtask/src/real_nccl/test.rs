@@ -1,8 +1,8 @@
-//! `real-nccl test`: the tests of this workspace on NVIDIA's library, and those that are about it.
+//! `real-nccl test`: runs the tests of this workspace on NVIDIA's library, and the tests about it.
 //!
-//! The test files of four packages run with the library in the place of the emulator's own NCCL, without those of
-//! [`LEFT_OUT`]. Test files called `real_…`, and the unit tests of the emulator's module `real`, choose for
-//! themselves: they are told all libraries.
+//! The test files of four packages run with the library in place of the emulator's own NCCL, except those of
+//! [`LEFT_OUT`]. Test files called `real_…`, and the unit tests of the emulator's module `real`, choose for themselves:
+//! they get all libraries.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,32 +20,32 @@ use crate::arguments::{Arguments, Usage};
 use crate::wheels::{Release, Unavailable};
 use crate::workspace::{self, cargo, run as run_command};
 
-/// The packages whose tests these are.
+/// The packages of the tests.
 const PACKAGES: [&str; 4] = [
     "nccl-emulator",
     "nccl-tests",
     "observability",
     "inference-server",
 ];
-/// The package of the tests that are about NVIDIA's library, and what their files begin with.
+/// The package of the tests about NVIDIA's library, and the prefix of their files.
 const OWN: (&str, &str) = ("nccl-emulator", "real_");
-/// By this name the unit tests of the emulator's module are asked for.
+/// The filter that selects the unit tests of the emulator's module.
 const UNIT: &str = "real";
-/// What those tests are told: the libraries, with `:` between them, and NVIDIA's example of a profiler plugin.
+/// The variables of those tests: the libraries, with `:` between them, and NVIDIA's example of a profiler plugin.
 const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
 const PROFILER: &str = "NCCL_REAL_EXAMPLE_PROFILER";
 
 /// A file of tests: its package and its name.
 type TestFile = (String, String);
 
-/// What is to be run.
+/// The tests to run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Selection {
-    /// Whether the unit tests of the emulator's module are.
+    /// Whether to run the unit tests of the emulator's module.
     unit: bool,
-    /// Files about the libraries, which are told all of them.
+    /// Files about the libraries, which get all of them.
     own: Vec<TestFile>,
-    /// Files that get the library in the place of the emulator's own NCCL.
+    /// Files that get the library in place of the emulator's own NCCL.
     on_it: Vec<TestFile>,
 }
 
@@ -61,7 +61,7 @@ enum Extent {
 }
 
 impl Extent {
-    /// Whether a file that gets the library in the place of the emulator's NCCL is run.
+    /// Whether a file that gets the library in place of the emulator's NCCL is run.
     fn takes(self, file: &TestFile) -> bool {
         match self {
             Self::Whole => true,
@@ -72,7 +72,7 @@ impl Extent {
 }
 
 impl Selection {
-    /// Of all files those of these names, or without names all that are not left out.
+    /// Selects the files of these names, or without names all that are not left out.
     fn of(all: &[TestFile], names: &[String], extent: Extent) -> Result<Self> {
         let left_out = |file: &TestFile| {
             let is = |left: &&(&str, &str, &str)| (left.0, left.1) == (&*file.0, &*file.1);
@@ -145,7 +145,7 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
         }
         found => found?,
     };
-    // A distribution has the sources for as long as it likes, so that a change does not fail without them.
+    // A distribution may drop the sources at any time, so a change must not fail without them.
     let may_lack = allow_missing || extent == Extent::Quick;
     let profiler = match profiler::example(asked.cuda) {
         Err(error) if error.is::<Unavailable>() => {
@@ -160,7 +160,7 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
     run_all(&selection, &release, &all, profiler.as_deref(), &behind)
 }
 
-/// The library that takes the place of the emulator's own NCCL, and all that there are.
+/// The library that replaces the emulator's own NCCL, and all libraries.
 fn libraries(asked: &Asked) -> Result<(Release, Vec<Release>)> {
     Ok((asked.one()?, asked.all()?))
 }

@@ -1,4 +1,4 @@
-//! Machines that NCCL is shown in the place of this one: files of `nccl-emulator/topologies`, or the user's own.
+//! Machines that NCCL is shown in place of this one: files of `nccl-emulator/topologies`, or the user's own.
 
 use std::fmt;
 use std::fs;
@@ -12,12 +12,12 @@ use crate::{Result, workspace};
 pub(super) struct Topology {
     /// Its name, if it comes with the emulator.
     name: Option<String>,
-    /// Where it is described, from the root: the process may run elsewhere.
+    /// The path of its description, from the root: the process may run elsewhere.
     pub(super) file: PathBuf,
 }
 
 impl Topology {
-    /// By its name, or by its file. A name comes first: `./NAME` is a file anyhow.
+    /// Finds a machine by its name, or by its file. A name comes first: `./NAME` is always a file.
     pub(super) fn find(asked: &Path) -> Result<Self> {
         let directory = directory();
         if asked.components().count() == 1 && asked.extension().is_none() {

@@ -1,5 +1,5 @@
-//! `real-nccl valgrind`: tests of a few ranks on NVIDIA's library under valgrind's memory checker. Nothing may be read or
-//! written that is not there, by NCCL, by the driver or by us.
+//! `real-nccl valgrind`: runs tests of a few ranks on NVIDIA's library under valgrind's memory checker. NCCL, the
+//! driver and this workspace must not access invalid memory.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,17 +13,17 @@ use super::{Asked, FEATURE, each};
 use crate::Result;
 use crate::workspace::{self, cargo};
 
-/// Valgrind is some twenty times as slow as the machine, and runs one thread at a time.
+/// Valgrind is some twenty times slower than the machine, and runs one thread at a time.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How many rounds the test of plans does; without it, 8. A round takes about a second, the process
-/// 45 s beside its rounds, and memory does not grow with them: one process does them all.
+/// The number of rounds of the test of plans; without it, 8. A round takes about a second, the process 45 s beside its
+/// rounds, and memory does not grow with them: one process does them all.
 const ROUNDS: &str = "NCCL_TEST_ROUNDS";
 
-/// What the limit gets for each round: more than the test has for it.
+/// Added to the limit for each round: more than the test has for it.
 const ROUND: Duration = Duration::from_secs(5);
 
-/// The tests, by file: of two ranks or so, each of which ends within its own limit so slowly.
+/// The tests, by file: of about two ranks, each of which ends within its own limit even this slowly.
 const TESTS: &[(&str, &[&str])] = &[
     (
         "operations",
@@ -41,7 +41,7 @@ const TESTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What is no error, each with its reason.
+/// Reports that are no errors, each with its reason.
 const SUPPRESSIONS: &str = include_str!("valgrind.supp");
 
 pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
@@ -70,7 +70,7 @@ pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
     let mut under: Vec<OsString> = [
         "valgrind",
         "--trace-children=yes",
-        // The loader redirects calls in code that may have run, and threads that wait spin.
+        // The loader patches calls in code that may have run, and waiting threads spin.
         "--smc-check=all",
         "--fair-sched=yes",
         "--num-callers=24",
@@ -104,7 +104,7 @@ pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
     }
 }
 
-/// What valgrind says of each process in which it has found an error.
+/// The report of valgrind for each process with an error.
 fn errors(logs: &Path) -> Result<Vec<String>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(logs)? {

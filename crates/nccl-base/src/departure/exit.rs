@@ -32,7 +32,7 @@ macro_rules! signals {
 }
 
 signals! {
-    /// The terminal is gone.
+    /// The terminal was closed.
     HUP = SIGHUP;
     /// Ctrl-C.
     INT = SIGINT;
@@ -42,29 +42,29 @@ signals! {
     ILL = SIGILL;
     /// A breakpoint.
     TRAP = SIGTRAP;
-    /// `abort()`: a failed assertion, a C++ exception that nobody caught.
+    /// `abort()`: a failed assertion, an uncaught C++ exception.
     ABRT = SIGABRT;
     /// An access beyond the end of a mapped file, or of `/dev/shm`.
     BUS = SIGBUS;
     /// A division by zero.
     FPE = SIGFPE;
-    /// Ends a process without asking it; also what the kernel's OOM killer sends.
+    /// Ends a process, which cannot catch it; also sent by the kernel's OOM killer.
     KILL = SIGKILL;
-    /// The program's own.
+    /// For the program's own use.
     USR1 = SIGUSR1;
-    /// An access to memory that is not there.
+    /// An access to memory that is not mapped.
     SEGV = SIGSEGV;
-    /// The program's own.
+    /// For the program's own use.
     USR2 = SIGUSR2;
-    /// A write to a pipe or socket that nobody reads.
+    /// A write to a pipe or socket without a reader.
     PIPE = SIGPIPE;
     /// A timer.
     ALRM = SIGALRM;
     /// Asks a process to end.
     TERM = SIGTERM;
-    /// Goes on after a stop.
+    /// Continues a stopped process.
     CONT = SIGCONT;
-    /// Stops a process without asking it.
+    /// Stops a process, which cannot catch it.
     STOP = SIGSTOP;
     /// Ctrl-Z.
     TSTP = SIGTSTP;
@@ -76,14 +76,14 @@ signals! {
     XCPU = SIGXCPU;
     /// Too large a file (`ulimit -f`).
     XFSZ = SIGXFSZ;
-    /// The terminal has another size.
+    /// The size of the terminal changed.
     WINCH = SIGWINCH;
     /// A forbidden system call (seccomp).
     SYS = SIGSYS;
 }
 
 impl Signal {
-    /// The signal of this number.
+    /// Returns the signal with this number.
     ///
     /// ```
     /// # use nccl::launch::Signal;
@@ -94,7 +94,7 @@ impl Signal {
         Self(number)
     }
 
-    /// The signal of this name, with or without `SIG`, in either case.
+    /// Returns the signal with this name, with or without `SIG`, in either case.
     ///
     /// ```
     /// # use nccl::launch::Signal;
@@ -109,7 +109,7 @@ impl Signal {
         found.map(|&(number, _)| Self(number))
     }
 
-    /// Its number.
+    /// Returns its number.
     ///
     /// ```
     /// assert_eq!(nccl::launch::Signal::TERM.number(), 15);
@@ -119,7 +119,7 @@ impl Signal {
         self.0
     }
 
-    /// What a shell returns for a process that this signal ended.
+    /// Returns what a shell returns for a process that this signal ended.
     ///
     /// ```
     /// assert_eq!(nccl::launch::Signal::KILL.exit_code(), 137);
@@ -156,11 +156,11 @@ impl fmt::Display for Signal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Exit {
-    /// It returned this exit code.
+    /// The process returned this exit code.
     Code(i32),
-    /// A signal ended it.
+    /// A signal ended the process.
     Signal {
-        /// Which one.
+        /// The signal.
         signal: Signal,
         /// Whether the kernel wrote a core dump, or handed one to a program for that.
         core_dumped: bool,
@@ -170,7 +170,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Whether it returned 0.
+    /// Returns whether the process returned 0.
     ///
     /// ```
     /// # use nccl::launch::Exit;
@@ -181,7 +181,7 @@ impl Exit {
         *self == Self::Code(0)
     }
 
-    /// What a shell returns for it: the exit code, or 128 and the signal.
+    /// Returns what a shell returns for it: the exit code, or 128 plus the signal.
     ///
     /// ```
     /// assert_eq!(nccl::launch::Exit::Code(3).code(), 3);
@@ -195,7 +195,7 @@ impl Exit {
         }
     }
 
-    /// The signal that ended it.
+    /// Returns the signal that ended the process.
     ///
     /// ```
     /// assert_eq!(nccl::launch::Exit::Code(3).signal(), None);
@@ -210,8 +210,8 @@ impl Exit {
 }
 
 impl Exit {
-    /// From the words of a launcher that is not ours, where they are like those of this type or of `exit status 3`: the
-    /// one place where words are read.
+    /// Parses the text of a foreign launcher, where it is like the texts of this type or like `exit status 3`: the
+    /// only place where such text is parsed.
     #[doc(hidden)]
     pub fn read(words: &str) -> Option<Self> {
         let code = ["exit code ", "exit status "];
@@ -265,7 +265,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// That the OOM killer was at work while a rank ran.
+/// Work of the kernel's OOM killer while a rank ran.
 ///
 /// ```
 /// # fn show(end: &nccl::launch::RankEnd) {
@@ -286,7 +286,7 @@ pub struct OomKill {
 }
 
 impl OomKill {
-    /// The control group whose counter rose.
+    /// Returns the control group whose counter rose.
     ///
     /// ```
     /// # fn example(oom: &nccl::launch::OomKill) {
@@ -298,7 +298,7 @@ impl OomKill {
         &self.group
     }
 
-    /// How many of its processes the OOM killer ended while the rank ran.
+    /// Returns how many of the group's processes the OOM killer ended while the rank ran.
     ///
     /// ```
     /// # fn example(oom: &nccl::launch::OomKill) {
@@ -310,7 +310,7 @@ impl OomKill {
         self.killed
     }
 
-    /// The group's memory limit in bytes, if it has one.
+    /// Returns the group's memory limit in bytes, if it has one.
     ///
     /// ```
     /// # fn example(oom: &nccl::launch::OomKill) {

@@ -1,12 +1,12 @@
-//! How a rank departed: one value from the end of its connection to the error of every other rank, also over the wire.
+//! How a rank departed: one value from the end of its connection to the error of every other rank, also between processes.
 //!
-//! What another part has to know of a departure is a field or a variant here ([`Lost::may_live`],
-//! [`Silence::is_one_way`], [`ProcessEnd`]). The sentences are written by `Display` alone, and nothing reads them.
+//! What other code needs to know of a departure is a field or a variant here ([`Lost::may_live`],
+//! [`Silence::is_one_way`], [`ProcessEnd`]). Only `Display` writes the sentences, and no code parses them.
 //!
 //! - `exit`: how a process ended, as its parent sees it;
-//! - `unfinished`: how an exchange ended that was not finished.
+//! - `unfinished`: how an unfinished exchange ended.
 //!
-//! All ranks compare what they heard of one departure, so that whatever is in it comes over the wire as it was, but for what
+//! All ranks compare what they heard of a departure, so that every field is sent unchanged, except for what
 //! [`clean`](crate::wire::clean) does to texts that are shown and to times.
 
 mod exit;

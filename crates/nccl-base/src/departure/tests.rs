@@ -36,7 +36,7 @@ fn killed() -> Exit {
     }
 }
 
-/// One of each, with its sentence.
+/// Returns a departure of each kind, with its sentence.
 fn all() -> Vec<(Departure, &'static str)> {
     let text = String::from;
     let lost = |how: How| Departure::lost(how);

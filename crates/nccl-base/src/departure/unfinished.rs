@@ -1,4 +1,4 @@
-//! How an exchange ended that was not finished.
+//! How an unfinished exchange ended.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use super::Departure;
 use crate::wire::clean;
 
-/// Why a rank gave up what it had asked for.
+/// Why a rank gave up an exchange that it had asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Reason {
-    /// Its program gave the signal for it.
+    /// Its program gave the abort signal.
     Aborted,
-    /// Its part has more bytes than the limit.
+    /// Its part has more bytes than the limit allows.
     TooLarge,
     /// The coordinator stood still.
     Unanswered,
-    /// What it lacks, in its words.
+    /// What the rank lacks, in its words.
     Said(#[serde(deserialize_with = "clean")] String),
 }
 
@@ -33,16 +33,16 @@ impl fmt::Display for Reason {
     }
 }
 
-/// How an exchange between ranks ended before this one had what it came for, as all ranks hear it: the words are in an
-/// [`Error`](crate::error::Error), which carries this.
+/// How an exchange between ranks ended before this rank had its result, as all ranks hear it: the text is in an
+/// [`Error`](crate::error::Error), which carries this value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Unfinished {
-    /// A rank that is gone, or has failed.
+    /// A rank is gone, or has failed.
     Gone { rank: usize, departure: Departure },
-    /// A rank gave it up.
+    /// A rank gave the exchange up.
     GivenUp { rank: usize, reason: Reason },
-    /// Some did not come in time: the first of them, all, and what the first does, as it says.
+    /// Some ranks did not come in time: `missing` has all of them, `phase` what the first does, as it reported.
     Late {
         missing: Vec<usize>,
         phase: Option<(String, Duration)>,
@@ -50,18 +50,18 @@ pub enum Unfinished {
     },
     /// The coordinator does not answer.
     Unanswered { by: usize },
-    /// This rank and those cannot reach each other.
+    /// This rank and the ranks `from` cannot reach each other.
     CutOff { from: Vec<usize>, why: String },
 }
 
-/// What members of a communicator came to that wait for each other's parts.
+/// Result for the members of a communicator that wait for each other's parts.
 #[derive(Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Ended {
-    /// The parts of all members; that of one that is gone is empty.
+    /// The parts of all members; the part of a rank that is gone is empty.
     All(Vec<Vec<u8>>),
-    /// Who has not said that it is done.
+    /// The ranks that have not reported.
     Missing(Vec<usize>),
-    /// There is no connection to the others any more.
+    /// The connection to the others is lost.
     Unheard,
 }

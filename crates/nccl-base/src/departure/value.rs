@@ -1,4 +1,4 @@
-//! How a rank left, and what is known of that.
+//! How a rank departed, and what is known of that.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 use super::exit::{Exit, OomKill, Signal};
 use crate::wire::clean;
 
-/// How a rank left.
+/// How a rank departed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Departure {
     /// With a goodbye.
     Left,
-    /// It said why.
+    /// The rank reported why it fails.
     Failed(Failure),
-    /// Without a word of its own.
+    /// Without a report of its own.
     Lost(Lost),
 }
 
-/// Why a rank fails, as it says itself.
+/// Why a rank fails, as it reports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Failure {
@@ -30,55 +30,55 @@ pub enum Failure {
     Exits(i32),
 }
 
-/// How a rank came to be out of reach without a goodbye.
+/// How a rank became unreachable without a goodbye.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Lost {
     pub how: How,
-    /// What its last heartbeat told, before it was lost.
+    /// What its last heartbeat reported, before the rank was lost.
     pub last_call: Option<LastCall>,
 }
 
-/// What a rank called last, as it said with its last heartbeat.
+/// A rank's last call, as its last heartbeat reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct LastCall {
     #[serde(deserialize_with = "clean")]
     pub call: String,
-    /// How long before its loss it said so.
+    /// Time between that heartbeat and the loss.
     #[serde(deserialize_with = "clean")]
     pub before: Duration,
 }
 
-/// The account of a loss. The better one is the smaller: where several ranks found out by themselves, the smallest is
-/// told to all.
+/// The account of a loss. The better account is the smaller: where several ranks detect a loss by themselves, the smallest
+/// is told to all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum How {
-    /// Its process ended, says the one that started it.
+    /// Its process ended, as reported by the process that started it.
     Ended(Box<ProcessEnd>),
-    /// Its kernel closed its connection.
+    /// The kernel closed its connection.
     Closed,
-    /// Its process of this number ended, says the kernel.
+    /// Its process with this number ended, as reported by the kernel.
     Exited { pid: u64 },
-    /// Nobody knows where it listens.
+    /// The address at which it listens is not known.
     NoAddress,
-    /// It sent what it must not, and was let go.
+    /// It violated the protocol, and its connection was closed.
     Sent(#[serde(deserialize_with = "clean")] String),
-    /// It did not come to the next epoch in so long, and the others went on.
+    /// It did not come to the next epoch within `after`, and the others went on.
     LeftBehind {
         #[serde(deserialize_with = "clean")]
         after: Duration,
     },
     /// The others have another coordinator, and it knows too little to follow that one.
     PassedOver,
-    /// The rank that says so is cut off from it, as the text says.
+    /// The reporting rank is cut off from it, as the text says.
     CutOff(#[serde(deserialize_with = "clean")] String),
     /// It is gone, and nothing else is known.
     Unknown,
-    /// What the system or another process said about it.
+    /// What the system or another process reported about it.
     Said(#[serde(deserialize_with = "clean")] String),
-    /// Its host does not answer: it may live.
+    /// Its host does not answer: it may be alive.
     Silent(Box<Silence>),
 }
 
@@ -87,29 +87,29 @@ pub enum How {
 #[doc(hidden)]
 pub struct Silence {
     pub sign: Sign,
-    /// It was heard all the same.
+    /// Set where the rank was heard all the same.
     pub heard: Option<HeardOnly>,
-    /// Why the rank that says so may not decide which of the two is at fault.
+    /// Why the reporting rank may not decide which of the two is at fault.
     #[serde(deserialize_with = "clean")]
     pub undecided: Option<String>,
 }
 
-/// By what a host was found silent.
+/// How a host was found to be silent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Sign {
-    /// Its host refuses connections to the address at which it listened, which a firewall may do while it lives.
+    /// Its host refuses connections to the address at which it listened, which a firewall may do while the rank is alive.
     Refused,
-    /// The other end closed the connection, which something between may do while it lives, and made no other one.
+    /// The other end closed the connection, which a middlebox may do while the rank is alive, and made no other one.
     Closed,
-    /// The connection broke, or could not be made; what this side's system says.
+    /// The connection broke, or could not be made; the error of this side's system.
     Error(#[serde(deserialize_with = "clean")] String),
-    /// The other host gave the connection up, and had not acknowledged what was sent to it for so long.
+    /// The other host gave the connection up, and had acknowledged nothing that was sent to it for `unacknowledged`.
     GaveUp {
         #[serde(deserialize_with = "clean")]
         unacknowledged: Duration,
     },
-    /// It was not heard, and acknowledged nothing.
+    /// The rank was not heard, and acknowledged nothing.
     Unheard {
         #[serde(deserialize_with = "clean")]
         unheard: Duration,
@@ -122,35 +122,35 @@ pub enum Sign {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct HeardOnly {
-    /// How long ago.
+    /// Time since the rank was heard.
     #[serde(deserialize_with = "clean")]
     pub heard: Duration,
     #[serde(deserialize_with = "clean")]
     pub unacknowledged: Duration,
 }
 
-/// How the process of a rank ended, as the one that started it tells.
+/// How the process of a rank ended, as reported by the process that started it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessEnd {
     pub told: Told,
-    /// What it wrote to stderr at last; `None` for nothing.
+    /// The end of what it wrote to stderr; `None` for nothing.
     #[serde(deserialize_with = "clean")]
     pub stderr: Option<String>,
 }
 
-/// What the one that started a process has seen of its end.
+/// What the process that started a rank has seen of the rank's end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Told {
-    /// By `launch`.
+    /// Reported by `launch`.
     Seen {
         exit: Exit,
-        /// The signal that the one that started it had sent to it before.
+        /// The signal that the launcher had sent to the process before.
         sent: Option<Signal>,
         oom: Option<OomKill>,
     },
-    /// By a launcher that is not ours, in its own words, and what those say.
+    /// Reported by a foreign launcher, in its own words, with the exit parsed from them.
     Words {
         #[serde(deserialize_with = "clean")]
         words: String,
@@ -159,14 +159,14 @@ pub enum Told {
     },
 }
 
-/// The longest account of a silence with the reason why the reporting rank may not decide, in bytes.
+/// Maximum length of an account of a silence with the reason why the reporting rank may not decide, in bytes.
 const LONGEST_UNDECIDED: usize = 4096;
 
-/// How much of what a process has written at last goes into an error.
+/// Maximum length of the end of a process's stderr in an error.
 const TAIL: usize = 1000;
 
 impl Departure {
-    /// For a rank that was lost.
+    /// Returns the departure of a lost rank.
     #[doc(hidden)]
     pub fn lost(how: How) -> Self {
         Self::Lost(Lost::from(how))
@@ -201,19 +201,19 @@ impl From<Sign> for Lost {
 }
 
 impl Lost {
-    /// A loss that is known by the words of the system or of another process.
+    /// Returns a loss that is known from the words of the system or of another process.
     #[doc(hidden)]
     pub fn said(text: impl Into<String>) -> Self {
         How::Said(text.into()).into()
     }
 
-    /// Whether the rank may live all the same, out of reach.
+    /// Returns whether the rank may be alive all the same, out of reach.
     #[doc(hidden)]
     pub fn may_live(&self) -> bool {
         self.silence().is_some()
     }
 
-    /// Whether connections to it are closed or refused, so that its host need not be down.
+    /// Returns whether connections to it are closed or refused, so that its host need not be down.
     #[doc(hidden)]
     pub fn is_refused(&self) -> bool {
         self.silence()
@@ -228,7 +228,7 @@ impl Lost {
         }
     }
 
-    /// The same, to be completed.
+    /// Returns the silence, to be completed.
     #[doc(hidden)]
     pub fn silence_mut(&mut self) -> Option<&mut Silence> {
         match &mut self.how {
@@ -239,7 +239,7 @@ impl Lost {
 }
 
 impl Silence {
-    /// Whether the host was heard while it acknowledged nothing.
+    /// Returns whether packets come through one way only: the host was heard while it acknowledged nothing, or gave up.
     #[doc(hidden)]
     pub fn is_one_way(&self) -> bool {
         self.heard.is_some() || matches!(self.sign, Sign::GaveUp { .. })
@@ -247,7 +247,7 @@ impl Silence {
 }
 
 impl ProcessEnd {
-    /// What a launcher that is not ours says in its own words, with what the process wrote to stderr at last.
+    /// Builds the end that a foreign launcher reports in its own words, with the end of the process's stderr.
     #[doc(hidden)]
     pub fn in_words(words: &str, stderr: &str) -> Self {
         Self {
@@ -260,7 +260,7 @@ impl ProcessEnd {
         }
     }
 
-    /// As `launch` has seen it.
+    /// Builds the end that `launch` has seen.
     #[doc(hidden)]
     pub fn seen(exit: Exit, sent: Option<Signal>, oom: Option<OomKill>, stderr: &str) -> Self {
         Self {
@@ -269,7 +269,7 @@ impl ProcessEnd {
         }
     }
 
-    /// How it ended, where that is known.
+    /// Returns how the process ended, where that is known.
     #[doc(hidden)]
     pub fn exit(&self) -> Option<Exit> {
         match &self.told {
@@ -278,7 +278,7 @@ impl ProcessEnd {
         }
     }
 
-    /// Whether the kernel ended it for want of memory.
+    /// Returns whether the kernel ended the process for want of memory.
     #[doc(hidden)]
     pub fn is_out_of_memory(&self) -> bool {
         match &self.told {
@@ -287,7 +287,7 @@ impl ProcessEnd {
         }
     }
 
-    /// Cuts the texts of another process, so that none has more bytes.
+    /// Cuts the texts of another process to at most `longest` bytes each.
     #[doc(hidden)]
     pub fn cut(&mut self, longest: usize) {
         if let Told::Words { words, .. } = &mut self.told {
@@ -302,7 +302,7 @@ impl ProcessEnd {
     }
 }
 
-/// The last lines of what a process wrote, in one.
+/// Returns the last lines of what a process wrote, in one line.
 fn last_of(stderr: &str) -> Option<String> {
     let lines = stderr.lines().map(str::trim_end);
     let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
@@ -318,7 +318,7 @@ fn last_of(stderr: &str) -> Option<String> {
     Some(format!("{cut}{}", &last[start..]))
 }
 
-/// Cuts a text at a character.
+/// Cuts a text at a character boundary.
 #[doc(hidden)]
 pub fn cut(text: &mut String, longest: usize) {
     let mut end = longest.min(text.len());
@@ -407,7 +407,7 @@ impl fmt::Display for Silence {
     }
 }
 
-/// What follows where this side hears the other, and is not heard there.
+/// Text for a side that hears the other side, and is not heard there.
 pub(super) const ONE_WAY: &str = "packets come through one way only";
 
 impl fmt::Display for Sign {

@@ -1,4 +1,4 @@
-//! What an error is the cause of, and the error of a fault.
+//! The cause that an error is, and the error that a fault is.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::fault::{Cause, Fault, FaultClass, FaultOperation, FaultRole, RootCaus
 use crate::warning::{Class, FirstWarning};
 
 impl Fault {
-    /// The kind of error with which the ranks return that saw nothing else.
+    /// Returns the kind of error for ranks that saw nothing else than the fault.
     #[doc(hidden)]
     pub fn kind(&self) -> ErrorKind {
         match (self.class(), self.limit()) {
@@ -28,7 +28,7 @@ impl Fault {
 }
 
 impl Cause {
-    /// A call of CUDA's said that its context failed for good; `before` an operation was handed to NCCL, or behind some.
+    /// Builds the cause for a CUDA context that failed for good, `before` an operation was handed to NCCL, or after some were.
     #[doc(hidden)]
     pub fn of_lost_context(error: &Error, before: bool, evidence: &str, hint: &str) -> Self {
         let mut cause = Self::from(error);
@@ -51,13 +51,13 @@ impl From<&Error> for Cause {
             .map(FaultOperation::from)
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
-            // A call that should have come back, whatever the others do.
+            // A call that should have returned, whatever the other ranks do.
             ErrorKind::TimedOut { what, .. } if error.is(Mark::Inside) => {
                 let operation = what.trim_end_matches(',').to_owned();
                 let root = RootCause::StuckInside { operation };
                 (FaultClass::TimedOut, FaultRole::Initiating, root)
             }
-            // Whoever waits is not who makes it wait.
+            // The rank that waits is not the rank that makes it wait.
             ErrorKind::TimedOut { .. } => {
                 (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
             }
@@ -131,13 +131,13 @@ impl From<&Error> for Cause {
     }
 }
 
-/// What a failed call is among all that goes wrong, by its code and by what NCCL said last.
+/// Returns the role of a failed call, by its code and by NCCL's last error.
 fn role_of(failure: &NcclFailure) -> FaultRole {
-    // Its peer, or the way to it, was there first.
+    // The peer, or the path to it, failed first.
     if failure.is_remote() {
         return FaultRole::Cascade;
     }
-    // NCCL says one of these where a connection or a thread of its own was cut off as well; any other code is about
+    // NCCL returns these codes also where a connection or a thread of its own was cut off; any other code is about
     // this rank's own call or device.
     let of_either = [
         sys::ncclResult_t::ncclSystemError,
@@ -153,5 +153,5 @@ fn role_of(failure: &NcclFailure) -> FaultRole {
     }
 }
 
-/// CUDA's code for it.
+/// CUDA's code for a lack of memory.
 const OUT_OF_MEMORY: u32 = 2;

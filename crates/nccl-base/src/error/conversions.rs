@@ -1,4 +1,4 @@
-//! What becomes an error, and which error is behind one.
+//! Conversions into an error, and the source of an error.
 
 use std::error::Error as StdError;
 
@@ -17,7 +17,7 @@ impl StdError for Error {
             ErrorKind::Nccl(failure) => Some(failure),
             ErrorKind::Cuda { error, .. } => Some(error),
             ErrorKind::Io { error, .. } => Some(error),
-            // For whoever finds this error at the end of a chain of others, and looks for the cause.
+            // Lets a caller that walks a chain of sources find the cause behind this error.
             _ => self.fault().map(|fault| fault as &(dyn StdError + 'static)),
         }
     }

@@ -40,7 +40,7 @@ impl NcclFailure {
         }
     }
 
-    /// The function that failed, for instance `ncclGroupEnd`.
+    /// Returns the function that failed, for instance `ncclGroupEnd`.
     ///
     /// ```
     /// # fn example(failure: &nccl::NcclFailure) {
@@ -52,7 +52,7 @@ impl NcclFailure {
         self.call
     }
 
-    /// NCCL's code, known to this crate or not.
+    /// Returns NCCL's code, known to this crate or not.
     ///
     /// ```
     /// # fn example(failure: &nccl::NcclFailure) {
@@ -66,7 +66,7 @@ impl NcclFailure {
         self.code.0
     }
 
-    /// The last warning NCCL kept at that moment, or an empty text.
+    /// Returns the last warning that NCCL kept at that moment, or an empty text.
     ///
     /// NCCL keeps one such text per process, so it may come from another communicator.
     ///
@@ -82,7 +82,7 @@ impl NcclFailure {
         &self.last_error
     }
 
-    /// Whether it says that another rank, or the way to it, failed.
+    /// Returns whether NCCL reports that another rank, or the path to it, failed.
     #[doc(hidden)]
     pub fn is_remote(&self) -> bool {
         self.is(sys::ncclResult_t::ncclRemoteError)

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The kinds of errors.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub enum ErrorKind {
     #[error(transparent)]
     Load(#[from] sys::LoadError),
 
-    /// The loaded library does not have something that was asked for.
+    /// The loaded library lacks something that was asked for.
     #[error("{what} needs NCCL {needs}, found {found} at {}", path.display())]
     Unsupported {
         /// The function, configuration field or element type.
@@ -52,7 +52,7 @@ pub enum ErrorKind {
     /// A call into the CUDA driver failed.
     #[error("CUDA: {what}: {error}")]
     Cuda {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
         /// The driver's code and text.
         error: DriverError,
@@ -66,7 +66,7 @@ pub enum ErrorKind {
     NoDriver {
         /// The name of the library.
         looked_for: &'static str,
-        /// What the dynamic linker says.
+        /// The error of the dynamic linker.
         reason: String,
     },
 
@@ -88,7 +88,7 @@ pub enum ErrorKind {
         given: usize,
         /// The number of elements that the operation needs.
         needed: usize,
-        /// How that number comes about.
+        /// How that number is computed.
         rule: &'static str,
     },
 
@@ -181,50 +181,50 @@ pub enum ErrorKind {
         bytes: usize,
     },
 
-    /// The ranks were about to capture what does not belong together; the same on all of them.
+    /// The ranks were about to capture operations that do not match; the same on all of them.
     #[error("the captures of plan {plan} differ: {difference}")]
     CaptureDiffers {
         /// The number of the capture on the communicator, from 1.
         plan: u64,
-        /// The first difference: who has what.
+        /// The first difference, with the ranks of each side.
         difference: String,
     },
 
-    /// The ranks were about to call what does not belong together (`NCCL_RUN_CHECK=1`); the same on all of them. Nothing
+    /// The ranks were about to make calls that do not match (`NCCL_RUN_CHECK=1`); the same on all of them. Nothing
     /// was launched.
     #[error(
         "the calls of operation {number} of all ranks differ: {difference}; nothing was launched"
     )]
     CallsDiffer {
-        /// The number of the call, among those of the communicator to which all ranks come, from 1.
+        /// The number of the call, among the calls of the communicator that all ranks enter, from 1.
         number: u64,
-        /// The first difference: who has what.
+        /// The first difference, with the ranks of each side.
         difference: String,
     },
 
-    /// The ranks made plans of an all-to-all that do not belong together; the same on all of them. Nothing was exchanged.
+    /// The ranks made plans of an all-to-all that do not match; the same on all of them. Nothing was exchanged.
     #[error("the all-to-all plans {plan} of all ranks differ: {difference}")]
     PlansDiffer {
         /// The number of the plan on the communicator, from 1.
         plan: u64,
-        /// The first difference: who has what.
+        /// The first difference, with the ranks of each side.
         difference: String,
     },
 
-    /// An expert was given more tokens than it has room for; told by the rank that sent them and by the one that
+    /// An expert was given more tokens than it has room for; reported by the rank that sent them and by the rank that
     /// has the expert.
     #[error(
         "rank {rank} routed {tokens} tokens to expert {expert}, which has room for {capacity} of each rank; the last \
          {} were lost, and what is combined for them is not a number", tokens - capacity
     )]
     ExpertCapacity {
-        /// The rank whose tokens they are.
+        /// The rank that routed the tokens.
         rank: usize,
         /// The expert.
         expert: usize,
         /// How many of its tokens the rank routed there.
         tokens: usize,
-        /// How many of them there is room for.
+        /// The number of tokens that there is room for.
         capacity: usize,
     },
 
@@ -234,15 +234,15 @@ pub enum ErrorKind {
          number stands for none; what is combined for those tokens is not a number", experts - 1
     )]
     NoSuchExpert {
-        /// The rank whose tokens they are.
+        /// The rank that routed the tokens.
         rank: usize,
-        /// How often.
+        /// How often it did.
         entries: usize,
         /// The number of experts.
         experts: usize,
     },
 
-    /// Elements that the kernels cannot weigh and add up.
+    /// The kernels cannot weigh and add up elements of this type.
     #[error("{0} cannot be weighed and added up: f32, f16 and bf16 can")]
     NotWeighed(crate::data_type::DataType),
 
@@ -250,41 +250,41 @@ pub enum ErrorKind {
     /// ([`Error::fault`](super::Error::fault)).
     #[error("{what} did not finish within {limit:?}")]
     TimedOut {
-        /// What was waited for.
+        /// What the caller waited for.
         what: String,
-        /// The time that was given.
+        /// The limit.
         limit: Duration,
     },
 
-    /// An operation did not get its turn: work on its stream that is not the communicator's did not end.
+    /// An operation did not start: other work on its stream, which is not the communicator's, did not end.
     #[error(
         "{what} was queued for {waited:?}, longer than {limit:?}, behind work on its stream that is not this \
          communicator's"
     )]
     Queued {
-        /// Which: an operation, or a replay.
+        /// The operation, or a replay.
         what: &'static str,
-        /// For how long.
+        /// How long it was queued.
         waited: Duration,
-        /// The time that was given.
+        /// The limit.
         limit: Duration,
     },
 
-    /// Another thread had the communicator all the time. Nothing was issued, and it is as good as before.
+    /// Another thread used the communicator all the time. Nothing was issued, and the communicator is still usable.
     #[error(
         "another thread has the communicator for {waited:?} or longer, with {holder}; nothing was issued"
     )]
     Busy {
-        /// The operation that has it.
+        /// The operation that uses it.
         holder: String,
-        /// How long this one waited for its turn.
+        /// How long the caller waited for its turn.
         waited: Duration,
     },
 
-    /// The communicator was aborted, so what it was doing has no result.
+    /// The communicator was aborted, so its operation has no result.
     #[error("the communicator was aborted: {reason}")]
     Aborted {
-        /// Who aborted it, or why.
+        /// Why it was aborted, or by which rank.
         reason: String,
     },
 
@@ -295,8 +295,8 @@ pub enum ErrorKind {
         state: &'static str,
     },
 
-    /// This process was forked from one that had used this crate. Nothing was done, and what the other process has is as good
-    /// as before.
+    /// This process was forked from one that had used this crate. Nothing was done, and the parent's values are
+    /// still usable.
     #[error(
         "this process was forked from process {made_by}, to which everything belongs that was made there: use it there, fork \
          before the first use, or start a program in the child (exec)"
@@ -316,29 +316,29 @@ pub enum ErrorKind {
     /// Ranks could not be started, or started again.
     #[error("{reason}")]
     Launch {
-        /// Which rank, why, and what to do.
+        /// The rank, why, and what to do.
         reason: String,
     },
 
-    /// What NCCL needs differs between the ranks, or is not there: found before NCCL was started, on all
+    /// A requirement of NCCL differs between the ranks, or is not met: found before NCCL was started, on all
     /// ranks alike.
     #[error("before NCCL was started: {}", report.errors_in_one_text())]
     Preflight {
-        /// Everything that was found.
+        /// All findings.
         report: crate::report::Report,
     },
 
     /// The operating system refused something.
     #[error("{what}: {error}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
         /// The system's error.
         error: std::io::Error,
     },
 }
 
-/// Which devices there are.
+/// Returns which devices there are, as a clause.
 fn visible(devices: usize) -> String {
     match devices {
         0 => String::from("this process sees none; look at CUDA_VISIBLE_DEVICES"),
@@ -366,7 +366,7 @@ impl ErrorKind {
     }
 }
 
-/// Which ranks there are.
+/// Returns which ranks there are, as a clause.
 #[doc(hidden)]
 pub fn ranks(world_size: usize) -> String {
     match world_size {
@@ -394,14 +394,14 @@ pub enum StreamRefusal {
     /// Work put on a capturing stream could be replayed after its buffers are freed.
     #[error("it is capturing a graph, and a replay could outlive the buffers")]
     Capturing,
-    /// Another thread began a capture on it while an operation was put there.
+    /// Another thread began a capture on the stream while an operation was put there.
     #[error(
         "another thread began to capture a graph on it while an operation was put there: that capture is void, the operation \
          may not have run, and the communicator is ended, which NCCL does once the capture has ended; do not capture on \
          streams that a communicator uses, or capture with `Communicator::capture`"
     )]
     CapturedMeanwhile,
-    /// Another thread captured it while a plan was launched there.
+    /// Another thread captured the stream while a plan was launched there.
     #[error(
         "another thread captured a graph on it while a plan was launched there, and that graph may hold the plan: never launch \
          it; the communicator is ended, which NCCL does once no graph has its operations; do not capture on streams that a \
@@ -411,7 +411,7 @@ pub enum StreamRefusal {
     /// NCCL uses the primary context of the device.
     #[error("it belongs to a context that is not the device's primary context, which NCCL uses")]
     NotPrimary,
-    /// Two context objects track their events apart, so they cannot be ordered.
+    /// Two context objects track their events separately, so the streams cannot be ordered.
     #[error(
         "it belongs to another `CudaContext` object than the communicator; share one \
          `Arc<CudaContext>` per device"

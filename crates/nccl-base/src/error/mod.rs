@@ -1,11 +1,11 @@
 //! The one error type: what went wrong, in which operation, on which rank, and what to do.
 //!
-//! Built in one place ([`Error::new`], [`Error::during`]), so that every error that comes out of an
-//! operation carries that operation. NCCL's own text is captured right at the call, because NCCL keeps
+//! Errors are built in one place ([`Error::new`], [`Error::during`]), so that every error that an
+//! operation returns carries that operation. NCCL's own text is captured right at the call, because NCCL keeps
 //! it in one buffer per process that the next warning of any communicator overwrites.
 //!
-//! - `kind`: what can go wrong; `failure`: a call into NCCL that did not succeed;
-//! - `text`: how an error reads; `conversions`: what becomes one, and what is behind it; `cause`: what it says of a fault.
+//! - `kind`: what can go wrong; `failure`: a call into NCCL that failed;
+//! - `text`: an error as text; `conversions`: conversions into an error, and its source; `cause`: what it says of a fault.
 
 mod cause;
 mod conversions;
@@ -27,7 +27,7 @@ pub use self::kind::{ErrorKind, StreamRefusal};
 #[doc(hidden)]
 pub use self::kind::ranks;
 
-/// The result of everything in this crate that can fail.
+/// The result of every function of this crate that can fail.
 ///
 /// ```
 /// fn sum(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
@@ -39,7 +39,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error, with the operation in which it arose.
 ///
 /// Printing it gives one sentence for the operation, one for the cause, and a hint where there is
-/// something to do; with `{:#}`, also the section of the docs that is about it ([`Error::help`]).
+/// something to do; with `{:#}`, also the section of the docs on it ([`Error::help`]).
 ///
 /// ```
 /// use nccl::{ErrorKind, Rendezvous};
@@ -53,29 +53,29 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: ErrorKind,
     operation: Option<Operation>,
-    /// What ended the communicator on all of its ranks.
+    /// The fault that ended the communicator on all of its ranks.
     fault: Option<Arc<Fault>>,
     /// Whether the kind is that of the fault, and not of what this rank saw.
     is_told: bool,
     /// What this rank saw itself, where the kind is that of the fault.
     seen: Option<ErrorKind>,
-    /// What else is at the root of it here, beside the kind.
+    /// Another root of the error on this rank, beside the kind.
     beside: Option<ErrorKind>,
     /// What the end of the communicator left open.
     also: Option<String>,
-    /// How an exchange between the ranks ended, if it is about one.
+    /// How an exchange between the ranks ended, if the error is about one.
     unfinished: Option<Unfinished>,
-    /// What else is known of the kind.
+    /// A property beyond the kind.
     mark: Option<Mark>,
 }
 
-/// What is known of an error beyond its kind, where something follows from it.
+/// A property of an error beyond its kind, on which other code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// The system has no more threads, and one was needed.
+    /// A thread was needed, and the system has no more.
     NoThread,
-    /// What ran out of time waits for no other rank: a call that has not come back. Whoever polls ends that by itself at
-    /// the limit, so that what the watchdog finds under way after that is inside.
+    /// A call that does not return ran out of time; it waits for no other rank. A thread that polls ends its wait itself at
+    /// the limit, so that a call that the watchdog finds under way after that is inside NCCL.
     Inside,
 }
 
@@ -95,7 +95,7 @@ impl Error {
         }))
     }
 
-    /// Says in which operation the error arose; an operation already known stays.
+    /// Sets the operation in which the error arose; an operation that is already set stays.
     #[doc(hidden)]
     pub fn during(mut self, operation: impl FnOnce() -> Operation) -> Self {
         if self.0.operation.is_none() {
@@ -104,63 +104,63 @@ impl Error {
         self
     }
 
-    /// Says what else is at the root of it here.
+    /// Sets another root of the error on this rank.
     #[doc(hidden)]
     pub fn beside(mut self, other: ErrorKind) -> Self {
         self.0.beside = Some(other);
         self
     }
 
-    /// Says how the exchange ended that it is about.
+    /// Sets how the exchange ended that the error is about.
     #[doc(hidden)]
     pub fn of_exchange(mut self, unfinished: Option<Unfinished>) -> Self {
         self.0.unfinished = unfinished;
         self
     }
 
-    /// Says what is known of it beyond its kind.
+    /// Sets a property beyond the kind.
     #[doc(hidden)]
     pub fn marked(mut self, mark: Mark) -> Self {
         self.0.mark = Some(mark);
         self
     }
 
-    /// Whether that is known of it.
+    /// Returns whether the error has this property.
     #[doc(hidden)]
     pub fn is(&self, mark: Mark) -> bool {
         self.0.mark == Some(mark)
     }
 
-    /// How the exchange between the ranks ended that it is about.
+    /// Returns how the exchange between the ranks ended that the error is about.
     #[doc(hidden)]
     pub fn unfinished(&self) -> Option<&Unfinished> {
         self.0.unfinished.as_ref()
     }
 
-    /// As [`fault`](Self::fault), to go with another error.
+    /// Returns the same as [`fault`](Self::fault), to be attached to another error.
     #[doc(hidden)]
     pub fn shared_fault(&self) -> Option<&Arc<Fault>> {
         self.0.fault.as_ref()
     }
 
-    /// Says what is at the root of it, on all ranks alike; what was seen here stays beside it.
+    /// Sets the fault, which is the same on all ranks; what was seen here stays beside it.
     #[doc(hidden)]
     pub fn with_fault(mut self, fault: &Arc<Fault>) -> Self {
         self.0.fault = Some(Arc::clone(fault));
         self
     }
 
-    /// Says what ended the communicator on all of its ranks, and what is left open. The kind is that of the fault on all
-    /// of them; what this rank saw stays beside it where the fault is its `own`.
+    /// Sets the fault that ended the communicator on all of its ranks, and what is left open. The kind becomes that of the fault
+    /// on all of them; what this rank saw stays beside it where the fault is its `own`.
     #[doc(hidden)]
     pub fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
         let told = fault.kind();
-        // Its own time-out says for what this rank waited.
+        // A timeout of this rank's own tells what this rank waited for.
         let is_same = self.0.kind.is_timed_out() && told.is_timed_out();
         if !is_same {
             let seen = std::mem::replace(&mut self.0.kind, told);
             (self.0.is_told, self.0.mark) = (true, None);
-            // An error that was told before keeps what was seen then.
+            // An error that already had a fault keeps what was seen then.
             if !matches!(seen, ErrorKind::Aborted { .. }) {
                 self.0.seen = own.then_some(seen);
             }
@@ -170,8 +170,8 @@ impl Error {
         self
     }
 
-    /// The same of a communicator that was not made, of which there is nothing to abort: what this rank saw stays beside
-    /// the fault in any case.
+    /// As [`because_of`](Self::because_of), for a communicator that was not made, of which there is nothing to abort: what this
+    /// rank saw stays beside the fault in any case.
     #[doc(hidden)]
     pub fn before_nccl(mut self, fault: &Arc<Fault>) -> Self {
         let told = fault.kind();
@@ -211,7 +211,7 @@ impl Error {
         })
     }
 
-    /// What went wrong.
+    /// Returns what went wrong.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -223,7 +223,7 @@ impl Error {
         &self.0.kind
     }
 
-    /// The operation in which it arose, if it arose in one.
+    /// Returns the operation in which the error arose, if it arose in one.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -235,9 +235,9 @@ impl Error {
         self.0.operation.as_ref()
     }
 
-    /// What ended the communicator on all of its ranks: the same on each of them.
+    /// Returns the fault that ended the communicator on all of its ranks: the same on each of them.
     ///
-    /// `None` when the communicator was not ended, or has ranks that were not told: those of a
+    /// `None` when the communicator was not ended, or has ranks that were not told: the ranks of a
     /// `Communicator::builder` do not know each other.
     ///
     /// ```
@@ -252,7 +252,7 @@ impl Error {
         self.0.fault.as_deref()
     }
 
-    /// What went wrong on this rank itself, where [`kind`](Self::kind) is the one that all ranks return for what ended the
+    /// Returns what went wrong on this rank itself, where [`kind`](Self::kind) is the one that all ranks return for what ended the
     /// communicator: NCCL's failure on the rank that it began with, for instance.
     ///
     /// ```
@@ -267,13 +267,13 @@ impl Error {
         self.0.seen.as_ref()
     }
 
-    /// Whether the kind is that of the fault, and this rank saw nothing else.
+    /// Returns whether the kind is that of the fault, and this rank saw nothing else.
     #[doc(hidden)]
     pub fn is_told(&self) -> bool {
         self.0.is_told && self.0.seen.is_none()
     }
 
-    /// Whether a deadline passed: here, or on whichever rank that ended the communicator. The same on all ranks of a
+    /// Returns whether a deadline passed: here, or on the rank that ended the communicator. The same on all ranks of a
     /// communicator that was ended ([`FaultClass::TimedOut`]).
     ///
     /// ```

@@ -1,4 +1,4 @@
-//! How an error reads: the operation, the cause, and what can be done.
+//! An error as text: the operation, the cause, and what can be done.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::fault::ALONE;
 use crate::threads;
 
 impl Error {
-    /// What can be done about it, where that is known.
+    /// Returns what can be done about it, where that is known.
     #[doc(hidden)]
     pub fn hint(&self) -> Option<&str> {
         match &self.0.kind {
@@ -45,7 +45,7 @@ impl Error {
 }
 
 impl Error {
-    /// Whether no other rank can have been waited for.
+    /// Returns whether the communicator has no other rank to wait for.
     fn is_of_one_rank(&self) -> bool {
         let operation = self.0.operation.as_ref();
         operation.is_some_and(|operation| operation.world_size() == 1)
@@ -67,7 +67,7 @@ impl Error {
         match (&self.0.operation, &self.0.fault) {
             (Some(operation), Some(fault)) => {
                 write!(f, "nccl: {operation}")?;
-                // What this rank saw itself, where that is more than what all tell.
+                // What this rank saw itself, where that is more than all ranks report.
                 let own = (!self.0.is_told).then_some(&self.0.kind);
                 if let Some(seen) = own.or(self.0.seen.as_ref()) {
                     write!(f, "\n  seen here:  {seen}")?;

@@ -1,6 +1,6 @@
-//! What can be at the root of a fault, in values that a program can match on.
+//! Root causes of a fault, as values that a program can match on.
 //!
-//! The words that a person reads are made from these, or stand beside them ([`Fault`](super::Fault)).
+//! The texts for a reader are made from these, or stand beside them ([`Fault`](super::Fault)).
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::departure::{Exit, Signal};
 use crate::roster::Roster;
 
-/// What is at the root of a [`Fault`](super::Fault).
+/// The root cause of a [`Fault`](super::Fault).
 ///
 /// ```
 /// use nccl::RootCause;
@@ -29,84 +29,84 @@ use crate::roster::Roster;
 pub enum RootCause {
     /// The rank's process ended without goodbye, or with an exit status that is not 0.
     Died {
-        /// How, where somebody told who can know: the process that started it, or itself.
+        /// How it ended, if that was reported by the process that started it, or by itself.
         ending: Option<Ending>,
-        /// Whether the kernel ended it for want of memory, as the process that started it says.
+        /// Whether the kernel ended it for want of memory, as the process that started it reports.
         #[serde(default)]
         out_of_memory: bool,
     },
-    /// The rank's program said that it fails (`World::fail`), or panicked.
+    /// The rank's program reported that it fails (`World::fail`), or panicked.
     ProgramFailed {
-        /// What it said.
+        /// The reported reason.
         reason: String,
     },
     /// A call into NCCL or CUDA failed on the rank before anything else did.
     CallFailed {
-        /// Which one, where that is known.
+        /// The function, where that is known.
         call: Option<String>,
-        /// NCCL's code (`ncclResult_t`), if it was NCCL's.
+        /// NCCL's code (`ncclResult_t`), if NCCL failed.
         nccl: Option<u32>,
-        /// CUDA's code (`CUresult`), if it was CUDA's.
+        /// CUDA's code (`CUresult`), if CUDA failed.
         cuda: Option<u32>,
-        /// Whether the device had failed before the operation was issued: an earlier kernel is at fault, and
+        /// Whether the device had failed before the operation was issued: the cause is an earlier kernel, and
         /// neither NCCL nor the operation.
         #[serde(default)]
         failed_before: bool,
     },
-    /// Ranks came to the same place with what does not fit together.
+    /// Ranks entered operations at the same place that do not match.
     Mismatch {
-        /// In what.
+        /// The field in which they differ.
         field: Differs,
         /// Its number among the operations of all ranks, from 1, where they can be counted alike.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sequence: Option<u64>,
-        /// Who has what; those that the most ranks have come first.
+        /// The ranks with each value; the value of the most ranks comes first.
         sides: Vec<Side>,
     },
     /// The rank has not entered an operation for which others wait.
     NeverEntered {
-        /// Which.
+        /// The operation.
         operation: String,
-        /// What it called last on this communicator, and for how long that has been.
+        /// The rank's last call on this communicator, and how long ago it was made.
         last: Option<Earlier>,
-        /// The phase that its program is in (`World::phase`), and for how long.
+        /// The phase of the rank's program (`World::phase`), and how long ago it began.
         phase: Option<Earlier>,
     },
     /// A message has no counterpart.
     Unmatched {
-        /// The rank that sends.
+        /// The sending rank.
         from: usize,
-        /// The rank that receives.
+        /// The receiving rank.
         to: usize,
-        /// How many messages that one has sent to this one, and this one has taken on from that one.
+        /// How many messages `from` has sent to `to`.
         sent: u64,
-        /// The other half.
+        /// How many messages `to` has taken on from `from`.
         received: u64,
     },
-    /// A rank sends another length than the other expects.
+    /// A rank sends another length than the receiver expects.
     UnequalCounts {
-        /// The rank that sends.
+        /// The sending rank.
         from: usize,
-        /// The rank that receives.
+        /// The receiving rank.
         to: usize,
-        /// Elements, and their type where that differs.
+        /// Number of elements sent, with their type where that differs.
         sends: String,
-        /// What the other expects.
+        /// The same for what the receiver expects.
         expects: String,
     },
-    /// Ranks wait for each other in a circle, like those that each send before they receive: each for the next.
+    /// Ranks wait for each other in a circle: for instance, each sends to the next before it receives.
     Cycle {
-        /// In order; the last sends to the first.
+        /// The ranks in order; the last sends to the first.
         ranks: Vec<usize>,
     },
     /// Two ranks called operations of two communicators in different orders.
     InverseOrder {
         /// The two ranks.
         ranks: [usize; 2],
-        /// The communicators, as the first of them called them; the second did it the other way round.
+        /// The communicators in the order of the first rank; the second rank used the reverse order.
         communicators: [String; 2],
     },
-    /// The rank is inside a call of NCCL's or CUDA's that does not come back.
+    /// The rank is inside a call into NCCL or CUDA that does not return.
     StuckInside {
         /// What is known of the call.
         operation: String,
@@ -118,42 +118,42 @@ pub enum RootCause {
     },
     /// A host cannot be reached any more.
     HostLost {
-        /// Its name.
+        /// The host's name.
         host: String,
-        /// The ranks of the communicator that are reached at its address: what cuts off one of them cuts off all, as a rule.
+        /// The ranks of the communicator at its address: what cuts off one of them cuts off all, as a rule.
         /// Only the first is known to be cut off.
         ranks: Vec<usize>,
     },
     /// A limit of the system or the device is reached.
     ResourceExhausted {
-        /// Of what there is no more: `device memory`, `open files`, …
+        /// The resource that is used up: `device memory`, `open files`, …
         resource: String,
     },
-    /// Ranks do not answer although nothing says that they are gone: frozen, or starved of time.
+    /// Ranks do not answer although nothing shows that they are gone: frozen, or starved of CPU time.
     NotAnswering {
-        /// Which.
+        /// The ranks.
         ranks: Vec<usize>,
-        /// What the kernel says of the first one's process, where it could be asked.
+        /// The kernel's state of the first one's process, where it could be read.
         state: Option<String>,
     },
-    /// Some ranks cannot reach some others, and nobody can tell which side is at fault.
+    /// Some ranks cannot reach some others, and it is not known which side is at fault.
     Partition {
-        /// Those that the rank cannot reach.
+        /// The ranks that the rank cannot reach.
         from: Vec<usize>,
     },
-    /// NCCL itself warned of something that can be the cause.
+    /// NCCL warned of something that can be the cause.
     Warned {
-        /// Its words.
+        /// The text of the warning.
         warning: String,
     },
-    /// The program wanted it so.
+    /// The program asked for it.
     Asked,
-    /// Nothing that was found explains it; [`Fault::evidence`](super::Fault::evidence) has what was found.
+    /// Nothing that was found explains the fault; [`Fault::evidence`](super::Fault::evidence) has what was found.
     Unknown,
 }
 
 impl RootCause {
-    /// Whether its sentence goes on where a rank is named.
+    /// Returns whether its sentence continues behind the name of a rank.
     #[doc(hidden)]
     pub fn is_told_of_a_rank(&self) -> bool {
         !matches!(
@@ -171,7 +171,7 @@ impl RootCause {
 }
 
 impl RootCause {
-    /// Whether no side is smaller than all the others, so that no rank is the one that differs from the rest.
+    /// Returns whether no side is smaller than all the others, so that no rank is the one that differs from the rest.
     #[doc(hidden)]
     pub fn is_tied(&self) -> bool {
         let Self::Mismatch { sides, .. } = self else {
@@ -183,7 +183,7 @@ impl RootCause {
             .is_some_and(|last| smallest.next() == Some(last))
     }
 
-    /// Whether its sentence has numbers of ranks in it.
+    /// Returns whether its sentence contains numbers of ranks.
     #[doc(hidden)]
     pub fn is_told_of_ranks(&self) -> bool {
         !matches!(
@@ -198,7 +198,7 @@ impl RootCause {
         )
     }
 
-    /// The same with the numbers that its ranks have in another communicator, as `place_of` says.
+    /// Returns the same root with the numbers of its ranks in another communicator, to which `place_of` maps them.
     #[doc(hidden)]
     pub fn elsewhere(&self, place_of: impl Fn(usize) -> Option<usize>) -> Self {
         let some = |ranks: &[usize]| ranks.iter().filter_map(|rank| place_of(*rank)).collect();
@@ -236,7 +236,7 @@ impl RootCause {
     }
 }
 
-/// In what two ranks differ.
+/// The field in which ranks differ.
 ///
 /// ```
 /// let differs: nccl::Differs = serde_json::from_str("\"data_type\"")?;
@@ -248,13 +248,13 @@ impl RootCause {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Differs {
-    /// They called different operations.
+    /// The operation.
     Operation,
     /// The number of elements.
     Count,
     /// The type of the elements.
     DataType,
-    /// What a reduction reduces with.
+    /// The operator of a reduction.
     Reduction,
     /// The root.
     Root,
@@ -275,7 +275,7 @@ impl fmt::Display for Differs {
     }
 }
 
-/// What some ranks have, where others have something else.
+/// The ranks with one value of a field in which ranks differ.
 ///
 /// ```
 /// # fn example(fault: &nccl::Fault) {
@@ -292,13 +292,13 @@ impl fmt::Display for Differs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Side {
-    /// In the communicator.
+    /// Ranks in the communicator.
     pub ranks: Vec<usize>,
-    /// What they have.
+    /// Their value.
     pub value: String,
 }
 
-/// Something that was, and how long ago it began.
+/// An earlier event or phase, and how long ago it began.
 ///
 /// ```
 /// let phase: nccl::Earlier = serde_json::from_str(r#"{"what":"loading","ago_ms":1500}"#)?;
@@ -308,9 +308,9 @@ pub struct Side {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Earlier {
-    /// What it was.
+    /// The event or phase.
     pub what: String,
-    /// For how long, in milliseconds.
+    /// Time since it began; in milliseconds where it is serialized.
     #[serde(rename = "ago_ms", with = "millis")]
     pub ago: Duration,
 }
@@ -375,7 +375,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Of a process that ended so; `None` where its parent does not know.
+    /// Converts `exit`; `None` where the parent does not know.
     #[doc(hidden)]
     pub fn of(exit: Exit) -> Option<Self> {
         match exit {
@@ -395,7 +395,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// What a fault is among all that is reported of one failure.
+/// The role of a fault among all that is reported of one failure.
 ///
 /// ```
 /// # fn example(fault: &nccl::Fault) {
@@ -408,18 +408,18 @@ impl fmt::Display for Ending {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FaultRole {
-    /// It began with this.
+    /// The failure began with this fault.
     Initiating,
-    /// It follows from something else, which was not found.
+    /// It follows from another fault, which was not found.
     Cascade,
-    /// It follows from the end of a communicator: no cause has it, but what NCCL says while it ends does.
+    /// It follows from the end of a communicator: NCCL reports it while it ends, and it is no cause.
     Teardown,
-    /// Nobody can tell.
+    /// Not known.
     Unknown,
 }
 
 impl FaultRole {
-    /// As events and files call it.
+    /// Returns the name used in events and files.
     #[doc(hidden)]
     pub fn name(self) -> &'static str {
         match self {
@@ -431,7 +431,7 @@ impl FaultRole {
     }
 }
 
-/// Who waited for what when a communicator was ended.
+/// Ranks that waited in the same operation when a communicator was ended.
 ///
 /// ```
 /// let waiting: nccl::Waiting = serde_json::from_str(r#"{"ranks":[0,2],"operation":"all_reduce #7"}"#)?;
@@ -441,14 +441,14 @@ impl FaultRole {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Waiting {
-    /// In the communicator.
+    /// Ranks in the communicator.
     pub ranks: Vec<usize>,
     /// The operation that had not ended there.
     pub operation: String,
 }
 
 impl Waiting {
-    /// Those who wait for the same, together; by the lowest of their ranks. Who waits for nothing is in none.
+    /// Groups ranks by what they wait in, ordered by the first rank of each group. Ranks that wait for nothing are left out.
     #[doc(hidden)]
     pub fn together<T: AsRef<str>>(standings: impl Iterator<Item = (usize, T)>) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
@@ -470,7 +470,7 @@ impl Waiting {
 }
 
 impl Waiting {
-    /// With the other numbers that its ranks have.
+    /// Returns the sentence with the other numbers of its ranks.
     #[doc(hidden)]
     pub fn told_of(&self, roster: &Roster) -> String {
         let (ranks, operation) = (roster.who(&self.ranks), &self.operation);

@@ -1,5 +1,5 @@
-//! What was at the root of a failure, as far as the rank that met it can tell: from what NCCL said, and from how another
-//! rank's process or host ended; `error/cause.rs` tells it from an error of its own.
+//! The root cause of a failure, as far as the rank that met it can tell: from what NCCL reported, and from how another
+//! rank's process or host ended; `error/cause.rs` derives it from an error.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::departure::{Failure, How, Lost, Silence};
 use crate::roster::Roster;
 use crate::warning::FirstWarning;
 
-/// A fault before it is known whose it is.
+/// A cause that is not assigned to a rank yet.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct Cause {
@@ -25,7 +25,7 @@ pub struct Cause {
     pub hint: String,
     /// The limit that passed, if one did.
     pub limit: Option<Duration>,
-    /// When the operation was called that it is about, on this rank.
+    /// When this rank called the operation that the cause is about.
     pub began: Option<Instant>,
     /// The fault of another communicator, with which this one ends.
     pub told: Option<Box<Fault>>,
@@ -48,7 +48,7 @@ impl Cause {
         }
     }
 
-    /// One that is known whole.
+    /// Builds a cause from its class, role, root and text.
     #[doc(hidden)]
     pub fn of(class: FaultClass, role: FaultRole, root: RootCause, text: String) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl Cause {
         }
     }
 
-    /// The rank's program wants it so.
+    /// The rank's program asked for the end.
     #[doc(hidden)]
     pub fn asked(reason: &str) -> Self {
         Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())
@@ -77,7 +77,7 @@ impl Cause {
         }
     }
 
-    /// The programs of all ranks want it so.
+    /// The programs of all ranks asked for the end.
     #[doc(hidden)]
     pub fn asked_of_all(reason: &str) -> Self {
         Self {
@@ -86,13 +86,13 @@ impl Cause {
         }
     }
 
-    /// The rank's program wants it to stop.
+    /// The rank's program revoked the communicator.
     #[doc(hidden)]
     pub fn revoked(reason: &str) -> Self {
         Self::new(FaultClass::Revoked, RootCause::Asked, reason.to_owned())
     }
 
-    /// It said that it fails.
+    /// The rank reported that it fails.
     #[doc(hidden)]
     pub fn failed(why: &Failure) -> Self {
         let root = match why {
@@ -110,7 +110,7 @@ impl Cause {
         }
     }
 
-    /// Its process is gone.
+    /// The rank's process is gone.
     #[doc(hidden)]
     pub fn died(lost: &Lost) -> Self {
         let end = match &lost.how {
@@ -148,8 +148,8 @@ impl Cause {
         cause
     }
 
-    /// Its host does not answer any more: those ranks of the communicator live there. With packets that come through
-    /// one way only, or where it refuses connections, the host itself is up.
+    /// The rank's host does not answer any more; `ranks` of the communicator live there. With packets that come through
+    /// one way only, or where the host refuses connections, the host itself is up.
     #[doc(hidden)]
     pub fn host_lost(host: &str, ranks: Vec<usize>, roster: &Roster, gone: &Lost) -> Self {
         let (how, heartbeat) = (&gone.how, heartbeat(gone));
@@ -217,7 +217,7 @@ impl Cause {
         }
     }
 
-    /// It cannot reach the ranks `from` any more; `why` calls them by their numbers in the world.
+    /// The rank cannot reach the ranks `from` any more; `why` calls them by their numbers in the world.
     #[doc(hidden)]
     pub fn cut_off(why: &str, from: &[usize], roster: &Roster) -> Self {
         let root = RootCause::Partition {
@@ -238,7 +238,7 @@ impl Cause {
         }
     }
 
-    /// The same of a communicator that has no other rank: none can be waited for.
+    /// Adapts the cause to a communicator that has no other rank: no other rank can be waited for.
     #[doc(hidden)]
     pub fn of_one_rank(mut self) -> Self {
         if self.class == FaultClass::TimedOut
@@ -249,7 +249,7 @@ impl Cause {
         self
     }
 
-    /// The same for another communicator: what was called on the first says nothing of this one.
+    /// Returns the cause for another communicator: what was called on the first says nothing of this one.
     #[doc(hidden)]
     pub fn elsewhere(&self) -> Self {
         Self {
@@ -264,7 +264,7 @@ impl Cause {
         &self.text
     }
 
-    /// Adds what NCCL said of it: `words` at the call, and the first warning in its file.
+    /// Adds what NCCL reported: `words` at the call, and the first warning in its file.
     #[doc(hidden)]
     pub fn hear_nccl(&mut self, words: Option<&FirstWarning>, first: Option<&FirstWarning>) {
         if self.class != FaultClass::Failed || self.role != FaultRole::Initiating {
@@ -274,7 +274,7 @@ impl Cause {
             let line = format!("NCCL's first warning there: {}", first.text);
             self.evidence.push(line);
         }
-        // What came first, unless it says nothing of a cause.
+        // The first warning, unless it names no cause.
         let known = first.filter(|first| first.check.is_some()).or(words);
         let Some(known) = known else { return };
         if let Some(resource) = known.resource() {
@@ -300,27 +300,27 @@ impl Cause {
     }
 }
 
-/// What its last heartbeat told of a rank that is gone.
+/// Returns what the last heartbeat of a lost rank reported.
 fn heartbeat(lost: &Lost) -> Option<String> {
     lost.last_call.as_ref().map(ToString::to_string)
 }
 
-/// Of which communicator, and where, a fault arose.
+/// The communicator, rank and process on which a fault arose.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct Place<'p> {
     pub communicator: &'p str,
     pub roster: &'p Roster,
-    /// In the communicator.
+    /// The rank in the communicator.
     pub rank: usize,
     pub host: &'p str,
     pub pid: u32,
-    /// Of the world that made the communicator.
+    /// The epoch of the world that made the communicator.
     pub epoch: u64,
 }
 
 impl Origin {
-    /// Of what was found on rank `rank`.
+    /// Returns the origin of what was found on rank `rank`.
     fn of(cause: &Cause, rank: usize) -> Self {
         let is_of_all = (cause.class, cause.role) == (FaultClass::Asked, FaultRole::Cascade);
         match is_of_all || cause.root.is_tied() {
@@ -360,7 +360,7 @@ impl Fault {
         }
     }
 
-    /// One that every rank makes by itself, from what all have heard: equal on all of them.
+    /// Builds a fault that every rank derives by itself, from what all have heard: equal on all of them.
     #[doc(hidden)]
     pub fn derived(cause: Cause, place: Place<'_>) -> Self {
         Self {
@@ -369,7 +369,7 @@ impl Fault {
         }
     }
 
-    /// A fault of rank `rank` of `communicator`, on this host; `place_of` says which of its ranks is one of the world.
+    /// Builds a fault of rank `rank` of `communicator`, on this host; `place_of` maps ranks of the world to its ranks.
     #[doc(hidden)]
     pub fn here(
         mut cause: Cause,
@@ -393,14 +393,14 @@ impl Fault {
         }
     }
 
-    /// The same as the fault of another communicator, which ends with this one.
+    /// Returns this fault, of another communicator, for the communicator at `place`, which ends with it.
     fn passed_on(
         &self,
         cause: Cause,
         place: Place<'_>,
         place_of: impl Fn(usize) -> Option<usize>,
     ) -> Self {
-        // Other worlds number their ranks differently.
+        // Worlds of other epochs number their ranks differently.
         let place_of = |world_rank| place_of(world_rank).filter(|_| self.epoch == place.epoch);
         let here = self.roster.named(&self.communicator);
         let of = |rank: usize| place_of(self.roster.world_rank(rank));
@@ -424,7 +424,7 @@ impl Fault {
                 FaultClass::Asked,
                 format!("to revoke {here}: {}", self.cause),
             ),
-            // Its numbers are those of the other one.
+            // The numbers in the text are those of the other communicator.
             _ if self.root.is_told_of_ranks() => (self.class, format!("on {here}: {}", self.cause)),
             _ => (self.class, self.cause.clone()),
         };
@@ -453,7 +453,7 @@ impl Fault {
         }
     }
 
-    /// What all ranks are told: another cause and another place for what the first that told began.
+    /// Replaces this rank's cause and place by the elected ones, which all ranks are told.
     #[doc(hidden)]
     pub fn elected(&self, cause: Cause, place: Place<'_>) -> Self {
         Self {

@@ -1,8 +1,8 @@
 //! Why a communicator was ended: the cause that all of its ranks return.
 //!
-//! - `value`: where it began, and what it was; `cause`, `operation`: parts of it;
-//! - `diagnosis`: what was at the root, before it is known whose it is, and how it becomes a fault;
-//! - `text`: how it reads; `wire`: how it travels.
+//! - `value`: where the fault began, and what it was; `cause`, `operation`: parts of it;
+//! - `diagnosis`: the root cause before it is assigned to a rank, and how it becomes a fault;
+//! - `text`: the fault as text; `wire`: the fault between processes.
 
 pub mod cause;
 mod diagnosis;

@@ -1,21 +1,21 @@
-//! The operation that a fault is about: in words, to be shown, and in values, to be told from others.
+//! The operation that a fault is about: as text for display, and as values to compare.
 
 use serde::{Deserialize, Serialize};
 
 use crate::operation::{Operation, OperationKind};
 
-/// The operation of a fault; the empty one where it is about none.
+/// The operation of a fault; empty where the fault is about none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct FaultOperation {
-    /// As it is shown.
+    /// The text for display.
     #[serde(
         rename = "operation",
         default,
         skip_serializing_if = "String::is_empty"
     )]
     pub text: String,
-    /// What it is.
+    /// The kind of the operation.
     #[serde(
         rename = "operation_kind",
         with = "by_name",
@@ -33,7 +33,7 @@ pub struct FaultOperation {
 }
 
 impl FaultOperation {
-    /// The creation of a communicator.
+    /// Returns the operation that creates a communicator.
     #[doc(hidden)]
     pub fn init(communicator: &str) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl From<&Operation> for FaultOperation {
     }
 }
 
-/// A kind as its name; one that this release does not know is none.
+/// Serializes a kind as its name; a kind that this release does not know becomes none.
 mod by_name {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -1,4 +1,4 @@
-//! What is said of a fault, and what becomes of it on its way.
+//! The texts of a fault, and the fault after it was sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,11 +116,11 @@ fn no_rank_is_the_culprit_of_what_was_not_found() {
     let known = told(FaultClass::TimedOut, FaultRole::Initiating);
     assert_eq!((known.culprit(), known.reported_by()), (Some(2), None));
     assert_eq!(serde_json::to_value(&known).unwrap()["culprit"], 2);
-    // What all ranks want is the wish of none of them.
+    // What all ranks ask for is attributed to none of them.
     let over = told(FaultClass::Asked, FaultRole::Cascade);
     assert_eq!((over.culprit(), &over.to_string()[..]), (None, "it failed"));
     assert_eq!(over.reported_by(), None);
-    // A rank knows of itself that it is cut off, and not that it is to blame.
+    // A rank that is cut off knows that of itself, and not that it is to blame.
     let apart = fault(Cause::cut_off(
         "cut off from ranks 0-1",
         &[0, 1],
@@ -200,7 +200,7 @@ fn what_follows_from_another_rank_or_from_an_end_is_no_beginning() {
         role(ncclResult_t::ncclRemoteError, noise).role(),
         FaultRole::Cascade
     );
-    // NCCL's last words are of the whole process: this call was wrong whatever they are.
+    // NCCL's last error is of the whole process: this call was wrong whatever that text is.
     assert!(role(ncclResult_t::ncclInvalidArgument, noise).is_certain());
 }
 
@@ -310,14 +310,14 @@ fn a_rank_whose_host_refuses_connections_is_out_of_reach_and_its_host_is_not_gon
     }
 }
 
-/// A roster of these ranks of a world, in which the launcher has started one number `shift` higher.
+/// Returns a roster of these ranks of a world, in which the launcher's numbers are higher by `shift`.
 fn roster(members: &[usize], shift: usize) -> Roster {
     let people: Vec<_> = (0..8).map(|rank| Some(rank + shift)).collect();
     Roster::new(members, &people)
 }
 
-/// What ends the communicator "b" of ranks 0, 2 and 3 of a world in epoch 2 with "a" of ranks 2 and 3, which ended because of
-/// `cause` on rank `rank`, in the same epoch or another one.
+/// Returns the fault that ends communicator "b" of the ranks `members` of a world in epoch 2 together with "a" of ranks 2
+/// and 3, which ended because of `cause` on its rank `rank`, in epoch `epoch`.
 fn passed_on(cause: Cause, rank: usize, epoch: u64, members: &[usize]) -> Fault {
     let place = Place {
         communicator: "a",
@@ -355,7 +355,7 @@ fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_n
         ),
         "{evidence}"
     );
-    // One that the communicator does not have is named by its number in the world, also where that is another world's.
+    // A rank that the communicator does not have is named by its number in the world, also where that is another world's.
     for (epoch, members) in [(2, &[0, 1][..]), (1, &[0, 2, 3])] {
         let outside = passed_on(died(), 1, epoch, members);
         assert_eq!((outside.culprit(), outside.reported_by()), (None, None));
@@ -398,7 +398,7 @@ fn ranks_in_a_root_get_the_numbers_that_they_have_in_a_communicator_that_ends_wi
         same.to_string(),
         format!("{named} on \"a\" (world ranks 2-3): waits for rank 1, and rank 1 for rank 0")
     );
-    // It does not have both.
+    // The communicator does not have both ranks.
     let one = passed_on(cycle(), 0, 2, &[0, 2]);
     assert_eq!((one.culprit(), one.root()), (Some(1), &RootCause::Unknown));
     let late = Cause::of(
@@ -432,7 +432,7 @@ fn what_to_do_is_no_other_ranks_matter_where_there_is_none_or_what_they_do_is_no
     );
     let alone = fault(Cause::from(&late()).of_one_rank());
     assert!(hint(&alone).starts_with("the communicator has no other rank"));
-    // What says itself what it is, keeps that.
+    // A fault that shows its own cause keeps its hint.
     let died = fault(Cause::died(&How::Unknown.into()));
     assert_eq!(hint(&died.without_others()), hint(&died));
     let died = fault(Cause::died(&How::Unknown.into()).of_one_rank());

@@ -1,4 +1,4 @@
-//! How a fault reads: in one sentence, and with all that is known of it.
+//! A fault as text: in one sentence, and with all that is known of it.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use super::cause::FaultRole;
 use super::value::{Fault, FaultClass, Origin};
 
 impl Fault {
-    /// All of it, as a person reads it: cause, evidence, who waited, and what to do, a line for each that is
-    /// known. The same bytes on every rank.
+    /// Returns all that is known of the fault, for a reader: cause, evidence, waiting ranks, and what to do, a line for each
+    /// that is known. The same bytes on every rank.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -40,7 +40,7 @@ impl Fault {
 }
 
 impl Fault {
-    /// What is said before a rank that is only the first that told. One that is cut off knows that of itself.
+    /// Returns the words in front of a rank that was only the first to report. A rank that is cut off knows that of itself.
     fn is_first(&self) -> Option<&'static str> {
         match (self.role, self.class) {
             (FaultRole::Initiating, _) | (_, FaultClass::CutOff | FaultClass::Asked) => None,
@@ -96,12 +96,12 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(first) = self.is_first() else {
             return match (self.class, self.role) {
-                // What all ranks do is asked for by none of them alone.
+                // What all ranks ask for is asked for by no single rank.
                 (FaultClass::Asked, FaultRole::Cascade) => f.write_str(&self.cause),
                 _ => self.say(f),
             };
         };
-        // The alternate form stands behind a heading of its own.
+        // The alternate form follows a heading of its own.
         let heading = if f.alternate() { "" } else { "root cause " };
         write!(f, "{heading}not found ({first}: ")?;
         self.say(f)?;

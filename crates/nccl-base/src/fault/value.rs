@@ -10,11 +10,11 @@ use crate::roster::Roster;
 
 /// Why a communicator was ended, the same on all of its ranks.
 ///
-/// [`culprit`](Self::culprit) is the rank that it began with, where that was found; [`host`](Self::host) and
-/// [`pid`](Self::pid) are its host and its process. [`root`](Self::root) is what it was, in values, and
-/// [`cause`](Self::cause) the same in words. How it is found is in `docs/root-cause.md`.
+/// [`culprit`](Self::culprit) is the rank that the fault began with, where that was found; [`host`](Self::host) and
+/// [`pid`](Self::pid) are that rank's host and process. [`root`](Self::root) is the root cause as a value, and
+/// [`cause`](Self::cause) the same in words. `docs/root-cause.md` describes how it is found.
 ///
-/// Two are equal when they are of the same cause, whatever else has become known beside it
+/// Two faults are equal when they have the same cause, whatever else has become known beside it
 /// ([`also`](Self::also)).
 ///
 /// ```
@@ -46,34 +46,34 @@ pub struct Fault {
     pub(super) also: Vec<Waiting>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) hint: String,
-    /// The limit that passed, of the rank that ran out of time first.
+    /// The limit that passed, on the rank that ran out of time first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) limit: Option<Duration>,
-    /// Tells apart what reads the same, with the rank that told of it first.
+    /// Distinguishes faults with equal text, together with `teller`, the rank that reported first.
     pub(super) number: u64,
     pub(super) teller: usize,
 }
 
-/// The rank that a fault names, and what it has to do with it.
+/// The rank that a fault names, and its part in the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Origin {
-    /// It began with this one of the communicator.
+    /// The fault began with this rank of the communicator.
     Culprit(usize),
-    /// What it began with is not known; this one of the communicator told of it first.
+    /// The origin is not known; this rank of the communicator reported first.
     ReportedBy(usize),
-    /// The same of a rank that the communicator does not have: it ended with another communicator.
+    /// A rank that the communicator does not have: the communicator ended with another one.
     Outside {
         world_rank: usize,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         launcher_rank: Option<usize>,
     },
-    /// Nothing tells one rank from the others.
+    /// No rank stands out from the others.
     NoRank {},
 }
 
 impl Origin {
-    /// Of a rank of the communicator.
+    /// Returns the origin for a rank of the communicator.
     pub(super) fn new(rank: usize, role: FaultRole) -> Self {
         match role {
             FaultRole::Initiating => Self::Culprit(rank),
@@ -104,7 +104,7 @@ impl PartialEq for Fault {
 
 impl Eq for Fault {}
 
-/// What kind of thing it was.
+/// The class of a fault.
 ///
 /// ```
 /// # fn example(fault: &nccl::Fault) {
@@ -123,16 +123,16 @@ pub enum FaultClass {
     TimedOut,
     /// A rank's program ended the communicator, or its abort signal was given.
     Asked,
-    /// A rank's process is gone, or it said that it fails.
+    /// A rank's process is gone, or reported that it fails.
     Gone,
-    /// A rank's program wants nothing more of it but to shrink it (`Communicator::revoke`).
+    /// A rank's program has revoked the communicator, and may only shrink it (`Communicator::revoke`).
     Revoked,
     /// This rank cannot reach the others any more, and which side is at fault is not known.
     CutOff,
 }
 
 impl FaultClass {
-    /// All classes, each at its number.
+    /// All classes; the index of each is its number.
     #[doc(hidden)]
     pub const ALL: [Self; 6] = [
         Self::Failed,
@@ -143,7 +143,7 @@ impl FaultClass {
         Self::CutOff,
     ];
 
-    /// As events and metrics call it.
+    /// Returns the name used in events and metrics.
     #[doc(hidden)]
     pub fn name(self) -> &'static str {
         match self {
@@ -158,13 +158,13 @@ impl FaultClass {
 }
 
 impl Fault {
-    /// Whether a program wanted it so.
+    /// Returns whether a program asked for it.
     #[doc(hidden)]
     pub fn is_on_purpose(&self) -> bool {
         matches!(self.class, FaultClass::Asked | FaultClass::Revoked)
     }
 
-    /// The limit that passed, if one did.
+    /// Returns the limit that passed, if one did.
     #[doc(hidden)]
     pub fn limit(&self) -> Option<Duration> {
         self.limit
@@ -180,7 +180,7 @@ impl Fault {
         &self.roster
     }
 
-    /// The rank that it names, as the world and its launcher number it, the one that told of it first included.
+    /// Returns the named rank, as the world and its launcher number it, including a rank that only reported first.
     #[doc(hidden)]
     pub fn named_in_the_world(&self) -> (Option<usize>, Option<usize>) {
         match self.origin {
@@ -192,18 +192,18 @@ impl Fault {
                 world_rank,
                 launcher_rank,
             } if self.role == FaultRole::Initiating => (Some(world_rank), launcher_rank),
-            // A rank outside of the communicator that only told of the fault says nothing about where it began.
+            // A rank outside of the communicator that only reported the fault says nothing about its origin.
             Origin::Outside { .. } | Origin::NoRank {} => (None, None),
         }
     }
 
-    /// The operation in values.
+    /// Returns the operation as values.
     #[doc(hidden)]
     pub fn told_operation(&self) -> &FaultOperation {
         &self.operation
     }
 
-    /// What kind of thing it was.
+    /// Returns the class of the fault.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -215,9 +215,9 @@ impl Fault {
         self.class
     }
 
-    /// The rank that it began with, in the communicator. `None` where that was not found
+    /// Returns the rank that the fault began with, in the communicator. `None` where that was not found
     /// ([`role`](Self::role) is not [`FaultRole::Initiating`]), where ranks differ and none differs from most of the
-    /// others, and where it began with a rank that this communicator does not have and ended another one first
+    /// others, and where the fault began with a rank that this communicator does not have and ended another one first
     /// ([`world_rank`](Self::world_rank) names it then).
     ///
     /// ```
@@ -237,7 +237,7 @@ impl Fault {
         }
     }
 
-    /// The rank that was the first to run out of time, or to see what follows from the cause, in the communicator,
+    /// Returns the rank that was the first to run out of time, or to see what follows from the cause, in the communicator,
     /// where the cause was not found; `None` otherwise. Nothing shows that this rank is
     /// to blame.
     ///
@@ -256,8 +256,8 @@ impl Fault {
         }
     }
 
-    /// Which rank of the world it began with: the [`culprit`](Self::culprit), or a rank that this communicator does not
-    /// have. The world is that of the [`epoch`](Self::epoch). `None` where no rank is known.
+    /// Returns the rank of the world that the fault began with: the [`culprit`](Self::culprit), or a rank that this communicator
+    /// does not have. The world is that of the [`epoch`](Self::epoch). `None` where no rank is known.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -277,9 +277,9 @@ impl Fault {
         }
     }
 
-    /// Which rank `nccl-run`, torchrun, MPI or Slurm started that one as, where that is not its
-    /// [`world_rank`](Self::world_rank), as after a recovery; it is the number before the lines of its output. `None`
-    /// where both are the same, no launcher started it, or no rank is known.
+    /// Returns the number under which `nccl-run`, torchrun, MPI or Slurm started that rank, where it is not the
+    /// [`world_rank`](Self::world_rank), as after a recovery; this number is in front of the lines of its output. `None`
+    /// where both are the same, no launcher started the rank, or no rank is known.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -298,8 +298,8 @@ impl Fault {
         }
     }
 
-    /// The host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it; empty where no
-    /// rank is named.
+    /// Returns the host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) the fault; empty
+    /// where no rank is named.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -313,8 +313,8 @@ impl Fault {
         &self.host
     }
 
-    /// The process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) it; 0 where no
-    /// rank is named.
+    /// Returns the process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) the fault; 0
+    /// where no rank is named.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -328,8 +328,8 @@ impl Fault {
         self.pid
     }
 
-    /// The epoch of the world that made the communicator (`World::epoch`), or in which the rank has
-    /// its number that this communicator does not have; 0 in the first, and without a world.
+    /// Returns the epoch of the world that made the communicator (`World::epoch`), or the epoch in which a rank that this
+    /// communicator does not have has its number; 0 in the first, and without a world.
     ///
     /// ```
     /// # fn example(world: &nccl::World, fault: &nccl::Fault) {
@@ -343,7 +343,7 @@ impl Fault {
         self.epoch
     }
 
-    /// The operation of the rank that it names, if that was in one.
+    /// Returns the operation of the named rank, if that rank was in one.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -355,7 +355,7 @@ impl Fault {
         (!self.operation.text.is_empty()).then_some(&*self.operation.text)
     }
 
-    /// What was at the root of it, in values.
+    /// Returns the root cause, as a value.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -369,7 +369,7 @@ impl Fault {
         &self.root
     }
 
-    /// Whether it began with this, or follows from something that was not found.
+    /// Returns whether the failure began with this fault, or the fault follows from something that was not found.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -381,7 +381,7 @@ impl Fault {
         self.role
     }
 
-    /// What shows it: one sentence each, the weightiest first.
+    /// Returns the evidence: one sentence each, the weightiest first.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -395,8 +395,8 @@ impl Fault {
         &self.evidence
     }
 
-    /// Who waited for what meanwhile. Known once all ranks have ended their communicators, or said what they
-    /// were at; of those that did not say, nothing is here.
+    /// Returns what the ranks waited in meanwhile. Known once all ranks have ended their communicators, or reported what they
+    /// were in; ranks that did not report are missing.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -410,7 +410,7 @@ impl Fault {
         &self.also
     }
 
-    /// What went wrong there.
+    /// Returns what went wrong on the named rank.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -422,7 +422,7 @@ impl Fault {
         &self.cause
     }
 
-    /// What to do about it, where that is known.
+    /// Returns what to do about it, where that is known.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -434,7 +434,7 @@ impl Fault {
         (!self.hint.is_empty()).then_some(&*self.hint)
     }
 
-    /// The rank that it names, or else the one that told of it.
+    /// Returns the named rank, or else the rank that reported.
     #[doc(hidden)]
     pub fn rank(&self) -> usize {
         match self.origin {
@@ -443,13 +443,13 @@ impl Fault {
         }
     }
 
-    /// Whether both began with what one rank told.
+    /// Returns whether both faults began with the same report of one rank.
     #[doc(hidden)]
     pub fn is_of(&self, told: &Self) -> bool {
         (self.number, self.teller) == (told.number, told.teller)
     }
 
-    /// The same, with who waited.
+    /// Returns the same fault, with what the ranks waited in.
     #[doc(hidden)]
     pub fn with_also(&self, also: Vec<Waiting>) -> Self {
         Self {
@@ -458,7 +458,7 @@ impl Fault {
         }
     }
 
-    /// What a rank has seen whose fault became the verdict without what the others were at.
+    /// Returns this rank's own fault, as the verdict where what the other ranks were in was not collected.
     #[doc(hidden)]
     pub fn without_others(&self) -> Self {
         let mut fault = self.clone();
@@ -468,7 +468,7 @@ impl Fault {
         fault
     }
 
-    /// Whether it says itself what began it, so that no other rank has to be heard.
+    /// Returns whether the fault itself shows what began it, so that no other rank has to be heard.
     #[doc(hidden)]
     pub fn is_certain(&self) -> bool {
         !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
@@ -487,13 +487,13 @@ impl Fault {
 
 impl std::error::Error for Fault {}
 
-/// What is left where no other rank can be waited for.
+/// Hint where no other rank can be waited for.
 #[doc(hidden)]
 pub const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
                                 does not come back, or an operation that takes longer than its limit: look at dmesg for Xid \
                                 messages and at nvidia-smi";
 
-/// What is left where what the other ranks do was not collected.
+/// Hint where the state of the other ranks was not collected.
 #[doc(hidden)]
 pub const NOT_COLLECTED: &str = "what the other ranks were at could not be collected in time: look at what every rank printed \
                                         last, whether a process is stopped or starved, and at the network between the \

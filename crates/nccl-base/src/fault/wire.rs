@@ -1,4 +1,4 @@
-//! How a fault travels between ranks: as JSON, with the ranks of its communicator, and of bounded length.
+//! A fault between ranks: as JSON, with the ranks of its communicator, and of bounded length.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use crate::wire::Broken;
 pub(super) const LONGEST: usize = 4096;
 const MOST: usize = 16;
 
-/// As it is told.
+/// A fault as it is sent.
 #[derive(Serialize, Deserialize)]
 struct Told<'m> {
     members: Cow<'m, [usize]>,
@@ -26,7 +26,7 @@ impl Fault {
         fault.evidence.truncate(MOST);
         fault.also.truncate(MOST);
         fault.shown().for_each(cut);
-        // Of plain values, which can all be written.
+        // These are plain values, all of which can be serialized.
         serde_json::to_vec(&Told {
             members: Cow::Borrowed(members),
             fault,
@@ -34,18 +34,18 @@ impl Fault {
         .unwrap_or_default()
     }
 
-    /// The fault, and the ranks of its communicator in the world.
+    /// Returns the fault, and the ranks of its communicator in the world.
     #[doc(hidden)]
     pub fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
         let mut told: Told<'_> =
             serde_json::from_slice(bytes).map_err(|_| Broken("a fault that cannot be read"))?;
-        // Another process has made them up.
+        // The texts come from another process.
         let texts = told.fault.shown();
         texts.for_each(|text| *text = visible::text(text));
         Ok((told.fault, told.members.into_owned()))
     }
 
-    /// What is only shown.
+    /// Returns the texts that are only shown.
     fn shown(&mut self) -> impl Iterator<Item = &mut String> {
         let single = [
             &mut self.communicator,

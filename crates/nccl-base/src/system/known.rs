@@ -48,7 +48,7 @@ const PER_HOST: &str = "\
     SOCKET_IFNAME OOB_NET_IFNAME IB_HCA IB_GID_INDEX IB_ADDR_FAMILY IB_ADDR_RANGE
     IB_ROCE_VERSION_NUM IB_TC IB_SL IB_PKEY SOCKET_NTHREADS NSOCKS_PERTHREAD TOPO_FILE";
 
-/// The rest of what NCCL, its plugins, its tests and its installers know.
+/// The other variables that NCCL, its plugins, its tests and its installers know.
 const FREE: &str = "\
     AGG_CHANNEL_SIZE ASYNC_ERROR_HANDLING BLOCKING_WAIT CHECKS_DISABLE CHECK_POINTERS
     COLLNET_PLUGIN COMM_BLOCKING CONF_FILE CONNECT_ROUND_MAX_PEERS CREATE_THREAD_CONTEXT
@@ -91,10 +91,10 @@ const FREE: &str = "\
     UCX_TLS UID_STAGGER_RATE UID_STAGGER_THRESHOLD UNPACK_DOUBLE_NCHANNELS VERSION
     WARN_ENABLE_DEBUG_INFO WORK_FIFO_BYTES WORK_FIFO_DEPTH";
 
-/// What was a variable of NCCL once, and does nothing any more.
+/// Variables that NCCL used to have, and that do nothing any more.
 const REMOVED: &str = "SINGLE_RING_THRESHOLD LL_THRESHOLD TREE_THRESHOLD";
 
-/// Variables of others, whose names nobody can list.
+/// Prefixes of variables of other programs, whose names cannot be listed.
 const FOREIGN: [&str; 12] = [
     "RUN_",
     "EMULATOR_",
@@ -118,7 +118,7 @@ pub struct Known {
     pub default: Option<i64>,
 }
 
-/// What is known of a variable by its full name.
+/// Returns what is known of a variable by its full name.
 pub fn find(name: &str) -> Option<Known> {
     let short = name.strip_prefix("NCCL_")?;
     let lists = [
@@ -137,27 +137,27 @@ pub fn find(name: &str) -> Option<Known> {
     })
 }
 
-/// Whether ranks have to agree on a variable; what NCCL does not know may differ.
+/// Returns whether ranks have to agree on a variable; a variable that NCCL does not know may differ.
 pub fn agreement(name: &str) -> Agreement {
     find(name).map_or(Agreement::Free, |known| known.agreement)
 }
 
-/// Whether it did something once.
+/// Returns whether NCCL used to have the variable.
 pub fn is_removed(name: &str) -> bool {
     let short = name.strip_prefix("NCCL_");
     short.is_some_and(|short| REMOVED.split(' ').any(|removed| removed == short))
 }
 
-/// Whether it has the name of a variable of somebody else.
+/// Returns whether it has the name of another program's variable.
 pub fn is_foreign(name: &str) -> bool {
     let short = name.strip_prefix("NCCL_").unwrap_or(name);
     FOREIGN.iter().any(|prefix| short.starts_with(prefix))
 }
 
-/// The variable that somebody may have meant who wrote `name`: the closest, unless nothing is close.
+/// Returns the variable that was probably meant by `name`: the closest, unless none is close.
 pub fn closest(name: &str) -> Option<String> {
     let short = name.strip_prefix("NCCL_").unwrap_or(name);
-    // Two slips of the pen, and fewer where almost nothing would be left of the name.
+    // Two typing errors, and fewer where almost nothing would be left of the name.
     let most = (short.len() / 4).min(2);
     [MUST, SHOULD, PER_HOST, FREE]
         .iter()
@@ -168,7 +168,7 @@ pub fn closest(name: &str) -> Option<String> {
         .map(|(_, known)| format!("NCCL_{known}"))
 }
 
-/// How many letters have to be changed, put in, taken out or swapped with their neighbour, if that is at
+/// Returns how many letters have to be changed, inserted, deleted or swapped with their neighbour, if that is at
 /// most `most`.
 fn distance(a: &str, b: &str, most: usize) -> Option<usize> {
     if a.len().abs_diff(b.len()) > most {

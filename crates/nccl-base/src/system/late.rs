@@ -1,7 +1,7 @@
 //! Variables that were changed after NCCL had read them.
 //!
-//! NCCL reads nearly every variable once in the life of a process, and keeps what it found, whatever becomes of
-//! the environment later. What it found cannot be asked for, so that it is looked at when NCCL is first used.
+//! NCCL reads nearly every variable once in the life of a process, and keeps that value, whatever becomes of
+//! the environment later. The value cannot be queried, so that the environment is read when NCCL is first used.
 
 use std::sync::OnceLock;
 
@@ -11,10 +11,10 @@ use super::System;
 use super::known;
 use super::variables::{self, Variable};
 
-/// What NCCL found, from its first use on.
+/// The variables at NCCL's first use.
 static FOUND: OnceLock<Vec<Variable>> = OnceLock::new();
 
-/// A variable that is not what NCCL has read.
+/// A variable that differs from what NCCL has read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Late {
@@ -24,12 +24,12 @@ pub struct Late {
     pub is: Option<String>,
 }
 
-/// NCCL is about to be used: from now on it keeps what it finds.
+/// Records the variables before NCCL is first used: from then on, NCCL keeps their values.
 pub fn nccl_starts() {
     FOUND.get_or_init(|| variables::gather(&System::real()));
 }
 
-/// What has changed since NCCL was first used in this process.
+/// Returns what has changed since NCCL was first used in this process.
 pub fn gather(now: &[Variable]) -> Vec<Late> {
     FOUND.get().map_or_else(Vec::new, |then| changed(then, now))
 }
@@ -44,7 +44,7 @@ fn changed(then: &[Variable], now: &[Variable]) -> Vec<Late> {
     names.dedup();
     names
         .into_iter()
-        // Of those that NCCL does not know something else is said; it asks for this one every time.
+        // Unknown variables have a finding of their own; NCCL reads `NCCL_COMM_ID` every time.
         .filter(|name| known::find(name).is_some() && *name != "NCCL_COMM_ID")
         .map(|name| Late {
             name: name.to_owned(),

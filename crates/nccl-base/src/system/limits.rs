@@ -1,42 +1,42 @@
-//! What the system lets this process have: open files, threads, locked memory, shared memory, ports.
+//! The system's limits for this process: open files, threads, locked memory, shared memory, ports.
 
 use serde::{Deserialize, Serialize};
 
 use super::System;
 
-/// Numbers of one process; `None` where the system does not say, or sets no limit.
+/// The limits of one process; `None` where the system does not report one, or sets none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Limits {
     pub files: Option<u64>,
     pub files_hard: Option<u64>,
     pub files_used: u64,
-    /// Processes and threads of this user (`ulimit -u`); none for the super-user.
+    /// Processes and threads of this user (`ulimit -u`); `None` for the super-user.
     pub processes: Option<u64>,
     pub threads_used: u64,
-    /// Processes and threads that the tightest control group still allows, and which file says so.
+    /// Processes and threads that the tightest control group still allows; `tasks_file` has that limit.
     pub tasks_left: Option<u64>,
     pub tasks_file: String,
-    /// Bytes.
+    /// Locked memory in bytes.
     pub locked: Option<u64>,
-    /// Bytes that the tightest control group allows (what it uses is mostly cache, which it gives back),
-    /// and which file says so.
+    /// Bytes that the tightest control group allows (its usage is mostly cache, which it gives back);
+    /// `memory_file` has that limit.
     pub memory: Option<u64>,
     pub memory_file: String,
     /// Thousandths of a processor that the tightest control group allows.
     pub processors: Option<u64>,
-    /// Bytes of `/dev/shm`.
+    /// Size of `/dev/shm` in bytes.
     pub shared_size: Option<u64>,
     pub shared_free: Option<u64>,
-    /// Files of NCCL there that somebody has left, and their bytes.
+    /// Number of NCCL's files there that were left behind, and their bytes.
     pub leaked: u64,
     pub leaked_bytes: u64,
-    /// Ports that connections take by themselves.
+    /// Range of the ports that the system assigns to connections.
     pub first_port: Option<u64>,
     pub last_port: Option<u64>,
 }
 
-/// How many threads this process has, and what says how many it may have, as a part of a sentence.
+/// Returns how many threads this process has, and what limits their number, as a part of a sentence.
 pub fn thread_limits() -> String {
     let limits = gather(&System::real());
     let mut text = format!("this process has {}", limits.threads_used);
@@ -49,7 +49,7 @@ pub fn thread_limits() -> String {
     text
 }
 
-/// NCCL takes the name of a segment away as soon as all have opened it; one that is older was left.
+/// Minimum age of a leaked segment: NCCL removes the name of a segment as soon as all ranks have opened it.
 const LEAKED_AFTER: std::time::Duration = std::time::Duration::from_secs(120);
 
 #[doc(hidden)]
@@ -86,8 +86,8 @@ pub fn gather(system: &System) -> Limits {
     }
 }
 
-/// A column of a line of `/proc/PID/limits`; `None` for `unlimited`. Read here and not by the crate procfs, which
-/// gives nothing at all where one line is missing, and which the crates without a control plane do without.
+/// Parses a column of a line of `/proc/PID/limits`; `None` for `unlimited`. The crate procfs is not used: it
+/// returns nothing at all where one line is missing, and the crates without a control plane do without it.
 fn limit(text: &str, name: &str, column: usize) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().nth(column)?.parse().ok()
@@ -116,9 +116,9 @@ fn leaked(system: &System) -> (u64, u64) {
 /// The control groups of this process, from its own up to the root.
 struct Groups<'s> {
     system: &'s System,
-    /// Of the second version.
+    /// The path in version 2.
     path: String,
-    /// Of the first version, where each controller has a tree of its own.
+    /// The paths in version 1, where each controller has a tree of its own.
     old: Vec<(String, String)>,
 }
 
@@ -142,8 +142,8 @@ impl<'s> Groups<'s> {
         Self { system, path, old }
     }
 
-    /// The directories that may limit a controller, of both versions. In a container, the path is often one
-    /// that is not there, and its own root is what counts.
+    /// Returns the directories that may limit a controller, of both versions. In a container, the path often does not
+    /// exist, and the container's own root is what counts.
     fn directories(&self, controller: &str) -> Vec<String> {
         let mut found = above("/sys/fs/cgroup", &self.path);
         let old = self.old.iter().filter(|(name, _)| name == controller);
@@ -153,7 +153,7 @@ impl<'s> Groups<'s> {
         found
     }
 
-    /// What is left in the tightest group, or all of it without a file of what is used, and the file with the
+    /// Returns what is left in the tightest group, or its whole limit without a usage file, and the file with the
     /// limit.
     fn left(&self, most: &str, used: &str, controller: &str) -> (Option<u64>, String) {
         let old = match controller {
@@ -164,7 +164,7 @@ impl<'s> Groups<'s> {
         for directory in self.directories(controller) {
             for (most, used) in [(most, used), old] {
                 let file = format!("{directory}/{most}");
-                // The first version writes a number close to 2⁶³ for no limit.
+                // Version 1 writes a number close to 2⁶³ for no limit.
                 let Some(most) = self.system.number(&file).filter(|&most| most < 1 << 60) else {
                     continue;
                 };
@@ -202,7 +202,7 @@ impl<'s> Groups<'s> {
     }
 }
 
-/// A directory below `root`, and all above it up to `root` itself.
+/// Returns a directory below `root`, and all above it up to `root` itself.
 fn above(root: &str, path: &str) -> Vec<String> {
     let mut found = vec![root.to_owned()];
     let mut own = root.to_owned();
@@ -253,7 +253,7 @@ mod tests {
             (limits.first_port, limits.last_port),
             (Some(32768), Some(60999))
         );
-        // What was made just now belongs to a job that starts.
+        // A new file belongs to a job that starts.
         assert_eq!(limits.leaked, 0);
         assert!(limits.shared_size.is_some());
     }

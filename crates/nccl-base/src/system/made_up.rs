@@ -1,10 +1,10 @@
-//! Trees of files that look like a machine's, written by tests.
+//! File trees that imitate a machine's, written by tests.
 #![allow(dead_code, reason = "two crates use it, not all of it each")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory with those files of a machine that a test has written; removed with this value.
+/// A directory with the files of a machine that a test has written; removed with this value.
 pub(crate) struct Tree(PathBuf);
 
 impl Tree {

@@ -1,8 +1,8 @@
-//! Where facts come from: files under one root, and this process's variables. A test makes up both.
+//! The source of facts: files under one root, and this process's variables. A test makes up both.
 //!
-//! - `variables`: those that NCCL will see, and where each comes from; `known`: what is known of them; `late`: those that were
-//!   changed when NCCL had read them;
-//! - `limits`: what the system lets this process have.
+//! - `variables`: the variables that NCCL will see, and where each comes from; `known`: what is known of them; `late`: variables
+//!   that were changed after NCCL had read them;
+//! - `limits`: the system's limits for this process.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub mod variables;
 #[cfg(test)]
 mod made_up;
 
-/// The longest file that is read: none of those here has more.
+/// Maximum length that is read of a file: no file used here is longer.
 const LONGEST_FILE: u64 = 256 << 10;
 
 /// See the module.
@@ -23,15 +23,15 @@ const LONGEST_FILE: u64 = 256 << 10;
 #[doc(hidden)]
 pub struct System {
     root: PathBuf,
-    /// All variables of the process that are of interest here.
+    /// The process's variables that are of interest here.
     variables: Vec<(String, String)>,
-    /// Whether limits on the number of processes are for others.
+    /// Whether the user is the super-user, to whom limits on the number of processes do not apply.
     pub is_super_user: bool,
 }
 
 #[doc(hidden)]
 impl System {
-    /// This machine, and this process's environment as it is now.
+    /// Returns this machine, and this process's environment as it is now.
     pub fn real() -> Self {
         let wanted = |name: &str| {
             name.contains("NCCL_")
@@ -48,7 +48,7 @@ impl System {
         }
     }
 
-    /// For tests: files under `root`.
+    /// Returns a machine for tests: files under `root`.
     pub fn made_up(root: &Path, variables: &[(&str, &str)]) -> Self {
         let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
         Self {
@@ -69,7 +69,7 @@ impl System {
             .map(|(name, value)| (&name[..], &value[..]))
     }
 
-    /// An absolute path of the machine, below the root.
+    /// Returns an absolute path of the machine, below the root.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -91,13 +91,13 @@ impl System {
         self.text(path)?.parse().ok()
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     pub fn link(&self, path: impl AsRef<Path>) -> Option<String> {
         let target = std::fs::read_link(self.path(path)).ok()?;
         Some(target.to_string_lossy().into_owned())
     }
 
-    /// The names in a directory, in order.
+    /// Returns the names in a directory, in order.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(path)) else {
             return Vec::new();

@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use super::System;
 use super::known;
 
-/// The longest part of a value that is told; what is longer is told by its beginning and a checksum.
+/// Maximum length of a value that is reported in full; a longer one is reported by its beginning and a checksum.
 const TOLD: usize = 256;
 
-/// Of more, only the first are looked at.
+/// Maximum number of variables that are looked at.
 #[doc(hidden)]
 pub const MOST: usize = 512;
 
-/// As much of a name, of a value and of a line as NCCL takes.
+/// NCCL's maximum lengths of a name or a value, and of a line.
 const LONGEST_WORD: usize = 1023;
 const LONGEST_LINE: usize = 4095;
 
@@ -27,12 +27,12 @@ const LONGEST_LINE: usize = 4095;
 pub struct Variable {
     pub name: String,
     pub value: String,
-    /// A file; empty for the process's own environment.
+    /// The file that sets it; empty for the process's own environment.
     pub file: String,
 }
 
 impl Variable {
-    /// Where it comes from, for sentences.
+    /// Returns where the value comes from, for sentences.
     pub fn origin(&self) -> &str {
         if self.file.is_empty() {
             "the process's environment"
@@ -42,7 +42,7 @@ impl Variable {
     }
 }
 
-/// Everything with `NCCL_` in its name, but for what belongs to other programs, in the order of names.
+/// Returns everything with `NCCL_` in its name, except what belongs to other programs, in the order of names.
 pub fn gather(system: &System) -> Vec<Variable> {
     let mut found: Vec<Variable> = Vec::new();
     for (name, value) in system.variables() {
@@ -69,7 +69,8 @@ pub fn gather(system: &System) -> Vec<Variable> {
     found
 }
 
-/// What NCCL finds of this name in this process, and where; `None` for an empty text, which is as good as none.
+/// Returns NCCL's value of this variable in this process, and where it comes from; `None` for an empty text, which counts as
+/// unset.
 pub fn variable(name: &str) -> Option<(String, String)> {
     let found = gather(&System::real());
     let variable = found.into_iter().find(|found| found.name == name)?;
@@ -77,13 +78,13 @@ pub fn variable(name: &str) -> Option<(String, String)> {
     (!variable.value.is_empty()).then_some((variable.value, origin))
 }
 
-/// Whether the file that `NCCL_CONF_FILE` names is not there: NCCL says nothing about that.
+/// Returns the file that `NCCL_CONF_FILE` names, if it does not exist: NCCL does not report that.
 pub fn missing_file(system: &System) -> Option<String> {
     let path = system.variable("NCCL_CONF_FILE")?;
     (!path.is_empty() && system.bytes(path).is_err()).then(|| path.to_owned())
 }
 
-/// The first that sets a variable counts.
+/// Adds a variable, unless an earlier source sets it.
 fn add(found: &mut Vec<Variable>, name: &str, value: &str, file: &str) {
     let interesting = name.contains("NCCL_") && !known::is_foreign(name.trim());
     if !interesting || found.iter().any(|other| other.name == name) {
@@ -108,17 +109,17 @@ fn shortened(value: &str) -> String {
     format!("{}… ({} bytes, {sum:016x})", &value[..end], value.len())
 }
 
-/// The names and values of a file, in its order, as NCCL reads them.
+/// Returns the names and values of a file, in its order, as NCCL reads them.
 pub fn parse(bytes: &[u8]) -> Vec<(String, String)> {
     let text = |bytes: &[u8]| {
         let bytes = &bytes[..bytes.len().min(LONGEST_WORD)];
         String::from_utf8_lossy(bytes).into_owned()
     };
     let mut pairs = Vec::new();
-    // A longer line is several to NCCL.
+    // NCCL reads a longer line as several.
     let lines = bytes.split(|&byte| byte == b'\n');
     for line in lines.flat_map(|line| line.chunks(LONGEST_LINE)) {
-        // It ends at a NUL as well.
+        // A NUL ends a line as well.
         let line = line.split(|&byte| byte == 0).next().unwrap_or_default();
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if line.first() == Some(&b'#') {
@@ -127,7 +128,7 @@ pub fn parse(bytes: &[u8]) -> Vec<(String, String)> {
         let Some(equals) = line.iter().position(|&byte| byte == b'=') else {
             continue;
         };
-        // Nothing can be set that has no name.
+        // A variable needs a name.
         if equals > 0 {
             pairs.push((text(&line[..equals]), text(&line[equals + 1..])));
         }
@@ -135,8 +136,8 @@ pub fn parse(bytes: &[u8]) -> Vec<(String, String)> {
     pairs
 }
 
-/// What NCCL takes a value for, if it is a number: decimal, `0x…` or `0…`, up to the first character that
-/// belongs to none.
+/// Returns NCCL's value of a text, if it is a number: decimal, `0x…` or `0…`, up to the first character that
+/// is no digit.
 pub fn number(value: &str) -> Option<i64> {
     let text = value.trim_start();
     let (negative, text) = match text.as_bytes().first()? {
@@ -214,7 +215,7 @@ mod tests {
         let variables = [("HOME", "/home/me"), ("NCCL_CONF_FILE", "/other.conf")];
         let system = System::made_up(root.path(), &variables);
         assert_eq!(missing_file(&system).as_deref(), Some("/other.conf"));
-        // An empty name is none.
+        // An empty name counts as unset.
         let variables = [("HOME", "/home/me"), ("NCCL_CONF_FILE", "")];
         let system = System::made_up(root.path(), &variables);
         assert!(gather(&system).iter().any(|v| v.value == "Ring"));
@@ -259,7 +260,7 @@ mod tests {
             for (name, value) in parse(&bytes) {
                 some += 1;
                 assert!(!name.is_empty() && !name.contains('='));
-                // A byte that is no UTF-8 is shown by three.
+                // A byte that is not UTF-8 is shown as three bytes.
                 assert!(name.len() <= 3 * 1023 && value.len() <= 3 * 1023);
                 let _ = (number(&value), known::find(&name));
                 if round % 50 == 0 {

@@ -1,4 +1,4 @@
-//! Where the ranks of a launch meet: as somebody says, or as all of them derive alike.
+//! Where the ranks of a launch meet: at the configured address, or at one that all of them derive alike.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::error::{Error, Result};
 use crate::interface::Interface;
 use crate::tcp;
 
-/// How many ports a derived address has: some may be taken.
+/// The number of ports of a derived address: some may be in use.
 const PORTS: u16 = 16;
 
-/// Where the ports begin that are derived from a job of Slurm, and how many such ranges there are: they
+/// The first port derived from a Slurm job, and the number of such ranges: they
 /// lie below the ports of outgoing connections.
 const SLURM: u16 = 20_000;
 const SLURM_RANGES: u16 = 624;
 
-/// The port of a pod, which shares its addresses with nobody.
+/// The port of a pod, which shares its addresses with no other pod.
 const POD: u16 = 29_400;
 
-/// Whose process a rank is, and who started it: what ranks of a launcher without names for its jobs have in common.
+/// The user and the parent process of a rank: what ranks of a launcher without names for its jobs have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Descent {
     pub(super) user: u32,
@@ -37,7 +37,7 @@ impl Descent {
     }
 }
 
-/// The first address of `NCCL_RUN_RENDEZVOUS`, and the others.
+/// Parses `NCCL_RUN_RENDEZVOUS`: the first address, and the others.
 pub(super) fn parse(
     text: &str,
     get: impl Fn(&str) -> Option<String>,
@@ -60,7 +60,7 @@ fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Res
     }
 }
 
-/// With what the variables say about interface and publishing.
+/// Applies the variables for interface and publishing.
 fn settled(mut place: tcp::Place, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place> {
     if let Some(text) = get("NCCL_RUN_INTERFACE") {
         place.interface = Some(Interface::parse(&text)?);
@@ -70,7 +70,7 @@ fn settled(mut place: tcp::Place, get: impl Fn(&str) -> Option<String>) -> Resul
     Ok(place)
 }
 
-/// Where ranks on several hosts meet, when nobody has said it; `several` says what they are.
+/// Derives where ranks on several hosts meet, without a configured address; `several` describes the ranks.
 pub(super) fn between_hosts(
     launch: &Launch,
     several: &str,
@@ -83,7 +83,7 @@ pub(super) fn between_hosts(
             Scheme::Slurm => slurm(&get),
             Scheme::Kubernetes => pod(launch.rank, &get),
             Scheme::Mpi => {
-                // An allocation of Slurm in which mpirun has started the ranks says where the first is.
+                // In a Slurm allocation, the first host is known although mpirun has started the ranks.
                 let allocation = get("SLURM_JOB_ID").is_some();
                 match allocation {
                     true => slurm(&get),
@@ -106,7 +106,7 @@ pub(super) fn between_hosts(
     )))
 }
 
-/// Where torchrun's own ranks meet, some ports further: that one is in use by torchrun.
+/// Where torchrun's own ranks meet, some ports further: torchrun uses that port itself.
 fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
     let shown = |name: &str| {
         get(name).map_or_else(
@@ -127,7 +127,7 @@ fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> 
     }
 }
 
-/// The first host of the step, at ports that follow from the job and the step.
+/// The first host of the step, at ports derived from the job and the step.
 fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
     let list = [
         "SLURM_STEP_NODELIST",
@@ -147,7 +147,7 @@ fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
     Ok(tcp::Place::new(host, (first, first + PORTS - 1)))
 }
 
-/// The pod with index 0, by the name that a headless service gives it. To itself it has that name without a
+/// The pod with index 0, by its name in a headless service. The pod itself resolves that name without a
 /// service.
 fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
     let index = get("JOB_COMPLETION_INDEX").unwrap_or_default();
@@ -170,8 +170,8 @@ fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, 
     Ok(tcp::Place::new(host, (POD, POD)))
 }
 
-/// A name that all ranks of one launch derive alike, and another launch does not: the launcher's own
-/// job, or where it has no name for it, the process that started the ranks of this host.
+/// Derives a name that is the same on all ranks of one launch, and different in another launch: from the launcher's name for the
+/// job, or where it has none, from the process that started the ranks of this host.
 pub(super) fn on_one_host(
     launch: &Launch,
     own: Descent,
@@ -185,7 +185,7 @@ pub(super) fn on_one_host(
         job
     };
     let name = format!("nccl/{user}/{}/{job}", launch.launcher().rank);
-    // The system takes 107 bytes; what tells two jobs apart may stand behind them.
+    // The system takes 107 bytes; the part of the name that differs between jobs may be beyond them.
     if name.len() <= LONGEST {
         return Address::Abstract(name);
     }
@@ -197,10 +197,10 @@ pub(super) fn on_one_host(
     Address::Abstract(format!("{head}/{:016x}", fingerprint(name.as_bytes())))
 }
 
-/// The longest name of a meeting place, in bytes.
+/// The longest name of an abstract socket, in bytes.
 pub(super) const LONGEST: usize = 100;
 
-/// FNV-1a: the same in every build of this crate, which a hasher of the standard library need not be.
+/// FNV-1a: the same in every build of this crate, unlike a hasher of the standard library.
 fn fingerprint(bytes: &[u8]) -> u64 {
     nccl_base::wire::checksum(bytes)
 }

@@ -1,4 +1,4 @@
-//! The launchers that are known, and what their variables say of this process.
+//! The known launchers, and the identity of this process by their variables.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// How ranks on several hosts find where to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
-    /// A caller or a variable says it.
+    /// A caller or a variable sets it.
     Run,
     Torchrun,
     Mpi,
@@ -16,21 +16,21 @@ pub(super) enum Scheme {
     Kubernetes,
 }
 
-/// A launcher's variables; of several names, the first that is set.
+/// A launcher's variables; of several names, the first that is set counts.
 pub(super) struct Launcher {
     pub(super) name: &'static str,
     pub(super) rank: &'static str,
     size: &'static [&'static str],
     /// The rank among those of this host.
     local_rank: &'static str,
-    /// How many there are on this host.
+    /// The number of ranks on this host.
     local_size: &'static [&'static str],
-    /// What tells its jobs apart, for the name of the meeting place.
+    /// The variables that distinguish its jobs, for the name of the meeting place.
     job: &'static [&'static str],
     pub(super) scheme: Scheme,
 }
 
-/// Of the variables of two launchers, the earlier one counts: what started the process last.
+/// When the variables of two launchers are set, the earlier one here counts: it started the process last.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: "nccl-run",
@@ -82,7 +82,7 @@ const LAUNCHERS: [Launcher; 6] = [
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
         scheme: Scheme::Slurm,
     },
-    // One rank for each pod. How many there are is not told to pods.
+    // One rank for each pod. Kubernetes does not tell pods how many there are.
     Launcher {
         name: "an indexed job of Kubernetes",
         rank: "JOB_COMPLETION_INDEX",
@@ -94,28 +94,28 @@ const LAUNCHERS: [Launcher; 6] = [
     },
 ];
 
-/// Variables by which torchrun is told from a `RANK` that was set by hand.
+/// Variables that distinguish torchrun from a `RANK` that was set by hand.
 const TORCHRUNS_OWN: [&str; 3] = ["LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"];
 
-/// The launcher that counts, and those that say the same: `srun` also speaks PMI to its processes, for
-/// example, and only one of the two says where they are.
+/// The launcher that counts, and those that agree with it: `srun` also speaks PMI to its processes, for
+/// example, and only one of the two states where they are.
 pub(super) struct Launch {
     pub(super) rank: usize,
     pub(super) size: usize,
     agreeing: Vec<&'static Launcher>,
-    /// What is set beside it, and says something else.
+    /// Other variables that are set and disagree.
     others: Vec<String>,
 }
 
-/// The rank that a launcher gave this process, if one did.
+/// Returns the rank that a launcher gave this process, if any.
 ///
 /// # Errors
-/// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) for a variable of a launcher that is no text.
+/// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) for a launcher's variable that is not text.
 pub(crate) fn own_rank() -> Result<Option<usize>> {
     rank(|name| std::env::var_os(name))
 }
 
-/// Whether the launcher takes part in the world as an observer, which says how the processes it has started end.
+/// Whether the launcher takes part in the world as an observer, which reports how the processes it has started end.
 pub(crate) fn is_observed() -> bool {
     std::env::var_os("NCCL_RUN_OBSERVED").is_some_and(|value| value == "1")
 }
@@ -179,7 +179,7 @@ impl Launch {
         self.agreeing.iter().map(|launcher| launcher.scheme)
     }
 
-    /// What the launcher calls its job.
+    /// Returns the launcher's name for its job.
     pub(super) fn job_name(&self, get: impl Fn(&str) -> Option<String>) -> String {
         let names = |launcher: &&Launcher| {
             let values: Vec<_> = launcher.job.iter().filter_map(|name| get(name)).collect();
@@ -197,7 +197,7 @@ impl Launch {
         }
     }
 
-    /// What the ranks are, if they are on several hosts.
+    /// Describes the ranks, if they are on several hosts.
     pub(super) fn several_hosts(
         &self,
         get: impl Fn(&str) -> Option<String>,
@@ -225,7 +225,7 @@ impl Launch {
         Ok(None)
     }
 
-    /// What errors say about where rank and number come from, when it could be doubted.
+    /// Describes for errors where rank and number of ranks come from, if several launchers are set.
     pub(super) fn said(&self, get: impl Fn(&str) -> Option<String>) -> Option<String> {
         if self.others.is_empty() {
             return None;
@@ -238,7 +238,7 @@ impl Launch {
     }
 }
 
-/// What `read` makes of variables that have to be text: an error where one that it asks for is not, because to take
+/// Calls `read` with access to variables that must be text. A requested variable that is not text is an error: to treat
 /// it as unset would mean another job.
 pub(super) fn as_text<T>(
     get: impl Fn(&str) -> Option<OsString>,
@@ -269,7 +269,7 @@ pub(super) fn first_set(
 }
 
 impl Launcher {
-    /// Rank and number of ranks.
+    /// Reads the rank and the number of ranks.
     fn identity(&self, get: impl Fn(&str) -> Option<String>) -> Result<(usize, usize)> {
         let rank = self.number(self.rank, &get)?;
         let Some((size, _)) = first_set(self.size, &get) else {
@@ -297,7 +297,7 @@ impl Launcher {
         Error::rendezvous(format!("{name}={text:?} of {launcher} is not a number"))
     }
 
-    /// `RANK=1 WORLD_SIZE=4 (torchrun)`
+    /// Formats `RANK=1 WORLD_SIZE=4 (torchrun)`.
     pub(super) fn says(&self, get: impl Fn(&str) -> Option<String>) -> String {
         let rank = get(self.rank).unwrap_or_default();
         let size = match first_set(self.size, get) {

@@ -1,9 +1,9 @@
-//! What a launcher says about this process, and where its ranks meet.
+//! The identity that a launcher gives this process, and where its ranks meet.
 //!
-//! - `launch`: the launchers, and who this process is by their variables; `variables`: the rendezvous that follows;
-//! - `address`: where the ranks meet, said or derived;
-//! - `of_process`: the same of another process, for somebody who looks at it from outside;
-//! - `nodelist`: how Slurm writes the names of hosts.
+//! - `launch`: the launchers, and the identity of this process by their variables; `variables`: the rendezvous that follows;
+//! - `address`: where the ranks meet, configured or derived;
+//! - `of_process`: the same for another process, for a process that inspects it from outside;
+//! - `nodelist`: Slurm's notation for lists of hosts.
 
 mod address;
 mod launch;

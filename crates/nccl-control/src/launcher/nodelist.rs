@@ -1,15 +1,15 @@
 //! Slurm's lists of hosts: `login,node[01-03,7],rack[1-2]n[1-2]`.
 
-/// The most hosts of one list: a list is somebody else's text.
+/// The most hosts of one list: a list is external input.
 const MOST: usize = 1 << 16;
 
 /// The longest name of a host, in bytes, as DNS has it.
 const LONGEST: usize = 253;
 
-/// All hosts of the list, in its order.
+/// Expands the list, in its order.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the list.
 pub(crate) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
     let mut hosts = Vec::new();
     let mut rest = list;
@@ -23,7 +23,7 @@ pub(crate) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
     }
 }
 
-/// One element of the list; what is left of it.
+/// Expands one element of the list; returns the rest of it.
 fn one<'l>(list: &'l str, hosts: &mut Vec<String>) -> Result<&'l str, &'static str> {
     let mut names = vec![String::new()];
     let mut rest = list;
@@ -62,7 +62,7 @@ fn one<'l>(list: &'l str, hosts: &mut Vec<String>) -> Result<&'l str, &'static s
     Ok(rest)
 }
 
-/// Every name with every number, as Slurm counts: the last bracket first.
+/// Combines every name with every number in Slurm's order: the last bracket varies first.
 fn combine(names: &[String], numbers: &[String]) -> Result<Vec<String>, &'static str> {
     if names.len().saturating_mul(numbers.len()) > MOST {
         return Err("too many hosts");
@@ -73,7 +73,7 @@ fn combine(names: &[String], numbers: &[String]) -> Result<Vec<String>, &'static
     Ok(pairs.collect())
 }
 
-/// `1,3-5,008-010`: what has zeros in front keeps its width.
+/// Expands `1,3-5,008-010`: numbers with leading zeros keep their width.
 fn numbers(ranges: &str) -> Result<Vec<String>, &'static str> {
     let mut found = Vec::new();
     for range in ranges.split(',') {
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Names as a cluster has them, written as Slurm would write them: in ranges where numbers follow each
+    /// Typical names of a cluster, in Slurm's notation: ranges where numbers follow each
     /// other.
     #[test]
     fn what_was_written_is_what_is_read() {
@@ -165,7 +165,7 @@ mod tests {
                     let from = random.u64(0..2000);
                     let to = from + random.u64(0..4);
                     let text = |number: u64| format!("{number:0width$}");
-                    // As long as the width does not matter, or shows at the first number.
+                    // As long as the width does not matter, or the first number shows it.
                     let padded = text(from).starts_with('0');
                     if text(from).len() != text(to).len() && !padded {
                         continue;

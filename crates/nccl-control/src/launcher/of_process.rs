@@ -1,4 +1,4 @@
-//! Where the ranks meet of which another process of this host is one.
+//! The rendezvous of another process of this host.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,14 +14,14 @@ use crate::error::{Error, Result};
 use crate::process;
 
 impl Rendezvous {
-    /// As [`from_env`](Self::from_env), in the place of another process of this host, one of the ranks, whoever has launched it:
-    /// with the variables that it was started with (`/proc/PID/environ`). An
-    /// `Observer` finds its job by that; what the process has said in its program, and not by variables,
-    /// cannot be known.
+    /// As [`from_env`](Self::from_env), in the place of another process of this host, one of the ranks, whatever launched it:
+    /// with its initial environment (`/proc/PID/environ`). An
+    /// `Observer` finds its job by that; settings that the process's program made in code
+    /// are not visible.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when there is no such process, when it is another user's, or as
-    /// [`from_env`](Self::from_env); [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the system does not let it be looked at.
+    /// [`from_env`](Self::from_env); [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the system does not allow reading its environment.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -42,7 +42,7 @@ impl Rendezvous {
             .metadata()
             .map_err(|error| failed("the user", error))?;
         let (user, own) = (user.uid(), rustix::process::geteuid().as_raw());
-        // What it says chooses which files are read here, and to whom the job's secret is proved.
+        // Its environment chooses which files are read here, and to which process the job's secret is proved.
         if user != own {
             return Err(Error::rendezvous(format!(
                 "process {pid} belongs to user {user}, and this one to user {own}: ask as that user"
@@ -66,7 +66,7 @@ impl Rendezvous {
     }
 }
 
-/// As [`std::env::var_os`] has them: the first of a name.
+/// Parses an environment as [`std::env::var_os`] does: the first variable of a name counts.
 fn parsed(environment: &[u8]) -> BTreeMap<&[u8], &OsStr> {
     let mut variables = BTreeMap::new();
     for variable in environment.split(|&byte| byte == 0) {
@@ -78,7 +78,7 @@ fn parsed(environment: &[u8]) -> BTreeMap<&[u8], &OsStr> {
     variables
 }
 
-/// The same in addresses.
+/// Resolves the relative paths in a list of addresses.
 fn places_from(directory: &Path, places: &str) -> String {
     let place = |place: &str| match place.strip_prefix("unix:") {
         Some(path) if !path.starts_with('@') => format!("unix:{}", directory.join(path).display()),
@@ -124,7 +124,7 @@ mod tests {
             error.contains("there is no process 4294967295 here"),
             "{error}"
         );
-        // This one has no rank, unless somebody launches tests so.
+        // This process has no rank, unless a launcher runs the tests.
         let own = std::process::id();
         let read = Rendezvous::of_process(own).map(|rendezvous| rendezvous.rank());
         let same = Rendezvous::from_env().map(|rendezvous| rendezvous.rank());

@@ -1,4 +1,4 @@
-//! What launchers say, and what is made of it.
+//! The variables of launchers, and the rendezvous that follows from them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -272,7 +272,7 @@ fn ranks_of_slurm_on_several_hosts_meet_at_the_first_at_ports_of_their_own() {
         .collect();
     assert!(jobs.len() > 3, "{jobs:?}");
 
-    // mpirun in an allocation: what started the ranks says where they are, and Slurm where the first is.
+    // mpirun in an allocation: the variables of mpirun count for the ranks, and Slurm names the first host.
     let rendezvous = read(&[
         ("OMPI_COMM_WORLD_RANK", "1"),
         ("OMPI_COMM_WORLD_SIZE", "4"),
@@ -344,7 +344,7 @@ fn of_two_launchers_the_later_one_counts_and_both_are_named() {
     ] {
         assert!(said.contains(word), "{word:?} in {said:?}");
     }
-    // Whatever goes wrong then, the error has it.
+    // Every later error then names it.
     let limit = std::time::Duration::from_millis(50);
     let error = crate::World::join(rendezvous.timeout(limit)).unwrap_err();
     let error = error.to_string();

@@ -1,4 +1,4 @@
-//! Who this process is, by the variables of whatever started it.
+//! The identity of this process, by the variables of its launcher.
 
 use std::ffi::OsString;
 
@@ -12,15 +12,16 @@ use crate::limits;
 use crate::secret::Secret;
 
 impl Rendezvous {
-    /// What the launcher that started this process says: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
-    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. Where the variables of several are set
+    /// Reads the rendezvous that the launcher of this process has set: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
+    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. Where several are set
     /// that differ, the first of these counts, and errors name both.
     ///
     /// Processes that a program starts by itself may set the variables of `nccl-run`:
     /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
     /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
     /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface), `NCCL_RUN_PUBLISH` as
-    /// [`publish`](Self::publish) and `NCCL_RUN_TRANSLATED` as [`translated_addresses`](Self::translated_addresses). A torchrun job on several hosts that sets none of this meets at
+    /// [`publish`](Self::publish) and `NCCL_RUN_TRANSLATED` as
+    /// [`translated_addresses`](Self::translated_addresses). A torchrun job on several hosts that sets none of this meets at
     /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself; a job of Slurm
     /// at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports between 20000 and 29983
     /// that follow from the numbers of job and step; an indexed job of Kubernetes, which has to set
@@ -39,8 +40,8 @@ impl Rendezvous {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// As [`from_env`](Self::from_env), with other variables than those of this process: `get` is asked for them
-    /// by name, and answers with a `String` or an `OsString`.
+    /// As [`from_env`](Self::from_env), with other variables than those of this process: `get` is called with a variable's
+    /// name, and returns a `String` or an `OsString`.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -59,7 +60,7 @@ impl Rendezvous {
         Self::from_variables_of(Descent::own(), |name| get(name).map(Into::into))
     }
 
-    /// As a rank that descends from these.
+    /// Reads the variables of a rank of this descent.
     pub(super) fn from_variables_of(
         own: Descent,
         get: impl Fn(&str) -> Option<OsString>,
@@ -70,7 +71,7 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// Without a secret, which need not be text.
+    /// Reads everything but the secret, which need not be text.
     fn from_text(own: Descent, get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let launch = Launch::find(get)?;
         let launcher = launch.launcher();
@@ -139,8 +140,8 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// For an `Observer`: the variables of `nccl-run` but for rank and number of ranks,
-    /// as [`from_env`](Self::from_env) has them.
+    /// The rendezvous for an `Observer`: the variables of `nccl-run` except the rank and the number of ranks,
+    /// as in [`from_env`](Self::from_env).
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing or
@@ -154,11 +155,11 @@ impl Rendezvous {
         Self::observer_from_variables(|name| std::env::var_os(name))
     }
 
-    /// With what the environment says about the job, as [`from_env`](Self::from_env) takes it: its name, the attempt,
-    /// the secret, and whether addresses are translated. For a process that is told the address in another way.
+    /// Takes what the environment sets for the job, as [`from_env`](Self::from_env) does: its name, the attempt,
+    /// the secret, and whether addresses are translated. For a process that gets the address in another way.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is not understood;
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that cannot be parsed;
     /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the secret's file cannot be read.
     ///
     /// ```no_run
@@ -169,7 +170,7 @@ impl Rendezvous {
         self.job_from_variables(|name| std::env::var_os(name))
     }
 
-    /// What an observer's process is told by the variables of `nccl-run`.
+    /// Reads what the variables of `nccl-run` set for an observer's process.
     fn observer_from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let rendezvous = as_text(&get, |get| {
             let Some(text) = get("NCCL_RUN_RENDEZVOUS") else {
@@ -192,7 +193,7 @@ impl Rendezvous {
     }
 }
 
-/// What the ranks of this launch have in common, except the secret.
+/// The job of this launch, except the secret.
 fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job> {
     let epoch = match first_set(&["NCCL_RUN_EPOCH", "TORCHELASTIC_RESTART_COUNT"], &get) {
         None => 0,

@@ -1,4 +1,4 @@
-//! What a rank asks of the others over its line, with what it gets for an answer, and what it tells them.
+//! A rank's requests over its line, with their answers, and its messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,15 +18,15 @@ use crate::message::{Incomplete, Missing, Round};
 use crate::phase::Phase;
 use crate::request::Request;
 
-/// How long the coordinator may take to say how a round ended that a rank has given up.
+/// How long the coordinator may take to report how a round ended that a rank has given up.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// How long the next coordinator may take to say how this one ended, and how long beyond the caller's deadline at most.
+/// How long the next coordinator may take to report how this one ended, and how long beyond the caller's deadline at most.
 const SUCCESSION: Duration = Duration::from_secs(6);
 const BEYOND: Duration = Duration::from_secs(1);
 
 impl Line {
-    /// Sends a request and waits for its answer; with `refused`, only to take it back.
+    /// Sends a request and waits for its answer; with `refused`, cancels it at once with that error.
     pub(crate) fn ask(
         &self,
         topic: &str,
@@ -67,7 +67,7 @@ impl Line {
                     return Err(self.lost_with_coordinator(topic, lost, deadline, interrupted));
                 }
                 Waited::Interrupted if is_round => {
-                    // What all hear of the round counts: it may have ended otherwise a moment ago.
+                    // The outcome that all ranks get counts: the round may have ended otherwise a moment ago.
                     let reason = Reason::Aborted;
                     self.send(ticket.id, Request::Cancel { reason });
                     (interrupted, given_up) = (None, true);
@@ -75,9 +75,9 @@ impl Line {
                 }
                 Waited::Interrupted => return give_up(&Incomplete::Interrupted, Reason::Aborted),
                 Waited::Late if given_up => return Err(self.gave_up(topic)),
-                // The coordinator keeps the deadline, so that all hear the same.
+                // The coordinator keeps the deadline, so that all ranks get the same outcome.
                 Waited::Late if patience == deadline => patience = deadline + PATIENCE,
-                // This is for the case that the coordinator stands still.
+                // The coordinator itself stands still.
                 Waited::Late => {
                     let silent = Incomplete::TimedOut {
                         missing: vec![Missing {
@@ -102,7 +102,7 @@ impl Line {
     /// Checks that this rank still takes part in its world.
     ///
     /// # Errors
-    /// The others go on without it, or it has gone on itself; the error is about `topic`.
+    /// The others go on without this rank, or it has gone on itself; the error is about `topic`.
     pub(crate) fn takes_part(&self, topic: &str) -> Result<()> {
         if let Some(Departure::Lost(how)) = self.mailbox.departure(self.rank) {
             let rank = self.rank;
@@ -119,7 +119,7 @@ impl Line {
         Ok(())
     }
 
-    /// The error of a request of which this rank has taken its part back.
+    /// The error of a request that this rank itself has given up.
     fn gave_up(&self, topic: &str) -> Error {
         let unfinished = Unfinished::GivenUp {
             rank: self.rank,
@@ -137,7 +137,7 @@ impl Line {
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Error {
-        // Its successor finds the words for it that all hear.
+        // The successor determines how the coordinator's end is reported to all ranks.
         let now = Instant::now();
         let until = (now + SUCCESSION).min(deadline.max(now) + BEYOND);
         while self.mailbox.departure(coordinator).is_none()
@@ -152,14 +152,14 @@ impl Line {
         let departure = self.mailbox.departure(coordinator);
         let state = match departure {
             Some(_) => "is gone",
-            // It may live, and have been passed over.
+            // The coordinator may be alive, and replaced.
             None => "cannot be reached",
         };
         let departure = departure.unwrap_or(Departure::Lost(why));
         let who = self.describe(coordinator);
         let mut text = format!("{who} {state}, and {topic:?} with it: {departure}");
         let mut root = (coordinator, departure);
-        // It may have left because of somebody else.
+        // The coordinator may have left because of another rank.
         if let Some((rank, first)) = self.mailbox.first_failed()
             && rank != coordinator
         {
@@ -177,7 +177,7 @@ impl Line {
         Error::rendezvous(text).of_exchange(Some(unfinished))
     }
 
-    /// One round of all ranks or of `members`: gives a part, gets the parts of all.
+    /// Takes part in one round of all ranks or of `members`: gives a part, and returns the parts of all.
     pub fn round(
         &self,
         topic: &str,
@@ -206,7 +206,7 @@ impl Line {
         let request = |patience| Request::Collect {
             round,
             patience,
-            // The coordinator has to hear of the round, so that it can end it for all.
+            // The coordinator has to know of the round to end it for all.
             part: if too_large { Vec::new() } else { part.to_vec() },
         };
         let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
@@ -218,29 +218,29 @@ impl Line {
         }
     }
 
-    /// Tells all ranks, this one included.
+    /// Sends a message to all ranks, this one included.
     pub fn announce(&self, topic: &str, bytes: &[u8]) {
         let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
         self.send(u64::MAX, Request::Announce { topic, bytes });
     }
 
-    /// Tells rank `to` alone. Should the coordinator die, its successor is given it again: it may come twice.
+    /// Sends a message to rank `to` alone. It is sent again to a new coordinator, so it may arrive twice.
     pub fn tell(&self, to: usize, topic: &str, bytes: Vec<u8>) {
         let topic = topic.to_owned();
         self.send(u64::MAX, Request::Tell { to, topic, bytes });
     }
 
-    /// This rank waits in an operation, and somebody may not have entered it: all hear who.
+    /// Reports that this rank waits in an operation that another rank may not have entered: all ranks learn which.
     pub fn suspect(&self, suspicion: Suspicion) {
         self.send(u64::MAX, Request::Suspect(suspicion));
     }
 
-    /// Whether this rank has entered an operation, for those who wait in it.
+    /// Reports whether this rank has entered an operation, for the ranks that wait in it.
     pub fn attends(&self, attendance: Attendance) {
         self.send(u64::MAX, Request::Attends(attendance));
     }
 
-    /// Sends a request whose answer, if any, comes under `id`.
+    /// Sends a request whose answer, if any, arrives under `id`.
     pub(crate) fn send(&self, id: u64, request: Request) {
         if forked::is_child() {
             return;

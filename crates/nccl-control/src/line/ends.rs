@@ -1,4 +1,4 @@
-//! The end of a communicator: its members tell each other that they are done with it.
+//! The end of a communicator: its members report that they are done with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::request::Request;
 use crate::time::{deadline_after, later};
 
 impl Line {
-    /// Tells `members` that this rank is done with `name`, and waits until all of them are that are
-    /// still there: at most for `patience` after the first of them came here, or until it is
+    /// Reports to `members` that this rank is done with `name`, and waits until all of them that are
+    /// still there are done: at most for `patience` after the first of them called this, or until it is
     /// `interrupted`.
     ///
-    /// A rank whose world is gone comes here all the same, as long as it has communicators.
+    /// A rank whose world is gone calls this all the same, as long as it has communicators.
     pub fn end(
         &self,
         name: &str,
@@ -33,7 +33,7 @@ impl Line {
         let ticket = self.mailbox.lasting_ticket();
         self.send(ticket.id, Self::end_request(name, members, part, patience));
         let mut deadline = deadline_after(patience);
-        // The coordinator keeps the time; if it stands still, it is the one that is missing.
+        // The coordinator keeps the time; if it stands still, it is the missing rank.
         let last = later(deadline, Duration::from_secs(1));
         loop {
             match ticket.wait(deadline, interrupted) {

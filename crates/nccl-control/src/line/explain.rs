@@ -1,4 +1,4 @@
-//! How the end of a round reads.
+//! The error texts of requests and rounds.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::frame::LARGEST;
 use crate::message::{Incomplete, Missing};
 
 impl Line {
-    /// The error of a rank whose request about `topic` did not end well.
+    /// The error of a request about `topic` that failed.
     pub(crate) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
         self.say(topic, incomplete)
             .of_exchange(incomplete.unfinished())

@@ -1,4 +1,4 @@
-//! What a rank knows of itself and of the others, to be looked up at any time.
+//! What a rank knows of itself and of the others, available at any time.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -14,12 +14,12 @@ use crate::heartbeat::Suspect;
 use crate::member::{Member, launched};
 
 impl Line {
-    /// Who coordinates, as far as this rank knows.
+    /// Returns the coordinator, as far as this rank knows.
     pub fn coordinator(&self) -> usize {
         self.mailbox.coordinator()
     }
 
-    /// A rank with its host and process.
+    /// Describes a rank with its host and process.
     pub fn describe(&self, rank: usize) -> String {
         match self.members.get().and_then(|members| members.get(rank)) {
             Some(member) => {
@@ -44,32 +44,32 @@ impl Line {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Under which its communicators record what they do.
+    /// The value under which this rank's communicators record their calls.
     pub fn attached(&self) -> &Arc<dyn Attached> {
         &self.attached
     }
 
-    /// Who the ranks are; known when all have met.
+    /// The identities of the ranks; set when all have met.
     pub fn members(&self) -> Arc<OnceLock<Vec<Member>>> {
         Arc::clone(&self.members)
     }
 
-    /// Which of its ranks are `members`, as a communicator and the launcher number them.
+    /// Returns the numbers of `members`, as a communicator and the launcher count them.
     pub fn roster(&self, members: &[usize]) -> Roster {
         Roster::new(members, &launched(self.members.get()))
     }
 
-    /// Where a rank listens; `None` for one that is a thread of this process.
+    /// Returns where a rank listens; `None` for a rank that is a thread of this process.
     pub fn address_of(&self, rank: usize) -> Option<&str> {
         self.members.get()?.get(rank)?.at.as_deref()
     }
 
-    /// What the program of this rank does, as it says, and for how long.
+    /// Returns this rank's phase, and for how long.
     pub fn phase(&self) -> Option<(String, Duration)> {
         let phase = self.phase.lock();
         phase
@@ -81,7 +81,7 @@ impl Line {
         *self.phase.lock() = Some((name.to_owned(), Instant::now()));
     }
 
-    /// Whether nothing comes any more.
+    /// Whether no message will arrive any more.
     pub fn is_closed(&self) -> bool {
         self.mailbox.is_closed()
     }
@@ -92,21 +92,21 @@ impl Line {
         (epoch > 0).then_some(epoch)
     }
 
-    /// Those that can be reached no more, and why.
+    /// The ranks that are unreachable, and why.
     pub fn departures(&self) -> Vec<(usize, Departure)> {
         self.mailbox.departures()
     }
 
-    /// The ranks whose processes are silent although their kernels answer, as far as this one has heard: what to
-    /// look at when something runs out of time, and no cause by itself.
+    /// The ranks whose processes are silent although their kernels answer, as far as this rank knows: the first to
+    /// check when an operation times out, and not a cause by themselves.
     pub fn suspects(&self) -> Vec<Suspect> {
         let mut suspects = self.mailbox.suspects();
         suspects.retain(|suspect| suspect.rank != self.rank);
         suspects
     }
 
-    /// For how long other processes have not been heard: all on the coordinator, which all others answer once in
-    /// a second; elsewhere the coordinator.
+    /// For how long other processes have not been heard: on the coordinator all processes, which answer it once a
+    /// second; elsewhere the coordinator.
     pub fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
         match self.link() {
             Link::Node { node, generation } if self.coordinator() == self.rank => {
@@ -121,12 +121,12 @@ impl Line {
         }
     }
 
-    /// The verdict on one of its communicators that was written last.
+    /// The latest fault of one of its communicators.
     pub(crate) fn fault(&self) -> Option<Arc<Fault>> {
         self.watcher.get()?.latest()
     }
 
-    /// What happens, since the first that asked.
+    /// The events since the first call.
     pub(crate) fn happenings(&self) -> Arc<Happenings> {
         if forked::is_child() {
             return Arc::default();
@@ -135,7 +135,7 @@ impl Line {
         self.mailbox.happenings(members, || self.fault())
     }
 
-    /// A communicator of this rank was ended.
+    /// Records that a communicator of this rank was ended.
     pub fn tell_of(&self, fault: &Arc<Fault>) {
         let fault = Arc::clone(fault);
         self.mailbox.happens(|| WorldEvent::Fault { fault });

@@ -1,4 +1,4 @@
-//! How a rank takes its leave of the others: with its world, with its communicators, or with its process.
+//! How a rank leaves the others: with its world, with its communicators, or with its process.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::sync::{Condvar, Mutex};
 /// How long a goodbye may take to be written.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The lines that communicators have.
+/// The lines that have communicators.
 static OPEN: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
 
-/// How many of them have not said goodbye yet, and who waits for that.
+/// How many of these lines have not said goodbye yet.
 static UNSAID: Mutex<usize> = Mutex::new(0);
 
 static SAID: Condvar = Condvar::new();
 
-/// The process exits with this status, and with communicators that were not dropped. When it is not 0,
-/// the other ranks are not to wait for it.
+/// Says goodbye for a process that exits with `status`, and with communicators that were not dropped. With a status other than 0,
+/// the other ranks do not wait for it.
 pub fn say_goodbye(status: i32) {
     let open: Vec<_> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
     for line in &open {
@@ -35,15 +35,15 @@ pub fn say_goodbye(status: i32) {
         }
         line.leave();
     }
-    // Their own goodbye would be the second.
+    // Dropping them would say goodbye a second time.
     open.into_iter().for_each(std::mem::forget);
-    // Another thread has dropped one just now, and is about to say it.
+    // Another thread may just have dropped a line, and is about to say its goodbye.
     let mut unsaid = UNSAID.lock();
     SAID.wait_while_for(&mut unsaid, |unsaid| *unsaid > 0, FAREWELL);
 }
 
 impl Line {
-    /// What looks after the communicators of this line; made by `start` for the first of them. From then on the line stays open
+    /// Returns the watcher of this line's communicators, made by `start` for the first of them. From then on the line stays open
     /// until it has said goodbye, also when the process exits.
     pub fn watcher(
         self: &Arc<Self>,
@@ -58,11 +58,11 @@ impl Line {
         }))
     }
 
-    /// Says that this rank fails, whatever becomes of this value.
+    /// Reports that this rank fails, whatever happens to this value.
     pub(crate) fn fail(&self, chain: String) {
         let why = Failure::Said(chain);
         if self.watcher.get().is_some() {
-            // Its communicators still have to end, and the others wait for that.
+            // Its communicators still have to end, and the other ranks wait for that.
             return self.send(u64::MAX, Request::Stay { why: Some(why) });
         }
         match &self.link {
@@ -71,7 +71,7 @@ impl Line {
         }
     }
 
-    /// The world is gone; `alone` if nothing else has the line.
+    /// Ends the world; `alone` if nothing else has the line.
     pub(crate) fn world_ends(&self, farewell: Departure, alone: bool) {
         if alone {
             *self.farewell.lock() = farewell;
@@ -94,7 +94,7 @@ impl Line {
         self.has_left();
     }
 
-    /// Whoever ends the process need not wait for it any more.
+    /// Ends the wait of [`say_goodbye`] for this line.
     fn has_left(&self) {
         if self.watcher.get().is_some() {
             *UNSAID.lock() -= 1;

@@ -21,7 +21,7 @@ pub struct Line {
     pub(crate) size: usize,
     pub(super) link: Link,
     pub(crate) mailbox: Arc<Mailbox>,
-    /// Known when all have met.
+    /// Set when all have met.
     pub(super) members: Arc<OnceLock<Vec<Member>>>,
     /// Made with the first communicator.
     pub(super) watcher: OnceLock<Arc<dyn Watcher>>,
@@ -31,34 +31,34 @@ pub struct Line {
     pub(super) rounds: Mutex<HashMap<String, u64>>,
     /// The epoch to which the world has gone on; 0 before.
     pub(super) gone_on: AtomicU64,
-    /// Under which its communicators record what they do.
+    /// The value under which its communicators record their calls.
     pub(super) attached: Arc<dyn Attached>,
-    /// What the program does, as it says, and since when.
+    /// The phase, and since when.
     pub(super) phase: Mutex<Option<(String, Instant)>>,
-    /// What the others are told when this value goes.
+    /// The departure that is reported when this value is dropped.
     pub(super) farewell: Mutex<Departure>,
 }
 
 #[derive(Clone)]
 pub(crate) enum Link {
-    /// The driver of this process's machine knows.
+    /// Through the driver of this process's machine.
     Node { node: Arc<Node>, generation: u64 },
     /// The ranks are threads of this process.
     Threads(Arc<Threads>),
 }
 
 impl Line {
-    /// All have said who they are.
+    /// Stores the identities of all ranks.
     pub(crate) fn meet(&self, members: Vec<Member>) {
         let _ = self.members.set(members);
     }
 
-    /// The way to the coordinator, as it is now.
+    /// Returns the way to the coordinator, as it is now.
     pub(crate) fn link(&self) -> Link {
         self.link.clone()
     }
 
-    /// As if this process died after so many sends to ranks.
+    /// Simulates the death of this process after this many sends to ranks.
     #[cfg(test)]
     pub(crate) fn die_after_for_a_test(&self, sends: usize) {
         if let Link::Node { node, .. } = &self.link {
@@ -72,7 +72,7 @@ impl Line {
         matches!(&self.link, Link::Node { node, .. } if node.leads_for_a_test())
     }
 
-    /// As if this process died.
+    /// Simulates the death of this process.
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {
         if let Link::Node { node, .. } = &self.link {
@@ -80,7 +80,7 @@ impl Line {
         }
     }
 
-    /// Readers of the events of the world `before` read on in this one, its next epoch.
+    /// Moves the readers of the events of `before` to this world, its next epoch.
     pub(crate) fn goes_on_from(&self, before: &Self) {
         let members = self.members.get().map_or(&[][..], Vec::as_slice);
         let epoch = WorldEvent::WentOn { epoch: self.job.1 };
@@ -88,7 +88,7 @@ impl Line {
         mailbox.goes_on_from(&before.mailbox, members, epoch);
     }
 
-    /// The world has gone on to `epoch`: what is left of this one ends, but communicators with the keys `kept`.
+    /// Ends this world, which has gone on to `epoch`, and its communicators except those with the keys `kept`.
     pub(crate) fn has_gone_on(&self, epoch: u64, kept: &[&str]) {
         self.gone_on.store(epoch, Ordering::Release);
         if let Some(watcher) = self.watcher.get() {
@@ -96,14 +96,14 @@ impl Line {
         }
     }
 
-    /// Calls `handler` with everything that is announced, and with every rank that leaves, fails or
+    /// Calls `handler` with every announcement, and with every rank that leaves, fails or
     /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
     /// not wait.
     pub fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
         self.mailbox.on_notice(Box::new(handler));
     }
 
-    /// Waits until the handlers have heard what came before now.
+    /// Waits until the handlers have processed all earlier notices, for 500 ms at most.
     pub fn catch_up(&self) {
         let deadline = Instant::now() + Duration::from_millis(500);
         while !self.mailbox.run_handlers() && Instant::now() < deadline {

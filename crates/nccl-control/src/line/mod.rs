@@ -1,17 +1,17 @@
 //! A rank's line to the others: what its world and its communicators share.
 //!
-//! A program may drop its `World` and go on with its communicators, and these still have
-//! to hear of a rank that died. So the connection is theirs together: it stays open until the last of
-//! them is gone, and only then says goodbye. Of a world that is gone while communicators live, the
-//! others learn at once that this rank comes to no exchange any more ([`Request::Stay`]); should its
-//! process die after that, they hear of it like of any other death.
+//! A program may drop its `World` and go on with its communicators, which still have
+//! to learn of a rank that died. They therefore share the connection: it stays open until the last of
+//! them is dropped, and only then says goodbye. When a world is dropped while communicators live, the
+//! other ranks learn at once that this rank takes part in no exchange any more ([`Request::Stay`]); should its
+//! process die after that, that is reported like any other death.
 //!
 //! [`Request::Stay`]: crate::request::Request::Stay
 //!
-//! - `link`: the value itself, and the way to the coordinator; `open`: how it comes to be, and all lines of the process;
+//! - `link`: the value itself, and the way to the coordinator; `open`: opening a line, and all lines of the process;
 //! - `facts`: what this rank knows of itself and of the others;
-//! - `asking`: requests and their answers; `explain`: the errors of those that fail; `ends`: the end of a communicator, waited for together;
-//! - `recordings`: what other processes have recorded, and how their clocks stand to this one's;
+//! - `asking`: requests and their answers; `explain`: the errors of those that fail; `ends`: the joint end of a communicator;
+//! - `recordings`: the recordings of other processes, and their clocks relative to this one's;
 //! - `farewell`: how the line says goodbye.
 
 mod asking;

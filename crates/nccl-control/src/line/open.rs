@@ -1,4 +1,4 @@
-//! How a line comes to be, and all lines of this process.
+//! Opening a line, and all lines of this process.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 
 static LINES: Mutex<Vec<Weak<Line>>> = Mutex::new(Vec::new());
 
-/// Everything through which this process talks to other ranks.
+/// Returns all lines of this process to other ranks.
 pub fn lines() -> Vec<Arc<Line>> {
     if forked::is_child() {
         return Vec::new();
@@ -21,7 +21,7 @@ pub fn lines() -> Vec<Arc<Line>> {
     LINES.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
-/// A line is open from now on.
+/// Registers an open line.
 fn remember(line: Weak<Line>) {
     if forked::is_child() {
         return;
@@ -62,7 +62,7 @@ impl Line {
         line
     }
 
-    /// The line of a generation that this process has come into, or has gone on to.
+    /// The line of a generation that this process has joined, or has gone on to.
     pub(crate) fn of(entered: &Entered) -> Arc<Self> {
         let link = Link::Node {
             node: Arc::clone(&entered.node),

@@ -1,4 +1,4 @@
-//! What a rank asks of the other processes about their recorders and clocks.
+//! A rank's requests to the other processes about their recorders and clocks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::request::Request;
 use crate::time::deadline_after;
 
 impl Line {
-    /// The recordings of all other ranks, each of its own process; `None` where all ranks are threads of this one.
+    /// Returns the recordings of all other ranks, each from its own process; `None` where all ranks are threads of this one.
     pub fn ask_for_recordings<T: Send>(
         &self,
         limit: Duration,
@@ -46,7 +46,7 @@ impl Line {
         Some(asker.ask(targets, decode))
     }
 
-    /// Measures how this process's clock stands to rank 0's, where that matters.
+    /// Measures the offset of this process's clock to rank 0's, where that matters.
     pub(crate) fn compare_clocks(&self) {
         if !self.attached().wants_clock() {
             return;

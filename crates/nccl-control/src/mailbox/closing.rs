@@ -1,4 +1,4 @@
-//! When nothing comes any more: who waits learns why.
+//! The end of a mailbox: waiting threads learn why no answer will arrive.
 
 use std::time::Instant;
 
@@ -8,17 +8,17 @@ use crate::departure::Lost;
 use crate::events::WorldEvent;
 
 impl Mailbox {
-    /// Whether nothing comes any more.
+    /// Whether no message will arrive any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().closed.is_some()
     }
 
-    /// Whom this rank cannot reach any more, and why, if that is why nothing comes.
+    /// Returns the ranks that this rank cannot reach any more, and why, if the mailbox closed for that.
     pub(crate) fn parted(&self) -> Option<(Vec<usize>, String)> {
         self.state.lock().cut_off.clone()
     }
 
-    /// This rank hears no more of those others, and they not of it.
+    /// Closes the mailbox, because this rank and the ranks `from` cannot reach each other any more.
     pub(crate) fn cut_off(&self, from: Vec<usize>, why: &str) {
         {
             let mut state = self.state.lock();
@@ -36,7 +36,7 @@ impl Mailbox {
         self.end(&Lost::said(why));
     }
 
-    /// Nobody gets an answer any more.
+    /// Closes the mailbox: every waiting request ends with `why`.
     pub(crate) fn end(&self, why: &Lost) {
         let mut state = self.state.lock();
         if state.closed.is_some() {
@@ -52,12 +52,12 @@ impl Mailbox {
         }
     }
 
-    /// Those who wait for the coordinator's answer learn that it is gone, but for those whose question goes
-    /// on to the next one.
+    /// Ends the requests that wait for the coordinator, which is gone, except those that are repeated to
+    /// its successor.
     pub(crate) fn interrupt(&self, why: &Lost) {
         let mut state = self.state.lock();
         state.suspects.begin_anew(Instant::now());
-        // They ask it once more.
+        // The newcomers ask the successor once more.
         state.newcomers = 0;
         let coordinator = state.coordinator;
         let State {

@@ -1,4 +1,4 @@
-//! What has been heard of the other ranks and of the coordinator, to be looked up at any time.
+//! What has been received about the other ranks and the coordinator, available at any time.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::events::WorldEvent;
 use crate::heartbeat::Suspect;
 
 impl Mailbox {
-    /// Who coordinates, as far as this rank knows.
+    /// Returns the coordinator, as far as this rank knows.
     pub(crate) fn coordinator(&self) -> usize {
         self.state.lock().coordinator
     }
@@ -22,7 +22,7 @@ impl Mailbox {
         }
     }
 
-    /// The coordinator has asked whether this process is there.
+    /// Records that the coordinator has asked whether this process is there.
     pub(crate) fn heard_coordinator(&self, now: Instant) {
         self.state.lock().suspects.coordinator_heard(now);
     }
@@ -32,22 +32,22 @@ impl Mailbox {
         self.state.lock().suspects.coordinator_age()
     }
 
-    /// Whose processes are silent.
+    /// The ranks whose processes are silent.
     pub(crate) fn suspects(&self) -> Vec<Suspect> {
         self.state.lock().suspects.all()
     }
 
-    /// How many wait to be taken into the next epoch.
+    /// How many processes wait to be taken into the next epoch.
     pub(crate) fn newcomers(&self) -> usize {
         self.state.lock().newcomers
     }
 
-    /// How a rank left, if it did.
+    /// How a rank left, if it has.
     pub(crate) fn departure(&self, rank: usize) -> Option<Departure> {
         self.state.lock().departed.get(&rank).cloned()
     }
 
-    /// Who left, and how.
+    /// The ranks that left, and how.
     pub(crate) fn departures(&self) -> Vec<(usize, Departure)> {
         let state = self.state.lock();
         let departed = state.departed.iter();
@@ -56,7 +56,7 @@ impl Mailbox {
             .collect()
     }
 
-    /// Who died or failed first, if anybody did.
+    /// The rank that died or failed first, if any.
     pub(crate) fn first_failed(&self) -> Option<(usize, Departure)> {
         let state = self.state.lock();
         let rank = state.first_failed?;

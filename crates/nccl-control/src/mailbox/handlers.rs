@@ -1,4 +1,4 @@
-//! Who is called with the notices, one after the other.
+//! The handlers of notices, called one after the other.
 
 use super::state::{Handler, Mailbox};
 
@@ -6,8 +6,8 @@ use super::state::{Handler, Mailbox};
 const KEPT: usize = 1024;
 
 impl Mailbox {
-    /// From now on, `handler` is called with each notice, on the thread that received it: it must not
-    /// wait. Notices that came before go to the first handler at once.
+    /// Registers `handler`, which is called with each notice, on the thread that received it: it must not
+    /// wait. The first handler is called at once with the earlier notices.
     pub(crate) fn on_notice(&self, handler: Handler) {
         let mut handlers = self.handlers.lock();
         let kept = std::mem::take(&mut self.state.lock().kept);
@@ -15,7 +15,7 @@ impl Mailbox {
         handlers.push(handler);
     }
 
-    /// Calls the handlers with what has come, unless another thread is at it. Whether all is heard.
+    /// Calls the handlers with the received notices, unless another thread does. Returns whether all are processed.
     pub(crate) fn run_handlers(&self) -> bool {
         loop {
             let notice = {
@@ -37,7 +37,7 @@ impl Mailbox {
                 }
             } else {
                 for handler in handlers.iter() {
-                    // A handler that panics takes nobody else with it.
+                    // The panic of a handler does not affect the others.
                     let call = std::panic::AssertUnwindSafe(|| handler(&notice));
                     let _ = std::panic::catch_unwind(call);
                 }

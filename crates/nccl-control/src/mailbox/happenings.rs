@@ -1,4 +1,4 @@
-//! What happens, for those who read it: from what comes here, once somebody has asked.
+//! The events of a rank's world, recorded from the first reader on.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::fault::Fault;
 use crate::member::Member;
 
 impl Mailbox {
-    /// What happens from now on, to these ranks; who is there and who is not, the last `fault` and who is silent are
-    /// told of at once, the first time.
+    /// Returns the events of the world from now on. The first call also records which ranks are there, which are gone, which are
+    /// silent, and the last `fault`.
     pub(crate) fn happenings(
         &self,
         members: &[Member],
@@ -21,14 +21,14 @@ impl Mailbox {
         }
         let happenings = Arc::<Happenings>::default();
         state.begin(&happenings, members);
-        // One that comes at this moment may be told of twice, and is not missed.
+        // A fault of this moment may be recorded twice, and is not missed.
         if let Some(fault) = fault() {
             happenings.note(WorldEvent::Fault { fault });
         }
         happenings
     }
 
-    /// Those who read what happens in the world `before` read on here, where it is `epoch`.
+    /// Moves the readers of the world `before` to this one, its next epoch.
     pub(crate) fn goes_on_from(&self, before: &Self, members: &[Member], epoch: WorldEvent) {
         let mut state = before.state.lock();
         if state.passed_on {
@@ -47,7 +47,7 @@ impl Mailbox {
         self.state.lock().happens(event);
     }
 
-    /// The world is gone here, unless it has gone on.
+    /// Records that the world has ended here, unless it has gone on.
     pub(crate) fn nothing_happens(&self, why: &str) {
         let why = why.to_owned();
         self.happens(|| WorldEvent::Ended { why });
@@ -75,7 +75,7 @@ impl State {
         self.happenings = Some(Arc::clone(happenings));
     }
 
-    /// Nothing is made of it when nobody has asked.
+    /// Records an event, if there is a reader.
     pub(super) fn happens(&self, event: impl FnOnce() -> WorldEvent) {
         if let Some(happenings) = self.happenings.as_ref().filter(|_| !self.passed_on) {
             happenings.note(event());

@@ -1,4 +1,4 @@
-//! What comes over channels, in order, until somebody takes it.
+//! Messages received over channels, kept in order until the program takes them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,13 +7,13 @@ use super::state::Mailbox;
 use crate::departure::{Departure, Lost};
 use crate::service::CAPACITY;
 
-/// What taking a message came to.
+/// The result of taking a message.
 #[derive(Debug)]
 pub(crate) enum Taken {
     Message {
         from: usize,
         bytes: Arc<[u8]>,
-        /// How many the coordinator has to be told of.
+        /// How many taken messages the coordinator has to be told of.
         took: Option<usize>,
     },
     Over(usize, Departure),
@@ -22,11 +22,11 @@ pub(crate) enum Taken {
     Late,
 }
 
-/// After how many messages the coordinator is told that they were taken.
+/// After how many taken messages the coordinator is told.
 const TOLD: usize = CAPACITY / 4;
 
 impl Mailbox {
-    /// The next message of a channel, and what the end of all channels is when there is none.
+    /// Takes the next message of a channel, or returns the end of all channels when there is none.
     pub(crate) fn receive(&self, channel: &str, deadline: Instant) -> Taken {
         let mut state = self.state.lock();
         loop {

@@ -1,10 +1,10 @@
-//! What has come for one rank: answers to requests that threads wait for, and notices.
+//! Messages received for one rank: answers to requests that threads wait for, and notices.
 //!
-//! - `state`: all of it, behind one lock, with what a notice changes in it;
-//! - `sink`: how what comes gets in; `facts`: what can be looked up; `closing`: when nothing comes any more;
-//! - `ticket`: a request whose answer is waited for; `slot`: where that comes;
-//! - `notice`, `handlers`: what comes unasked, and who is called with it;
-//! - `messages`: what comes over channels;
+//! - `state`: the whole state, behind one lock, and the effect of a notice on it;
+//! - `sink`: how messages get in; `facts`: state that can be read at any time; `closing`: the end of the mailbox;
+//! - `ticket`: a request whose answer is awaited; `slot`: where that answer arrives;
+//! - `notice`, `handlers`: unsolicited messages, and the functions called with them;
+//! - `messages`: messages over channels;
 
 mod closing;
 mod facts;

@@ -1,4 +1,4 @@
-//! What this rank hears of the others without having asked.
+//! Unsolicited messages to this rank about the others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::departure::Departure;
 use crate::inquiry::Lateness;
 
-/// Something that another rank announced, or that happened to it.
+/// An announcement of another rank, or an event that concerns one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Notice {
@@ -15,28 +15,28 @@ pub enum Notice {
         topic: String,
         bytes: Arc<[u8]>,
     },
-    /// A rank left, failed or died. Comes once for each.
+    /// A rank left, failed or died. Arrives once for each.
     Gone { rank: usize, departure: Departure },
-    /// By another rank, to this one alone; in no order with the rest.
+    /// A message of another rank to this one alone; in no order with the rest.
     Told {
         from: usize,
         topic: String,
         bytes: Arc<[u8]>,
     },
-    /// Whether this rank has entered an operation of a communicator.
+    /// Asks whether this rank has entered an operation of a communicator.
     Inquired {
         key: String,
         turn: u64,
         is_sample: bool,
     },
-    /// Who has not entered an operation, or has at last.
+    /// The ranks that have not entered an operation, or have entered it late.
     Late(Arc<Lateness>),
-    /// How far apart the ranks entered one, and who was last.
+    /// How far apart the ranks entered an operation, and which was last.
     Skewed {
         key: String,
         skew: Duration,
         last: usize,
     },
-    /// This rank and those can reach each other no more, and nobody can tell which side is at fault.
+    /// This rank and the ranks `from` cannot reach each other any more, and which side is at fault is not known.
     CutOff { from: Vec<usize>, why: String },
 }

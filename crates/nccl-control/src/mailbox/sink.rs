@@ -1,4 +1,4 @@
-//! How what the connection reads gets into the mailbox.
+//! How received messages get into the mailbox.
 
 use super::notice::Notice;
 use super::state::Mailbox;
@@ -13,7 +13,7 @@ impl Mailbox {
             Push::Gone { rank, .. } if state.departed.contains_key(&rank) => return,
             Push::Gone { rank, departure } => Notice::Gone { rank, departure },
             Push::Told { from, topic, bytes } => {
-                // No successor has to know it.
+                // Not kept for a successor.
                 state.inbox.push_back(Notice::Told { from, topic, bytes });
                 return;
             }
@@ -56,7 +56,7 @@ impl Mailbox {
                 }
                 return;
             }
-            // Of these, no successor has to know.
+            // Not kept for a successor.
             Push::Inquire {
                 key,
                 turn,
@@ -76,7 +76,7 @@ impl Mailbox {
             Push::Skew { key, skew, last } => {
                 return state.inbox.push_back(Notice::Skewed { key, skew, last });
             }
-            // What others are told, and what the reader of the connection answers.
+            // For observers, or answered by the reader of the connection.
             Push::Size(_) | Push::GoesOn(_) | Push::Member(_) | Push::Look { .. } => return,
         };
         state.deliver(notice);

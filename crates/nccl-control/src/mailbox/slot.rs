@@ -1,4 +1,4 @@
-//! Where the answer to one request comes.
+//! Where the answer to one request arrives.
 
 use crate::departure::Lost;
 use crate::incoming::Answer;
@@ -6,7 +6,7 @@ use crate::sync::{Condvar, Mutex};
 
 #[derive(Default)]
 pub(super) struct Slot {
-    /// Who was to give it, and why it cannot.
+    /// The answer, or the rank that was to give it and why it cannot.
     pub(super) answer: Mutex<Option<Result<Answer, (usize, Lost)>>>,
     pub(super) came: Condvar,
 }

@@ -1,4 +1,4 @@
-//! A mailbox and what is in it.
+//! The state of a mailbox.
 
 use std::collections::hash_map::{self, HashMap};
 use std::collections::{HashSet, VecDeque};
@@ -14,20 +14,20 @@ use crate::sync::{Condvar, Mutex};
 
 pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 
-/// What has come over a channel.
+/// The messages received over a channel.
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) waiting: VecDeque<(usize, Arc<[u8]>)>,
-    /// How many were taken since the coordinator was told.
+    /// How many messages were taken since the coordinator was told.
     pub(super) taken: usize,
 }
 
 #[derive(Default)]
 pub(crate) struct Mailbox {
     pub(super) state: Mutex<State>,
-    /// Rings when something comes over a channel.
+    /// Signalled when a message arrives over a channel.
     pub(super) bell: Condvar,
-    /// Runs the handlers, one thread at a time, so that notices stay in their order.
+    /// Held while handlers run, by one thread at a time, so that notices stay in their order.
     pub(super) handlers: Mutex<Vec<Handler>>,
 }
 
@@ -35,35 +35,35 @@ pub(crate) struct Mailbox {
 pub(super) struct State {
     pub(super) next: u64,
     pub(super) waiting: HashMap<u64, Arc<Slot>>,
-    /// The tickets that outlast a coordinator: its successor is asked the same.
+    /// The tickets that outlast a coordinator: the request is repeated to its successor.
     pub(super) lasting: HashSet<u64>,
-    /// Who coordinates.
+    /// The rank that coordinates.
     pub(super) coordinator: usize,
     pub(super) inbox: VecDeque<Notice>,
     pub(super) running: bool,
-    /// Notices that came before the first handler.
+    /// Notices that arrived before the first handler.
     pub(super) kept: Vec<Notice>,
     pub(super) departed: HashMap<usize, Departure>,
-    /// Who died or failed before everybody else.
+    /// The rank that died or failed first.
     pub(super) first_failed: Option<usize>,
     pub(super) channels: HashMap<String, Queue>,
-    /// Who left first, and how: the end of all channels.
+    /// The rank that left first, and how: the end of all channels.
     pub(super) over: Option<(usize, Departure)>,
-    /// How many wait to be taken into the next epoch.
+    /// How many processes wait to be taken into the next epoch.
     pub(super) newcomers: usize,
     pub(super) suspects: Suspects,
-    /// Why nothing comes any more.
+    /// Why no message will arrive any more.
     pub(super) closed: Option<Lost>,
-    /// Whom this rank cannot reach any more, and why, if that is it.
+    /// The ranks that this rank cannot reach any more, and why, if the mailbox closed for that.
     pub(super) cut_off: Option<(Vec<usize>, String)>,
-    /// The events, from the first reader on; in the next epoch, too.
+    /// The events, from the first reader on; passed on to the next epoch.
     pub(super) happenings: Option<Arc<Happenings>>,
-    /// Whether they go on in the mailbox of the next epoch.
+    /// Whether the events go on in the mailbox of the next epoch.
     pub(super) passed_on: bool,
 }
 
 impl State {
-    /// For the handlers, in order.
+    /// Queues a notice for the handlers, in order.
     pub(super) fn deliver(&mut self, notice: Notice) {
         if let Notice::Gone { rank, departure } = &notice {
             match self.departed.entry(*rank) {

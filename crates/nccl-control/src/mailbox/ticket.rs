@@ -1,4 +1,4 @@
-//! A request whose answer is waited for.
+//! A request whose answer is awaited.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use super::state::Mailbox;
 use crate::departure::Lost;
 use crate::incoming::Answer;
 
-/// What waiting for an answer came to.
+/// The result of waiting for an answer.
 #[derive(Debug)]
 pub(crate) enum Waited {
     Answer(Answer),
@@ -18,7 +18,7 @@ pub(crate) enum Waited {
     Interrupted,
 }
 
-/// A request on its way; dropped, its answer is nobody's.
+/// A pending request; its answer is discarded once the ticket is dropped.
 pub(crate) struct Ticket<'m> {
     mailbox: &'m Mailbox,
     pub(crate) id: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Ticket<'m> {
 }
 
 impl Mailbox {
-    /// A number for a request, under which its answer will come.
+    /// Returns a number for a request, under which its answer will arrive.
     pub(crate) fn ticket(&self) -> Ticket<'_> {
         let slot = Arc::new(Slot::default());
         let mut state = self.state.lock();
@@ -45,7 +45,7 @@ impl Mailbox {
         }
     }
 
-    /// As [`ticket`](Self::ticket), for what is asked of a successor as well when the coordinator is gone.
+    /// As [`ticket`](Self::ticket), for a request that is repeated to a successor of the coordinator.
     pub(crate) fn lasting_ticket(&self) -> Ticket<'_> {
         let ticket = self.ticket();
         self.state.lock().lasting.insert(ticket.id);
@@ -53,20 +53,20 @@ impl Mailbox {
     }
 
     pub(crate) fn answer(&self, id: u64, answer: Answer) {
-        // An answer to a request that was given up may still come.
+        // The request of this answer may have been given up.
         if let Some(slot) = self.state.lock().waiting.remove(&id) {
             slot.put(Ok(answer));
         }
     }
 
-    /// Whether somebody waits for an answer of this number.
+    /// Whether a thread waits for the answer of this number.
     pub(crate) fn is_waited_for(&self, id: u64) -> bool {
         self.state.lock().waiting.contains_key(&id)
     }
 }
 
 impl Ticket<'_> {
-    /// Waits for the answer. An interruption rings no bell, and is looked for now and then.
+    /// Waits for the answer. An interruption signals nothing, so it is polled.
     pub(crate) fn wait(&self, deadline: Instant, interrupted: Option<&dyn Fn() -> bool>) -> Waited {
         let mut answer = self.slot.answer.lock();
         loop {

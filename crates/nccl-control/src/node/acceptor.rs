@@ -1,8 +1,8 @@
 //! The listening sockets of a process of a job. Connections whose other end proves that it belongs to the job go to its driver,
 //! behind a [`Gate`].
 //!
-//! A guest is a connection whose other end has not proved that yet. It has [`PATIENCE`] to do so and the memory of a greeting. The
-//! number of guests is bounded: beyond it, the oldest is closed. What a guest sends reaches a rank only as a remark in an error.
+//! A guest is a connection whose peer has not proved that yet. It has [`PATIENCE`] to do so and the memory of a greeting. The
+//! number of guests is bounded: beyond it, the oldest is closed. Data of a guest reaches a rank only as a remark in an error.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,14 +31,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Acceptor {
     this: Weak<Self>,
     at: String,
-    /// Where those look for the coordinator who are new.
+    /// The addresses at which new processes look for the coordinator.
     places: Vec<Address>,
     has_secret: bool,
     translated: bool,
     listeners: Mutex<Vec<(Listener, u64)>>,
     closed: AtomicBool,
     guests: Arc<Guests>,
-    /// Whether no connection is accepted for a moment.
+    /// Whether accepting is paused.
     paused: AtomicBool,
 }
 
@@ -73,7 +73,7 @@ impl Acceptor {
         };
         let token = reactor.add(&listener, EventFlags::IN, this as Arc<dyn Source>);
         let token = token.map_err(failed)?;
-        // A connection that came already still waits: readiness is told again and again.
+        // A waiting connection is not missed: readiness is reported repeatedly.
         listeners.push((listener, token));
         Ok(())
     }
@@ -92,7 +92,7 @@ impl Acceptor {
     fn accept(&self) {
         let listeners = self.listeners.lock();
         for (listener, _) in &*listeners {
-            // Not for ever: the reactor has other sources, too.
+            // Bounded, because the reactor has other sources, too.
             for _ in 0..64 {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
@@ -105,7 +105,7 @@ impl Acceptor {
         }
     }
 
-    /// No descriptors or memory: looks again later, instead of all the time.
+    /// Pauses accepting when there are no descriptors or memory, instead of retrying all the time.
     fn pause(&self, listeners: &[(Listener, u64)], error: Errno) {
         if let Ok(reactor) = Reactor::get() {
             let error = io::Error::from(error);
@@ -124,7 +124,7 @@ impl Acceptor {
             return;
         }
         let from = place::describe_peer(&socket);
-        // As a greeting has to be meant.
+        // The address for which a greeting has to be meant.
         let at = listener.end_of(&socket).map_err(|error| error.to_string());
         let (at, stranger) = match place::admit(&socket).and(at) {
             Ok(at) => (Some(at).filter(|_| !self.translated), None),
@@ -217,7 +217,7 @@ impl Source for Acceptor {
     }
 }
 
-/// How long a place is waited for that is still taken: by what a rank that is gone has left running, say.
+/// How long an address in use is tried again: a rank that is gone may have left a process running, say.
 const INSISTENCE: Duration = Duration::from_secs(30);
 
 fn insist(acceptor: &Weak<Acceptor>) {

@@ -1,4 +1,4 @@
-//! Whom a node lets in, and what it tells those that it does not.
+//! Which processes a node lets in, and what it answers to others.
 
 use std::sync::{Arc, Weak};
 
@@ -105,7 +105,7 @@ impl Node {
         Weak::clone(&self.this) as Weak<dyn Gate>
     }
 
-    /// Whether a process that asks to come in may do so here.
+    /// Checks whether a process that asks to join may do so here.
     fn may_admit(&self, state: &State) -> Result<(), Refusal> {
         let Some(line) = state.lines.last() else {
             return Err(Refusal::later(String::from("the world has not met yet")));
@@ -127,7 +127,7 @@ impl Node {
         Err(self.refer(state))
     }
 
-    /// That another process coordinates, and where that is, as far as this one has heard.
+    /// Refers to the process that coordinates, and to its address if known here.
     fn refer(&self, state: &State) -> Refusal {
         let leader = state.member.coordinator();
         let line = state.lines.last();

@@ -1,4 +1,4 @@
-//! What this process serves while it coordinates: a [`Service`] for each generation whose lines still ask.
+//! The services of this process while it coordinates: a [`Service`] for each generation whose lines still make requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,27 +17,27 @@ use crate::service::{self, LONGEST_NAME, Service, To};
 
 #[derive(Default)]
 pub(super) struct Desk {
-    /// How many ranks the first generation has.
+    /// The number of ranks of the first generation.
     pub(super) size: usize,
     served: BTreeMap<u64, Served>,
-    /// Who was turned away before there was a service.
+    /// The connections that were refused before there was a service.
     remarks: Vec<String>,
-    /// What the desk says by itself.
+    /// Outputs of the desk itself.
     own: VecDeque<(u64, Output)>,
 }
 
 struct Served {
     service: Service,
     membership: SharedMembership,
-    /// This process has taken over: what was in the store is not known.
+    /// Whether this process has taken over: the former content of the store is lost.
     is_successor: bool,
-    /// The last answers, for those that they may not have reached.
+    /// The last answers, for ranks that they may not have reached.
     answered: VecDeque<(usize, u64, Answer)>,
-    /// Who has gone first.
+    /// The member that has gone first.
     first_gone: Option<(usize, Departure)>,
 }
 
-/// What a service wants, for members.
+/// An output of a service, addressed to members.
 pub(super) enum Output {
     Answer {
         to: Vec<(MemberId, u64)>,
@@ -47,7 +47,7 @@ pub(super) enum Output {
         to: Vec<MemberId>,
         push: Push,
     },
-    /// To all observers.
+    /// For all observers.
     Observe(Push),
 }
 
@@ -72,7 +72,7 @@ impl Served {
 }
 
 impl Desk {
-    /// This process coordinates a generation of which these are gone; `is_first`: nobody has before.
+    /// Opens the service of a generation that this process coordinates, of which `gone` have left; `is_first`: it is the first coordinator.
     pub(super) fn open(
         &mut self,
         generation: u64,
@@ -115,13 +115,13 @@ impl Desk {
         self.served.insert(generation, served);
     }
 
-    /// Another process coordinates.
+    /// Closes all services: another process coordinates.
     pub(super) fn close(&mut self) {
         self.served.clear();
         self.own.clear();
     }
 
-    /// No line of this process asks for this generation any more, and it is not the last.
+    /// Records a remark for errors: in the latest service, or until there is one.
     pub(super) fn remark(&mut self, text: String) {
         match self.served.values_mut().next_back() {
             Some(served) => served.service.remark(text),
@@ -130,12 +130,12 @@ impl Desk {
         }
     }
 
-    /// Who was turned away while the ranks met.
+    /// Returns the remarks about connections that were refused while the ranks met.
     pub(super) fn remarks(&self) -> Vec<String> {
         self.remarks.clone()
     }
 
-    /// A request of a line; `again` when it may have come before.
+    /// Handles a request of a line; `again` when it may be a repetition.
     pub(super) fn handle(
         &mut self,
         from: MemberId,
@@ -150,7 +150,7 @@ impl Desk {
             (generation, Output::Answer { to, answer })
         };
         let Some(served) = self.served.get_mut(&generation) else {
-            // Of a generation that this process was not in.
+            // The request is of a generation that this process was not in.
             let why = Answer::Incomplete(Arc::new(Incomplete::Interrupted));
             if id != u64::MAX {
                 self.own.push_back(answer(why));
@@ -207,7 +207,7 @@ impl Desk {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
                 served.leave(from, &departure, true);
             }
-            // What is asked for, the one before had.
+            // The store was lost with the previous coordinator.
             Request::Set { .. } | Request::Get { .. }
                 if served.is_successor && served.first_gone.is_some() =>
             {
@@ -221,14 +221,14 @@ impl Desk {
         }
     }
 
-    /// A member is gone.
+    /// Records that a member is gone.
     pub(super) fn leave(&mut self, member: MemberId, departure: &Departure, stays: bool) {
         for served in self.served.values_mut() {
             served.leave(member, departure, stays);
         }
     }
 
-    /// A member fails, and stays for the ends of its communicators.
+    /// Records that a member fails, and stays for the ends of its communicators.
     pub(super) fn leave_in(&mut self, generation: u64, member: MemberId, departure: &Departure) {
         if let Some(served) = self.served.get_mut(&generation) {
             served.leave(member, departure, true);
@@ -270,7 +270,7 @@ impl Desk {
         None
     }
 
-    /// Whether a majority of the last generation answers. Earlier ones end with their lines.
+    /// Sets whether a majority of the last generation answers. Earlier generations end with their lines.
     pub(super) fn majority(&mut self, answers: bool) {
         for served in self.served.values_mut() {
             served.service.majority(answers);
@@ -290,7 +290,7 @@ impl Desk {
         }
     }
 
-    /// What is known of each rank of a generation.
+    /// Returns what is known of each rank of a generation.
     pub(super) fn known(&self, generation: u64) -> Vec<Known> {
         let served = self.served.get(&generation);
         let size = served.map_or(0, |served| served.membership.members.len());
@@ -299,7 +299,7 @@ impl Desk {
             .collect()
     }
 
-    /// What is known of one.
+    /// Returns what is known of one rank.
     pub(super) fn known_of(&self, generation: u64, rank: usize) -> Option<Known> {
         let served = self.served.get(&generation)?;
         let peer = served.membership.members.get(rank)?;
@@ -307,7 +307,7 @@ impl Desk {
         let (now, phase) = (Instant::now(), known.phase.as_ref());
         Some(Known {
             phase: phase.map(|(name, at)| (name.clone(), now.saturating_duration_since(*at))),
-            // One whose communicators outlive its world says goodbye later.
+            // A member whose communicators outlive its world says goodbye later.
             departure: known
                 .departure
                 .clone()
@@ -325,7 +325,7 @@ impl Desk {
         rounds.any(wanted)
     }
 
-    /// What to say now of those who wait.
+    /// Returns the log lines that are due about waiting requests.
     pub(super) fn reports(&mut self, now: Instant) -> Vec<String> {
         let services = self.served.values_mut();
         services

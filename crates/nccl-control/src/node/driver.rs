@@ -1,4 +1,4 @@
-//! One process's part in a job: its machine, and all that happens to it.
+//! One process's part in a job: its machine, and all inputs to it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -36,15 +36,15 @@ use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Dialer, Driver, Ports};
 
-/// All of this process, which die one by one in tests.
+/// All nodes of this process, which die one by one in tests.
 #[cfg(test)]
 pub(super) static ALL: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
 
-/// How long the end of a connection waits for the word of the one that started the process, or the word
-/// for the end of the connection.
+/// How long the end of a connection waits for the launcher's report of the process's end, and that report for the end of the
+/// connection.
 const WORD: Duration = Duration::from_millis(500);
 
-/// The longest text of what is told about the end of a process, in bytes.
+/// The longest text of a report about the end of a process, in bytes.
 const LONGEST_WORD: usize = 8 << 10;
 
 /// One process's part in a job.
@@ -55,15 +55,15 @@ pub(crate) struct Node {
     pub(super) dialer: Dialer,
     pub(super) acceptor: OnceLock<Arc<Acceptor>>,
     pub(super) state: Mutex<State>,
-    /// What decides between two halves of the job, where there is something.
+    /// The discovery that decides between two halves of the job, if there is one.
     pub(super) discovery: Option<Found>,
     /// How long it waits for a majority.
     pub(super) cut_off_after: Duration,
     /// Whether a rank that NCCL reaches stays, although the connection to it is lost.
     tolerates: bool,
-    /// Whose recordings it gives out.
+    /// The value whose recordings it sends.
     pub(super) attached: Mutex<Option<Arc<dyn Attached>>>,
-    /// Rings when a generation is active, a wish came to nothing, or this process is out.
+    /// Signalled when a generation is active, a wish has failed, or this process is excluded.
     pub(super) bell: Condvar,
 }
 
@@ -71,33 +71,33 @@ pub(super) struct State {
     pub(super) member: Member,
     pub(super) clock: Clock,
     pub(super) ports: Ports,
-    /// The mailbox of the line of the first generation, which is there before.
+    /// The mailbox of the line of the first generation, which exists before that line.
     pub(super) mailbox: Option<Arc<Mailbox>>,
-    /// Of all generations that this process is or was in, and that a program still holds.
+    /// The lines of all generations that this process is or was in, and that a program still holds.
     pub(super) lines: Vec<LineOf>,
-    /// Who coordinated last, as far as this process has heard.
+    /// The last coordinator, as far as this process knows.
     pub(super) coordinator: Option<MemberId>,
-    /// While another process coordinates: how it is heard.
+    /// While another process coordinates: when it was heard.
     pub(super) ear: Option<Ear>,
-    /// The process that was to form the first generation has ended: until when another may take its place, and its number.
+    /// Set when the process that was to form the first generation has ended: until when another may take its place, and its process id.
     pub(super) former: Option<(Instant, u64)>,
-    /// Of that process, until the first generation is active.
+    /// Watches that process, until the first generation is active.
     pub(super) former_vigil: Option<Arc<Vigil>>,
     pub(super) desk: Desk,
-    /// Who has gone in this generation, in the order in which all have heard.
+    /// The members that have left this generation, in the order in which all learn of it.
     pub(super) gone: Vec<(MemberId, Departure)>,
     pub(super) vigils: HashMap<MemberId, Arc<Vigil>>,
-    /// Members of which an observer has said that it will tell how they end.
+    /// Members of which an observer will report how they end.
     pub(super) watched: BTreeSet<MemberId>,
-    /// Ends that wait until then: for the word of a parent, or, where that has come, for a goodbye.
+    /// Ends, and until when each waits: for a report of the parent, or, where that has come, for a goodbye.
     pub(super) ends: Vec<(Instant, MemberId, Proof)>,
-    /// How the processes have ended that run these members.
+    /// How the processes have ended that started these members.
     pub(super) words: HashMap<MemberId, ProcessEnd>,
-    /// Why the first generation came to nothing.
+    /// Why the first generation was not formed.
     pub(super) dismissed: Option<Incomplete>,
-    /// Who has heard that.
+    /// The slots that have received that reason.
     pub(super) dismissals: BTreeSet<u32>,
-    /// The members that did not come, when a wish came to nothing.
+    /// The members that did not come, when a wish has failed.
     pub(super) refused: Option<Vec<MemberId>>,
     /// Why this process takes part no more.
     pub(super) excluded: Option<Exclusion>,
@@ -106,12 +106,12 @@ pub(super) struct State {
     progress: Sample,
     pub(super) alarm: Option<Instant>,
     pub(super) work: Work,
-    /// In tests: after so many sends, this process is as if it had died.
+    /// In tests: after this many sends, this process behaves as if dead.
     #[cfg(test)]
     pub(super) fuse: Option<usize>,
 }
 
-/// One generation of the world, as a program of this process has it.
+/// One generation of the world, held by a program of this process.
 pub(super) struct LineOf {
     pub(super) generation: u64,
     pub(super) rank: usize,
@@ -120,15 +120,15 @@ pub(super) struct LineOf {
     pub(super) kept: Kept,
 }
 
-/// How the coordinator is heard, which asks every member whether it is there.
+/// When the coordinator, which asks every member whether it is there, was heard.
 pub(super) struct Ear {
-    /// When it was heard last.
+    /// When it was last heard.
     heard: Instant,
-    /// Whether that is too long ago, as the program was told.
+    /// Whether the program was told that this is too long ago.
     is_silent: bool,
 }
 
-/// How far NCCL was in a generation.
+/// The progress of NCCL in a generation.
 #[derive(Default)]
 struct Sample {
     at: Option<Instant>,
@@ -136,19 +136,19 @@ struct Sample {
     progress: u64,
 }
 
-/// How often that is looked at, at most.
+/// The shortest time between two checks of it.
 const SAMPLES: Duration = Duration::from_millis(400);
 
-/// After how long without a question a coordinator is silent. Nothing ends by that.
+/// After how long without a heartbeat request a coordinator is silent. Nothing ends because of that.
 const SILENT: Duration = Duration::from_secs(2);
 
-/// A process that looks so late was late itself, and calls no member silent.
+/// A process that checks this late was delayed itself, and reports no member as silent.
 const LATE: Duration = Duration::from_millis(500);
 
 /// How long a launcher may take to stand in for the process that was to form the first generation.
 const STANDS_IN: Duration = Duration::from_secs(1);
 
-/// What is done when the lock is free.
+/// Work for when the lock is free.
 #[derive(Default)]
 pub(super) struct Work {
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
@@ -161,7 +161,7 @@ pub(super) struct Work {
 }
 
 impl Node {
-    /// A node whose machine is made by `member`, from its identity and the time.
+    /// Makes a node, with a machine in this seat.
     pub(super) fn new(
         rendezvous: &Rendezvous,
         me: Peer,
@@ -220,7 +220,7 @@ impl Node {
         node
     }
 
-    /// Asks whether this side of a cut network may go on, on a thread: the answer may take its time.
+    /// Asks the discovery whether this side of a cut network may go on, on a thread: the answer may take its time.
     fn claim(&self, generation: Generation) {
         let Some(Found(discovery)) = self.discovery.clone() else {
             return;
@@ -252,24 +252,24 @@ impl Node {
         }
     }
 
-    /// The job's name.
+    /// Returns the job's name.
     pub(crate) fn job_name(&self) -> &str {
         &self.job.name
     }
 
-    /// Its job, in one of its generations.
+    /// Returns its job, with the number of one of its generations.
     pub(crate) fn job_of(&self, generation: u64) -> Job {
         let mut job = self.job.clone();
         job.epoch = generation;
         job
     }
 
-    /// Under which its communicators record what they do.
+    /// Stores the value under which its communicators record their calls.
     pub(crate) fn attach(&self, attached: &Arc<dyn Attached>) {
         *self.attached.lock() = Some(Arc::clone(attached));
     }
 
-    /// The operator's word: these ranks of a generation may go on as half of its voters.
+    /// Records the operator's decision that these ranks of a generation may go on as half of its voters.
     pub(crate) fn decide(&self, generation: u64, ranks: &[usize]) {
         let mut state = self.state.lock();
         let Some(line) = state.line(generation) else {
@@ -289,7 +289,7 @@ impl Node {
         self.settle();
     }
 
-    /// For how long each rank that is another process has not been heard, where this process coordinates.
+    /// Returns for how long each rank that is another process has not been heard, where this process coordinates.
     pub(crate) fn heartbeat_ages(&self, generation: u64) -> Vec<(usize, Duration)> {
         let state = self.state.lock();
         let mut lines = state.lines.iter();
@@ -302,7 +302,7 @@ impl Node {
             .collect()
     }
 
-    /// Which rank of `generation` each member of a later one was.
+    /// Returns the rank in `generation` of each member of a later one.
     pub(crate) fn ranks_before(&self, generation: u64, later: &Membership) -> Vec<Option<usize>> {
         let state = self.state.lock();
         let mut lines = state.lines.iter();
@@ -328,7 +328,7 @@ impl Node {
         self.input(Input::Command(command));
     }
 
-    /// Sends a request of the line of this generation; its answer, if any, comes under `id`.
+    /// Sends a request of the line of this generation; its answer, if any, arrives under `id`.
     pub(crate) fn send(&self, generation: u64, id: u64, request: Request) {
         let mut state = self.state.lock();
         self.request(&mut state, generation, id, request);
@@ -370,7 +370,7 @@ impl Node {
                 line.kept.tell(to, bytes.clone());
                 Command::Tell { to: peer, bytes }
             }
-            // A line of an earlier generation goes without a word.
+            // The line of an earlier generation ends without a goodbye.
             Request::Goodbye if !is_last => return,
             Request::Goodbye => Command::Leave(Departure::Left),
             Request::Fail { why } => Command::Leave(Departure::Failed(why)),
@@ -405,7 +405,7 @@ impl Node {
         }
     }
 
-    /// Carries out what the machine and the services want, until they want nothing.
+    /// Carries out the outputs of the machine and the services, until there are none.
     pub(super) fn pump(&self, state: &mut State) {
         loop {
             if let Some(output) = state.member.poll() {
@@ -498,13 +498,13 @@ impl Node {
         }
     }
 
-    /// This process is in a generation.
+    /// Handles that this process is in a new generation.
     fn active(&self, state: &mut State, membership: SharedMembership) {
         state.gone.clear();
         (state.refused, state.coordinator) = (None, None);
         (state.former, state.former_vigil) = (None, None);
         state.joiners = 0;
-        // A witness has none.
+        // A witness has no rank.
         if let Some(rank) = membership.rank_of(self.me) {
             state.lines.push(LineOf {
                 generation: membership.generation.number,
@@ -548,13 +548,13 @@ impl Node {
         })
     }
 
-    /// There is a coordinator from now on.
+    /// Handles that a member coordinates from now on.
     fn coordinator(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
         self.bell.notify_all();
         let is_other = before.is_some_and(|before| before != id);
         if is_other {
-            // What was asked of the one before is not answered any more.
+            // Requests to the previous coordinator are not answered any more.
             let why = Lost::from(How::PassedOver);
             for line in &state.lines {
                 line.mailbox.interrupt(&why);
@@ -617,7 +617,7 @@ impl Node {
         }
     }
 
-    /// One output of a service. Whether there was one.
+    /// Handles one output of a service. Returns whether there was one.
     fn serve(&self, state: &mut State) -> bool {
         let output = state.desk.poll().or_else(|| {
             state.count_majority();
@@ -630,14 +630,14 @@ impl Node {
         true
     }
 
-    /// A process of this kernel has ended.
+    /// Handles the end of a process of this kernel.
     pub(super) fn process_ended(&self, member: MemberId) {
         let port = {
             let state = self.state.lock();
             let connection = state.member.connection_of(member);
             connection.and_then(|number| state.ports.get(number).cloned())
         };
-        // What it has said before its end is there: a goodbye, perhaps.
+        // Its last messages may have arrived: a goodbye, perhaps.
         if let Some(port) = port {
             port.read_if_free();
         }
@@ -656,7 +656,7 @@ impl Node {
         self.settle();
     }
 
-    /// The process that was to form the first generation has ended, says the kernel.
+    /// Handles the end of the process that was to form the first generation, reported by the kernel.
     fn former_ended(&self, pid: u64) {
         let mut state = self.state.lock();
         state.former_vigil = None;
@@ -666,7 +666,7 @@ impl Node {
         }
     }
 
-    /// Tells the machine when NCCL has reached all ranks since the last look.
+    /// Tells the machine when NCCL has reached all ranks since the last check.
     fn look_for_progress(&self, state: &mut State, now: Instant) {
         let is_early = |at: Instant| now.saturating_duration_since(at) < SAMPLES;
         if !self.tolerates || state.progress.at.is_some_and(is_early) {
@@ -702,7 +702,7 @@ impl Node {
         }
     }
 
-    /// Waits until something rings, or the deadline.
+    /// Waits until `bell` is signalled, or the deadline.
     pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
         self.bell.wait_until(state, deadline);
     }
@@ -718,7 +718,7 @@ impl Driver for Node {
             state.feel();
             self.look_for_progress(&mut state, Instant::now());
         }
-        // Of a process that may live, why it is out of reach; that a connection has ended says nothing of a process.
+        // Why a process that may live is out of reach; the end of a connection alone shows nothing about the process.
         let silent = lost.clone().map(|lost| match lost.how {
             How::Closed => Sign::Closed.into(),
             _ => lost,
@@ -844,7 +844,7 @@ impl State {
         self.member.handle(self.clock.time(Instant::now()), input);
     }
 
-    /// Whether this process is as if it were dead, and this is not sent.
+    /// Whether this process behaves as if dead, and `frame` is not sent.
     #[cfg(test)]
     fn burns(&mut self, frame: &proto::Frame) -> bool {
         use proto::Message::{Append, Tell};
@@ -884,7 +884,7 @@ impl State {
             .min()
     }
 
-    /// Says when the coordinator is silent, as it says of others: its own process may be stopped.
+    /// Reports a silent coordinator, as a coordinator reports others: its process may be stopped.
     fn listen(&mut self, now: Instant) {
         let is_led = self.member.is_led();
         let Some(ear) = self.ear.as_mut().filter(|ear| !ear.is_silent) else {
@@ -893,7 +893,7 @@ impl State {
         let late = now.checked_duration_since(ear.heard + SILENT);
         match late {
             None => {}
-            // One that this process has lost is not said to live.
+            // A coordinator that this process has lost is not reported as alive.
             Some(late) if late > LATE || !is_led => ear.heard = now,
             Some(late) => {
                 ear.is_silent = true;
@@ -902,7 +902,7 @@ impl State {
         }
     }
 
-    /// The coordinator is silent, or is heard again.
+    /// Reports that the coordinator is silent, or is heard again.
     fn coordinator_turns(&mut self, silent: Option<Duration>) {
         let Some(line) = self.lines.last() else {
             return;
@@ -928,13 +928,13 @@ impl State {
         self.work.mailboxes.push(Arc::clone(&line.mailbox));
     }
 
-    /// Whether how a member ends will be told by its launcher: it said so itself, or an observer did.
+    /// Whether a launcher will report how a member ends: the member said so itself, or an observer did.
     fn is_told(&self, member: MemberId) -> bool {
         let peer = self.member.membership().peer(member);
         peer.is_some_and(|peer| peer.observed) || self.watched.contains(&member)
     }
 
-    /// Those that have come in have not heard whose ends their parents tell.
+    /// Tells newly joined members whose ends launchers will report.
     fn pass_on_watched(&mut self) {
         let members = self.member.membership().members.iter();
         let watched = members
@@ -946,7 +946,7 @@ impl State {
         }
     }
 
-    /// The coordinator has asked whether this process is there.
+    /// Records that the coordinator has asked whether this process is there.
     fn feel(&mut self) {
         let now = Instant::now();
         if let Some(ear) = &mut self.ear {
@@ -987,7 +987,7 @@ impl State {
                 }
                 self.gone.push((*member, departure.clone()));
                 for line in &self.lines {
-                    // Of its own goodbye, nothing is to be heard.
+                    // A member's own goodbye is not delivered to it.
                     if *member != me
                         && let Some(rank) = line.membership.rank_of(*member)
                     {
@@ -1038,7 +1038,7 @@ impl State {
         }
     }
 
-    /// Puts something from a member into the mailbox of a generation.
+    /// Puts a message of a member into the mailbox of a generation.
     fn deliver(&mut self, generation: u64, from: MemberId, push: impl FnOnce(usize) -> Push) {
         let mut lines = self.lines.iter();
         if let Some(line) = lines.find(|line| line.generation == generation)
@@ -1061,7 +1061,7 @@ impl State {
         }
     }
 
-    /// What some ranks agree on without the others waits for a majority: the others may have gone on without this side.
+    /// Sets whether there is a majority, for which agreements among some ranks wait: the other ranks may have gone on without this side.
     fn count_majority(&mut self) {
         let time = self.clock.time(Instant::now());
         self.desk.majority(self.member.holds_lease(time));
@@ -1094,7 +1094,7 @@ impl State {
         }
     }
 
-    /// An observer has started these ranks, as these processes, and wants to see how it stands with all of them.
+    /// Records that an observer has started these ranks, as these processes, and sends it the state of all of them.
     fn watched_by(&mut self, observer: MemberId, generation: u64, ranks: &[(usize, u64)]) {
         if self.is_forming(generation) {
             let size = self.desk.size;
@@ -1110,7 +1110,7 @@ impl State {
             return;
         };
         let peers = &line.membership.members;
-        // A process that has another number has started the one that is the rank.
+        // A process with another id has started the one that is the rank.
         let members = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
         let members: Vec<_> = members.map(|peer| peer.id).collect();
         if members.iter().any(|id| !self.watched.contains(id)) {
@@ -1126,19 +1126,19 @@ impl State {
         self.member.is_joining() && generation == self.generation()
     }
 
-    /// The process of a rank that has joined the generation that is formed here.
+    /// Returns the process of a rank that has joined the generation that is formed here.
     fn joined(&self, rank: usize) -> Option<&Peer> {
         let slot = u32::try_from(rank).ok()?;
         self.member.joined(slot).filter(|_| rank < self.desk.size)
     }
 
-    /// How the process ended that an observer has started as this rank, while the ranks meet.
+    /// Handles an observer's report of how the process that it has started as this rank ended, while the ranks meet.
     fn ended(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
         end.cut(LONGEST_WORD);
         if !self.is_forming(generation) {
             return self.told_of(generation, rank, pid, end);
         }
-        // Of rank 0, it is its process that hears this.
+        // For rank 0: that is this process.
         if !(1..self.desk.size).contains(&rank) {
             return;
         }
@@ -1148,7 +1148,7 @@ impl State {
                 let (until, id) = (Instant::now() + WORD, peer.id);
                 self.ends.push((until, id, Proof::Parent(Box::new(end))));
             }
-            // A process that had another number may have been another, which has started this one.
+            // A process with another id may be another one, which has started this one.
             Some(_) => {}
             None => {
                 let departure = Departure::Lost(end.into());
@@ -1157,7 +1157,7 @@ impl State {
         }
     }
 
-    /// How the process ended that has started the one that is a rank: all hear it, and tell it with that rank's end.
+    /// Reports to all members how the process ended that has started a rank's process; they report it with that rank's end.
     fn told_of(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
         let peer = self
             .line(generation)
@@ -1169,7 +1169,7 @@ impl State {
         }
     }
 
-    /// There will be no first generation.
+    /// Gives up the first generation.
     pub(super) fn dismiss(&mut self, why: &Incomplete) {
         let all = 0..self.desk.size as u32;
         let joined = all.filter(|slot| self.member.joined(*slot).is_some());
@@ -1178,7 +1178,7 @@ impl State {
         self.handle(Input::Command(Command::Dismiss(bytes)));
     }
 
-    /// The ranks that have not heard of that, of those.
+    /// Returns the ranks among these that have not received that reason.
     pub(super) fn has_not_heard(&self, of: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
         let all = (1..self.desk.size).filter(move |rank| of(*rank));
         all.filter(|rank| !self.dismissals.contains(&(*rank as u32)))
@@ -1189,7 +1189,7 @@ impl State {
         self.reply(observer, bytes);
     }
 
-    /// Tells all observers.
+    /// Sends to all observers.
     fn observe(&mut self, generation: u64, push: &Push) {
         let observers = self.member.observers();
         if observers.is_empty() {
@@ -1201,7 +1201,7 @@ impl State {
         }
     }
 
-    /// Tells the observers what a member does.
+    /// Sends the state of a member to the observers.
     fn show(&mut self, generation: u64, member: MemberId) {
         if self.member.observers().is_empty() {
             return;
@@ -1251,7 +1251,7 @@ impl State {
         }
     }
 
-    /// Carries out what a service wants.
+    /// Carries out an output of a service.
     fn carry(&mut self, generation: u64, output: desk::Output, me: MemberId) {
         match output {
             desk::Output::Answer { to, answer } => {
@@ -1282,7 +1282,7 @@ impl State {
         self.handle(Input::Command(Command::Reply { to, bytes }));
     }
 
-    /// To all of this generation.
+    /// Sends to all members of this generation.
     fn push_all(&mut self, push: &Push) {
         let Some(line) = self.lines.last() else {
             return;
@@ -1297,7 +1297,7 @@ impl State {
         self.carry(generation, output, membership.members[rank].id);
     }
 
-    /// A member is not heard, or is again.
+    /// Handles that a member is silent, or is heard again.
     fn suspected(&mut self, member: MemberId, silent: Option<Duration>) {
         let Some(line) = self.lines.last() else {
             return;
@@ -1322,7 +1322,7 @@ impl State {
                 .push(Spoken::HeardAgain(rank, Duration::ZERO)),
         }
         if silent.is_some() && !is_here && peer.kernel != 0 {
-            // A member of its kernel can look.
+            // A member of the same kernel can look.
             let beside = line.membership.members.iter().find(|other| {
                 let is_gone = self.gone.iter().any(|(id, _)| *id == other.id);
                 other.kernel == peer.kernel && other.id != member && !is_gone
@@ -1340,7 +1340,7 @@ impl State {
         });
     }
 
-    /// This process takes part no more.
+    /// Handles that this process takes part no more.
     fn out(&mut self, why: &Exclusion) {
         self.ear = None;
         let Some(line) = self.lines.last() else {
@@ -1378,14 +1378,14 @@ impl State {
             }
         }
         for line in &self.lines {
-            // Those of earlier generations hear nothing any more either.
+            // Lines of earlier generations receive nothing any more either.
             line.mailbox.end(&Lost::from(How::PassedOver));
             self.work.mailboxes.push(Arc::clone(&line.mailbox));
         }
     }
 }
 
-/// What is said of the members out of reach of a side that may not decide.
+/// Describes the unreachable members, for a side that may not decide.
 fn apart(from: &[usize], is_on_one_host: bool) -> String {
     let ranks = ranges(from);
     let (who, fault) = match from.len() {

@@ -1,4 +1,4 @@
-//! A process at a listening socket, until it has proved who it is.
+//! A connection to a listening socket, until the peer has proved its identity.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -14,22 +14,22 @@ use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
 use crate::transport::Port;
 
-/// The largest question of somebody who asks for recordings.
+/// The largest request of a process that asks for recordings.
 const LARGEST_QUESTION: usize = 1 << 20;
 
-/// Of a guest that sent a first message and nothing under the keys of the handshake.
+/// About a guest that sent a first message and nothing under the keys of the handshake.
 const UNSEEN: &str = "sent a greeting and did not show that it made it: it may be a recorded one";
 
 pub(super) struct Guest {
     this: Weak<Self>,
     guests: Weak<Guests>,
     number: u64,
-    /// Where it is, for sentences.
+    /// The address of the peer, for messages.
     pub(super) from: String,
-    /// What a greeting has to say in plain that is meant for this process.
+    /// The plain part of a greeting that is meant for this process.
     plain: Plain,
     pub(super) connection: Arc<Connection>,
-    /// Only the reactor's thread takes it.
+    /// Locked only by the reactor's thread.
     talk: Mutex<Talk>,
 }
 
@@ -40,15 +40,15 @@ struct Talk {
 
 enum Stage {
     Hello,
-    /// Its first message was made with the secret, but perhaps not by it.
+    /// The first message was made with the secret, but perhaps not by this peer.
     Opened {
         hello: Hello,
     },
-    /// It was told why it may not come in, and may still read that.
+    /// The guest was refused, and may still read the reason.
     Dismissed,
-    /// It is in.
+    /// The peer has joined.
     In(Arc<Port>),
-    /// It is in, and asks for recordings.
+    /// The peer asks for recordings.
     Asks,
 }
 
@@ -90,7 +90,7 @@ impl Guest {
         guests::close(&self.connection);
     }
 
-    /// Says why, and hears no more.
+    /// Sends the refusal, and reads no more.
     pub(super) fn refuse(&self, guests: &Guests, refusal: &Refusal) {
         if !matches!(refusal.again, Again::At { .. }) {
             guests.note(&self.from, &refusal.why);
@@ -113,7 +113,7 @@ impl Guest {
                 let (responder, hello) = match opened {
                     Ok(opened) => opened,
                     Err(unproved) => {
-                        // Instead of the refusal, which says no more.
+                        // Sent instead of the refusal, which says no more.
                         guests.note(&self.from, &unproved.of_sender(&plain));
                         self.connection.greet(&Greeting::Unproved(unproved));
                         self.connection.flush_quietly();
@@ -159,7 +159,7 @@ impl Guest {
         }
     }
 
-    /// It is not heard any more; `why` is noted.
+    /// Ends the guest; `why` is noted.
     fn end(&self, guests: &Guests, why: Option<&str>) {
         if let Some(why) = why {
             guests.note(&self.from, why);
@@ -182,7 +182,7 @@ impl Source for Guest {
             self.connection.flush_quietly();
         }
         let received = self.connection.receive(&mut talk.decoder);
-        // It was answered once, whatever it sends now.
+        // A dismissed guest was answered, whatever it sends now.
         while !matches!(talk.stage, Stage::Dismissed) {
             let taken = match talk.decoder.next() {
                 Ok(None) => break,
@@ -209,7 +209,7 @@ impl Source for Guest {
                 break;
             }
             if let Stage::In(port) = &talk.stage {
-                // What came behind the greeting is in its decoder.
+                // Data that came after the greeting is in its decoder.
                 return port.read();
             }
         }

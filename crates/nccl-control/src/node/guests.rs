@@ -1,4 +1,4 @@
-//! The guests of an acceptor, and whom they want to see.
+//! The guests of an acceptor, and the interface to its driver.
 
 use std::collections::BTreeMap;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -13,22 +13,22 @@ use crate::secret::Secret;
 use crate::sync::Mutex;
 use crate::transport::Port;
 
-/// What the listening sockets of a process ask of its driver.
+/// The interface of the listening sockets of a process to its driver.
 pub(super) trait Gate: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn secret(&self) -> Option<Secret>;
-    /// Whether the one who said hello may come in; what it is told then.
+    /// Decides whether the peer of this hello may join; returns the answer for it.
     fn admit(&self, hello: &Hello) -> Result<Greeting, Refusal>;
-    /// A process has proved who it is: from now on, its connection carries frames of the machines.
+    /// Takes over the connection of a process that has proved its identity: it carries frames of the machines from now on.
     fn let_in(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<Port>;
-    /// The request of a guest that asks for recordings and for nothing else. Whether it stays.
+    /// Handles a request of a guest that only asks for recordings. Returns whether it stays.
     fn answer_asker(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<bool, String>;
-    /// A guest was turned away: told to the ranks that wait in vain.
+    /// Records a refused guest for the errors of ranks that wait.
     fn remark(&self, text: String);
 }
 
 pub(super) struct Guests {
     pub(super) gate: Weak<dyn Gate>,
-    /// How many there may be.
+    /// The most guests.
     most: usize,
     state: Mutex<State>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Guests {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// In the order in which they came: their connections, and where they are.
+    /// The connections and addresses of the guests, in the order in which they came.
     all: BTreeMap<u64, (Arc<Connection>, String)>,
     turned_away: u64,
 }
@@ -50,14 +50,14 @@ impl Guests {
         })
     }
 
-    /// The number of the next guest.
+    /// Returns the number of the next guest.
     pub(super) fn number(&self) -> u64 {
         let mut state = self.state.lock();
         state.next += 1;
         state.next - 1
     }
 
-    /// One more is there; where there are too many, the oldest is closed.
+    /// Adds a guest; where there are too many, the oldest is closed.
     pub(super) fn keep(&self, number: u64, connection: &Arc<Connection>, from: &str) {
         let mut state = self.state.lock();
         let guest = (Arc::clone(connection), from.to_owned());
@@ -71,7 +71,7 @@ impl Guests {
         }
     }
 
-    /// A guest is none any more.
+    /// Removes a guest.
     pub(super) fn forget(&self, number: u64) {
         self.state.lock().all.remove(&number);
     }
@@ -98,7 +98,7 @@ impl Guests {
     }
 }
 
-/// Nothing comes or goes any more.
+/// Closes a connection for both directions.
 pub(super) fn close(connection: &Connection) {
     connection.forget();
     connection.shut();

@@ -1,4 +1,4 @@
-//! How a process comes into a world, and goes on with it.
+//! How a process joins a world, and goes on with it.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, Write as _};
@@ -31,23 +31,23 @@ use crate::time::deadline_after;
 use crate::transport::Driver as _;
 use crate::visible;
 
-/// How long a rank waits beyond its limit for the coordinator to say who is missing.
+/// How long a rank waits beyond its timeout for the coordinator to report which ranks are missing.
 const BEYOND: Duration = Duration::from_secs(2);
 
 /// How long a goodbye may take to arrive.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How long another process may take to read and open a large answer that the system has taken.
+/// How long another process may take to read and open a large answer that the system has accepted.
 const LARGE: Duration = Duration::from_secs(10);
 
-/// How long a process that was to form the first generation waits for ranks that have not heard why there is none.
+/// How long a process that was to form the first generation waits for ranks that have not received the reason why there is none.
 const TELLS: Duration = Duration::from_secs(2);
 
 /// How long a coordinator that leaves waits for others that leave.
 const LINGERS: Duration = Duration::from_millis(50);
 
-/// How long the members may take to agree on a generation beyond the limit of the wish and the time for which a majority is waited
-/// for: a member that does not answer is left out after twelve beats.
+/// How long the members may take to agree on a generation, beyond the limit of the wish and the time for which they wait for a
+/// majority: a member that does not answer is left out after twelve beats.
 const AGREEMENT: Duration = Duration::from_secs(8);
 
 /// A generation that has become active.
@@ -63,7 +63,7 @@ pub(crate) struct Entered {
 pub(crate) enum Vain {
     /// These ranks did not come.
     Missing { ranks: Vec<usize>, waited: Duration },
-    /// It takes part no more.
+    /// This process takes part no more.
     Excluded,
 }
 
@@ -78,7 +78,7 @@ impl Entered {
         }
     }
 
-    /// What all know of each rank.
+    /// Returns the identities of all ranks.
     pub(crate) fn members(&self) -> Vec<Member> {
         let peers = &self.membership.members;
         let mut launched: Vec<_> = peers.iter().filter_map(|peer| peer.launched).collect();
@@ -102,7 +102,7 @@ fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// This process as the others are to know it.
+/// Returns this process's identity for the others.
 fn peer(slot: usize, at: &str) -> Result<Peer> {
     let incarnation = random().max(1);
     let launched = launcher::own_rank()?;
@@ -122,7 +122,7 @@ fn peer(slot: usize, at: &str) -> Result<Peer> {
 }
 
 impl Node {
-    /// A rank of the first generation: rank 0 listens for the others, which come to it.
+    /// Starts a rank of the first generation: rank 0 listens, and the others connect to it.
     pub(crate) fn first(
         rendezvous: &Rendezvous,
         deadline: Instant,
@@ -181,7 +181,7 @@ impl Node {
         Ok(node)
     }
 
-    /// A process that votes and has no rank.
+    /// Starts a process that votes and has no rank.
     pub(crate) fn witness(
         rendezvous: &Rendezvous,
         slot: u32,
@@ -215,12 +215,12 @@ impl Node {
         Ok(node)
     }
 
-    /// The number of the generation that it is in.
+    /// Returns the number of its current generation.
     pub(crate) fn generation(&self) -> u64 {
         self.state.lock().generation()
     }
 
-    /// Listens, and begins.
+    /// Listens, and starts the machine.
     fn open(
         self: &Arc<Self>,
         listener: Listener,
@@ -236,10 +236,10 @@ impl Node {
         Ok(())
     }
 
-    /// Waits until all are there.
+    /// Waits until all ranks are there.
     ///
     /// # Errors
-    /// Why that came to nothing.
+    /// Why the first generation was not formed.
     pub(crate) fn meet(self: &Arc<Self>, deadline: Instant) -> Result<Entered, Incomplete> {
         let begun = Instant::now();
         let mut report = begun + REPORT;
@@ -283,7 +283,7 @@ impl Node {
                     remarks: state.desk.remarks(),
                 };
                 if !coordinates && limit == deadline {
-                    // It says so itself, in a moment.
+                    // The coordinator reports that itself, in a moment.
                     limit = deadline + BEYOND;
                     continue;
                 }
@@ -317,8 +317,8 @@ impl Node {
         }
     }
 
-    /// Where this process was to form the first generation: ranks that are still on their way hear why there is none, and not that
-    /// this process has ended.
+    /// On the process that was to form the first generation: waits until ranks still on their way have received why there is none; they
+    /// would otherwise only see that this process has ended.
     fn tell_those_that_come(&self, state: &mut MutexGuard<'_, State>, why: &Incomplete) {
         let gone = match why {
             Incomplete::Gone { rank, .. } if self.slot() == 0 => *rank,
@@ -330,21 +330,21 @@ impl Node {
         }
     }
 
-    /// The ranks that have not come, before the first generation is active.
+    /// Returns the ranks that have not come, before the first generation is active.
     fn absent(&self, state: &State) -> Vec<usize> {
         let all = 0..state.desk.size;
         all.filter(|&rank| rank != self.slot() && state.member.joined(rank as u32).is_none())
             .collect()
     }
 
-    /// A process that asks to come into a world that runs; waits until the others go on.
+    /// Starts a process that asks to join a running world; waits until the others go on.
     pub(crate) fn joiner(rendezvous: &Rendezvous, deadline: Instant) -> Result<Entered> {
         let begun = Instant::now();
         let mut search = Search::new(rendezvous, Claim::newcomer());
         loop {
             let (met, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
-            // Others may have asked to come in as the same rank, also of this process.
+            // Other processes may have asked to join as the same rank, and this process too.
             let name = format!("{slot}-{:x}", random() as u32);
             let listener = place::listen_beside(&found, &name, met.connection.fd())?;
             let me = peer(slot, &listener.at)?;
@@ -380,7 +380,7 @@ impl Node {
     /// Goes on from a generation to the next.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why there is no next generation.
     pub(crate) fn go_on(
         self: &Arc<Self>,
         generation: u64,
@@ -418,7 +418,7 @@ impl Node {
         }
     }
 
-    /// Why a wish has come to nothing, if it has.
+    /// Returns why a wish has failed, if it has.
     fn vain(&self, state: &State, generation: u64, begun: Instant, late: Instant) -> Option<Vain> {
         if state.excluded.is_some() || state.left {
             return Some(Vain::Excluded);
@@ -438,19 +438,19 @@ impl Node {
         })
     }
 
-    /// The line of a generation goes. With the last, this process leaves, and waits until the others know, but not for long.
+    /// Ends the line of a generation. With the last one, this process leaves, and waits until the others know, but not for long.
     pub(crate) fn leave(&self, generation: u64, farewell: Departure) {
         let mut state = self.state.lock();
         state.lines.retain(|line| line.generation != generation);
         if !state.lines.is_empty() {
             return;
         }
-        // The coordinator goes last: most leave together, and each of them needs somebody to tell.
+        // The coordinator leaves last: most leave together, and each of them has to report it to a coordinator.
         let lingers = Instant::now() + LINGERS;
         while state.member.leads() && !self.is_alone(&state) && Instant::now() < lingers {
             self.wait(&mut state, lingers);
         }
-        // Its machine waits a second for those that it tells, whatever goes out before that.
+        // The machine waits a second for the receivers of its goodbye, whatever is sent before that.
         self.wait_while_sending(&mut state, LARGE, |state| {
             !state.member.leads() || (state.ports.backlog() == 0 && !state.member.sends_large())
         });
@@ -465,7 +465,7 @@ impl Node {
         self.close(state);
     }
 
-    /// Waits until it is `enough`, or so long; a slow network may take longer, as long as it takes something.
+    /// Waits until `enough`, or `limit`; a slow network may take longer, as long as bytes are being sent.
     fn wait_while_sending(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -483,12 +483,12 @@ impl Node {
         }
     }
 
-    /// Whether all others of the generation have gone.
+    /// Whether all other members of the generation have gone.
     fn is_alone(&self, state: &State) -> bool {
         state.gone.len() + 1 >= state.member.membership().members.len()
     }
 
-    /// Nothing comes or goes any more.
+    /// Closes everything: nothing is sent or received any more.
     fn close(&self, mut state: MutexGuard<'_, State>) {
         state.ports.close_all();
         state.work.ends = true;
@@ -497,7 +497,7 @@ impl Node {
         self.settle();
     }
 
-    /// This process fails, and says why, whatever becomes of its lines.
+    /// Reports that this process fails, and why, whatever happens to its lines.
     pub(crate) fn fail(&self, why: Failure) {
         self.command(Command::Leave(Departure::Failed(why)));
     }
@@ -507,13 +507,13 @@ impl Node {
         self.state.lock().fuse = Some(sends);
     }
 
-    /// As if the network had broken all its connections.
+    /// Simulates a network failure of all its connections.
     #[cfg(test)]
     pub(crate) fn cut_connections_for_a_test(&self) {
         self.state.lock().ports.cut_for_a_test();
     }
 
-    /// Whether such a round waits here for ranks.
+    /// Whether a `wanted` round waits here for ranks.
     #[cfg(test)]
     pub(crate) fn has_round_for_a_test(&self, wanted: impl Fn(&Round) -> bool) -> bool {
         self.state.lock().desk.has_round_for_a_test(wanted)
@@ -524,7 +524,7 @@ impl Node {
         self.state.lock().member.leads()
     }
 
-    /// As if this process died, and the others of its kernel saw that.
+    /// Simulates the death of this process, as seen by the others of its kernel.
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {
         let state = self.state.lock();
@@ -541,7 +541,7 @@ impl Node {
 }
 
 impl Node {
-    /// Tells the ranks that meet that this one will not come, and why.
+    /// Reports to the ranks that meet that this one will not come, and why.
     pub(crate) fn fails(rendezvous: &Rendezvous, chain: String) -> Result<()> {
         let deadline = deadline_after(rendezvous.timeout);
         let departure = Departure::Failed(Failure::Said(chain));
@@ -557,10 +557,10 @@ impl Node {
         Ok(())
     }
 
-    /// Listens in rank 0's place, and tells every rank that comes why rank 0 will not: until all have heard, or it is `enough`.
+    /// Listens in rank 0's place, and tells every joining rank why rank 0 will not come: until all have received it, or it is `enough`.
     ///
     /// # Errors
-    /// The address cannot be had, or not all came.
+    /// The address cannot be bound, or not all ranks came.
     pub(crate) fn stand_in(
         rendezvous: &Rendezvous,
         departure: Departure,
@@ -593,7 +593,7 @@ impl Node {
     }
 }
 
-/// Says once per process that nothing keeps strangers out: in the log, and where a program without a log shows it.
+/// Warns once per process that there is no secret: in the log, and on stderr for a program without a log.
 fn warn_of_open_door(at: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -603,7 +603,7 @@ fn warn_of_open_door(at: &str) {
             at,
             "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
         );
-        // A program that has closed its stderr does not want to hear it.
+        // Ignored: the program may have closed its stderr.
         let _ = writeln!(
             io::stderr(),
             "nccl: rank 0 listens at {at} without a secret: anybody who reaches this address may join the job, read and change \

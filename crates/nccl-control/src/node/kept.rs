@@ -1,4 +1,4 @@
-//! What a member asks of whoever coordinates, until it is answered, and what each new coordinator has to hear again.
+//! A member's requests to the coordinator until they are answered, and what each new coordinator has to be told again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,32 +8,32 @@ use crate::envelope::{Asking, again};
 use crate::mailbox::Mailbox;
 use crate::request::Request;
 
-/// How many ends are kept for the next coordinator that all members have said; and how many at all.
+/// How many ends are kept for the next coordinator that all members have reported; and how many at all.
 const ENDS: usize = 128;
 const MOST_ENDS: usize = 1024;
 
-/// How many of those that were said to one rank alone are kept for the next coordinator, and for how long: whoever collects
+/// How many messages to one rank alone are kept for the next coordinator, and for how long: the process that collects
 /// them waits no longer for a verdict.
 const TOLD: usize = 16;
 const STALE: Duration = Duration::from_secs(2);
 
-/// See the module. Of one line.
+/// The kept requests of one line; see the module.
 #[derive(Default)]
 pub(super) struct Kept {
-    /// Ends that this rank has said.
+    /// The ends that this rank has reported.
     ends: VecDeque<(u64, Arc<[u8]>)>,
     phase: Option<Arc<[u8]>>,
     stay: Option<Arc<[u8]>>,
-    /// Said to one rank alone, when. A rank that hears it twice does not mind.
+    /// Messages to one rank alone, and when they were sent. A rank may receive one twice.
     told: VecDeque<(Instant, usize, Vec<u8>)>,
-    /// Asked while there was no coordinator.
+    /// Requests made while there was no coordinator.
     later: Vec<(u64, Arc<[u8]>)>,
-    /// Asked, and not answered.
+    /// Requests that are not answered yet.
     open: BTreeMap<u64, Arc<[u8]>>,
 }
 
 impl Kept {
-    /// Keeps what another coordinator has to hear, and returns what to ask.
+    /// Keeps what another coordinator has to be told, and returns the encoded request.
     pub(super) fn keep(&mut self, asking: &Asking, mailbox: &Mailbox) -> Arc<[u8]> {
         let bytes = asking.encode();
         if asking.id != u64::MAX && mailbox.is_waited_for(asking.id) {
@@ -55,7 +55,7 @@ impl Kept {
         bytes
     }
 
-    /// It is asked when there is a coordinator.
+    /// Keeps a request until there is a coordinator.
     pub(super) fn later(&mut self, asking: &Asking, bytes: Arc<[u8]>) {
         let is_kept = match &asking.request {
             Request::Collect { round, .. } => round.is_of_ends(),
@@ -78,7 +78,7 @@ impl Kept {
         self.open.remove(&id);
     }
 
-    /// What the same coordinator has to hear again, which may have lost it.
+    /// Returns the requests to repeat to the same coordinator, which may have lost them.
     pub(super) fn asks_again(&mut self, mailbox: &Mailbox) -> Vec<Arc<[u8]>> {
         self.open.retain(|id, _| mailbox.is_waited_for(*id));
         let open = self.open.values().map(|bytes| again(bytes));
@@ -86,7 +86,7 @@ impl Kept {
         open.chain(later.map(|(_, bytes)| bytes)).collect()
     }
 
-    /// What another coordinator has to hear.
+    /// Returns the requests to repeat to another coordinator.
     pub(super) fn asks(&mut self) -> Vec<Arc<[u8]>> {
         let own = [&self.phase, &self.stay].into_iter().flatten().cloned();
         let ends = self.ends.iter().map(|(_, bytes)| Arc::clone(bytes));
@@ -96,7 +96,7 @@ impl Kept {
             .collect()
     }
 
-    /// What was said to one rank alone a moment ago.
+    /// Returns the messages to one rank alone of the last moments.
     pub(super) fn told(&mut self) -> Vec<(usize, Vec<u8>)> {
         self.told.retain(|(at, ..)| at.elapsed() < STALE);
         let told = self.told.iter();

@@ -7,14 +7,14 @@
 //!  reactor: frames, alarms, pidfds ──▶└────────────────────────────┘─▶ Dialer (threads that connect)
 //! ```
 //!
-//! All that happens goes into the machine under one lock; what comes out of it is carried out at once, and what might call a
-//! program or wait for the system is done by `Node::settle` when the lock is free.
+//! All inputs go into the machine under one lock; its outputs are carried out at once. Calls into a
+//! program and waits for the system are done by `Node::settle` when the lock is free.
 //!
-//! - `driver`: the node; `admission`: whom it lets in;
-//! - `acceptor`, `guests`, `guest`: listening, and those that have not proved yet who they are;
-//! - `kept`: what each new coordinator has to hear again;
-//! - `desk`: what the coordinator serves; `vigil`: the ends of processes of this kernel; `recording`: what this one has recorded;
-//! - `join`: how a process comes into a world, and goes on with it.
+//! - `driver`: the node; `admission`: which processes it lets in;
+//! - `acceptor`, `guests`, `guest`: listening, and peers that have not proved their identity yet;
+//! - `kept`: the requests that each new coordinator has to be told again;
+//! - `desk`: the coordinator's services; `vigil`: the ends of processes of this kernel; `recording`: the recordings of this process;
+//! - `join`: how a process joins a world, and goes on with it.
 
 mod acceptor;
 mod admission;

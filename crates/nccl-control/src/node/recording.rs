@@ -1,4 +1,4 @@
-//! What this process has recorded, for whoever asks for it at its address.
+//! Requests for the recordings of this process at its address.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,13 +16,13 @@ use crate::recordings::LARGEST_ANSWER;
 use crate::request::Request;
 use crate::transport::Driver as _;
 
-/// How many recordings a process writes at once; who asks besides comes again.
+/// How many recordings a process writes at once; further askers have to come again.
 const RECORDINGS: usize = 4;
 
 static RECORDING: AtomicUsize = AtomicUsize::new(0);
 
 impl Node {
-    /// What somebody wants who asks for recordings and for nothing else. Whether it stays.
+    /// Answers a guest that only asks for recordings. Returns whether it stays.
     pub(super) fn answer(
         &self,
         connection: &Arc<Connection>,
@@ -42,7 +42,7 @@ impl Node {
         Ok(true)
     }
 
-    /// Copying and writing takes milliseconds, in which the reading thread would be missing elsewhere.
+    /// Records on a thread of its own: copying and writing takes milliseconds, which the reading thread cannot spare.
     fn record_for(&self, connection: &Arc<Connection>, id: u64, bytes: usize) {
         let refuse = |reason: &str| {
             let why = Incomplete::GivenUp {

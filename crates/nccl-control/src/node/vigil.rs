@@ -1,4 +1,4 @@
-//! The ends of the processes of this kernel, each watched by a descriptor of its own.
+//! The ends of the processes of this kernel, each watched through a pidfd.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ pub(super) struct Vigil {
     token: Option<u64>,
 }
 
-/// What was found of a process.
+/// The result of watching a process.
 pub(super) enum Kept {
     Watched(Arc<Vigil>),
     /// It has ended already.
     Ended,
-    /// It has no number here.
+    /// It has no process id here.
     Elsewhere,
 }
 
@@ -40,8 +40,8 @@ pub(super) fn keep(peer: &Peer, ended: impl FnOnce() + Send + 'static) -> Kept {
     }
 }
 
-/// Watches the process that forms the first generation, at the other end of a Unix socket: who it is, it has not said yet. `ended`
-/// gets its number.
+/// Watches the process that forms the first generation, at the other end of a Unix socket, and has not stated its identity yet. `ended`
+/// gets its process id.
 pub(super) fn keep_former(
     socket: impl AsFd,
     ended: impl FnOnce(u64) + Send + 'static,
@@ -67,7 +67,7 @@ impl Drop for Vigil {
     }
 }
 
-/// What is to be called, until it was.
+/// The function to call once.
 struct Watcher(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Source for Watcher {

@@ -1,4 +1,4 @@
-//! The driver of an observer's machine, and what its thread does.
+//! The driver of an observer's machine, and the observer's thread.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -28,13 +28,13 @@ use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::transport::{Dialer, Driver, Ports};
 
-/// How long the last words of an observer that goes may take to arrive.
+/// How long the last reports of a leaving observer may take to arrive.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How often the thread looks for itself: what happens wakes it.
+/// How often the thread checks by itself; events wake it.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why there is nothing more to see, where nobody of the ranks is known to have died.
+/// Why there is nothing more to see, when no rank is known to have died.
 const LEFT: &str = "the ranks have left the world";
 
 struct Watching {
@@ -51,22 +51,22 @@ struct State {
     ports: Ports,
     alarm: Option<Instant>,
     membership: Option<SharedMembership>,
-    /// Before there is one: the number of the first generation, which is being formed.
+    /// Before there is a membership: the number of the first generation, which is being formed.
     forming: Option<u64>,
-    /// Whether a coordinator is heard, or the process that forms the first generation.
+    /// Whether the coordinator answers, or the process that forms the first generation.
     hears: bool,
-    /// The ranks that have coordinated in this generation, as far as was seen.
+    /// The ranks that have coordinated in this generation, as far as seen.
     coordinators: Vec<usize>,
     /// Why there is nothing more to see.
     over: Option<String>,
-    /// What has changed on the board.
+    /// Changes for the board.
     seen: Vec<Seen>,
 }
 
 enum Seen {
     Forming(u64),
     Size(usize),
-    /// Whether it is the one that was being formed.
+    /// Whether it is the generation that was being formed.
     Generation(SharedMembership, bool),
     Coordinator(usize),
     Gone(usize, Departure),
@@ -143,7 +143,7 @@ impl Watching {
         }
     }
 
-    /// Asks the coordinator's program, of the generation that is watched, or of the one that is formed.
+    /// Sends a request to the coordinator's program, for the generation that is watched or formed.
     fn ask(&self, request: Request) {
         let mut state = self.state.lock();
         let active = state.membership.as_ref();
@@ -161,7 +161,7 @@ impl Watching {
         self.settle();
     }
 
-    /// Puts what was seen on the board, and tells what is to be told.
+    /// Applies what was seen to the board, and sends the reports that are due.
     fn report(&self, told: &mut HashSet<usize>) {
         let (seen, membership, hears, is_flushed) = {
             let mut state = self.state.lock();
@@ -206,7 +206,7 @@ impl Watching {
                     Seen::Decided(ranks) => state.board.decided(ranks),
                 }
             }
-            // What was told to the program of the process that forms may have been lost.
+            // Reports to the program of the process that forms the generation may have been lost.
             if tell_again {
                 told.clear();
                 state.words.iter_mut().for_each(|word| word.told = false);
@@ -264,7 +264,7 @@ impl Watching {
         }
     }
 
-    /// How it ended, when no rank is left to tell: what this process knows of the ends that nobody has told it, and who coordinated.
+    /// Describes how the world ended when no rank is left to report it: the ends that only this process knows, and the coordinators.
     fn story(&self) -> String {
         let (membership, coordinators) = {
             let state = self.state.lock();
@@ -304,7 +304,7 @@ impl Watching {
         }
     }
 
-    /// Says which processes this one has started, and asks how it stands with all.
+    /// Reports which processes this one has started, and asks for the state of all ranks.
     fn watch(&self) {
         let ranks = {
             let state = self.shared.state();
@@ -347,7 +347,7 @@ impl Driver for Watching {
                 let has_seen = state.has_seen();
                 drop(state);
                 if has_seen {
-                    // So that the thread is either waiting or has not looked yet.
+                    // The lock ensures that the thread is either waiting or has not checked yet.
                     drop(self.shared.state());
                     self.shared.notify();
                 }
@@ -480,7 +480,7 @@ impl State {
     }
 }
 
-/// What an observer's thread does, until there is nothing more to see.
+/// The observer's thread; runs until there is nothing more to see.
 pub(super) fn run(shared: &Arc<Shared>) {
     let why = observe(shared);
     let mut state = shared.state();
@@ -535,7 +535,7 @@ fn observe(shared: &Arc<Shared>) -> String {
         let until = Instant::now() + LOOK;
         shared.wait(&mut state, until);
     }
-    // The last words are heard before the goodbye.
+    // The last reports are delivered before the goodbye.
     let deadline = Instant::now() + FAREWELL;
     loop {
         watching.report(&mut told);
@@ -551,7 +551,7 @@ fn observe(shared: &Arc<Shared>) -> String {
     String::from("the observer was dropped")
 }
 
-/// Finds somebody of the job.
+/// Finds a process of the job.
 fn look(shared: &Arc<Shared>, deadline: Instant) -> Result<(Met, String), String> {
     let rendezvous = &shared.rendezvous;
     let mut search = Search::new(rendezvous, Claim::onlooker(rendezvous.world_size));
@@ -573,7 +573,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Result<(Met, String), String
         let is_numbered = state.is_numbered();
         let mut words = state.words.iter();
         let word = words.find(|word| word.rank == 0 && is_numbered);
-        // Where others answer, rank 0 was a rank of an epoch before.
+        // Where other processes answer, rank 0 was a rank of an earlier epoch.
         if let Some(end) = word.filter(|_| !is_alive).map(|word| word.end.clone()) {
             drop(state);
             return Err(stand_in(shared, &end, deadline));
@@ -586,7 +586,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Result<(Met, String), String
     }
 }
 
-/// Listens where rank 0 would have, and tells those who come that it will not.
+/// Listens in rank 0's place, and tells joining processes that rank 0 will not come.
 fn stand_in(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
     let lost = Lost::from(end.clone());
     let over = format!("rank 0 never came: {lost}");

@@ -1,4 +1,4 @@
-//! What a program has of an observer.
+//! The handle of an observer for a program.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::recordings::{Asked, Asker, Decode};
 use crate::sync::{Condvar, Mutex};
 use crate::time::deadline_after;
 
-/// Sees what becomes of the ranks, and is none of them.
+/// An observer of the ranks, which is not a rank itself.
 pub struct Observer {
     shared: Resident<Arc<Shared>>,
 }
 
-/// How long a dropped observer takes to say what it still has to say.
+/// How long a dropped observer takes to deliver its pending reports.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 impl Observer {
-    /// Observes the world that meets at this rendezvous, whose rank is not looked at: waits until rank 0
+    /// Observes the world of this rendezvous, whose rank is ignored: waits until rank 0
     /// is there.
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
-        // The thread keeps the limit; it ends a little later than its last try.
+        // The thread keeps the timeout; it ends a little later than its last attempt.
         let limit = world_limit(rendezvous.timeout).saturating_add(Duration::from_secs(5));
         let observer = Self::start(rendezvous)?;
         let deadline = deadline_after(limit);
@@ -48,7 +48,7 @@ impl Observer {
         Ok(observer)
     }
 
-    /// As [`join`](Self::join), but comes back at once, and looks for rank 0 in the background: for whoever
+    /// As [`join`](Self::join), but returns at once, and looks for rank 0 in the background: for the process that
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job.check()?;
@@ -57,14 +57,14 @@ impl Observer {
         Self::start_with(rendezvous.timeout(limit), true)
     }
 
-    /// As [`start`](Self::start), for the launcher of the ranks, whose limit is its own: the environment has those of the
+    /// As [`start`](Self::start), for the launcher of the ranks, which has a timeout of its own: the one in the environment is that of the
     /// ranks.
     pub fn start_by_number(rendezvous: Rendezvous) -> Result<Self> {
         Self::start_with(rendezvous, true)
     }
 
-    /// As [`start_by_number`](Self::start_by_number), for whoever has started ranks of which some have been started again, alone: the
-    /// ranks of the world are others by then, and it is their processes that tell which.
+    /// As [`start_by_number`](Self::start_by_number), for a launcher that has restarted some of its ranks alone: the
+    /// ranks of the world have other numbers by then, so the process ids identify them.
     pub fn start_by_process(rendezvous: Rendezvous) -> Result<Self> {
         Self::start_with(rendezvous, false)
     }
@@ -91,7 +91,7 @@ impl Observer {
         })
     }
 
-    /// How it stands with every rank, as far as this observer has heard.
+    /// Returns the state of every rank, as far as this observer has seen.
     pub fn snapshot(&self) -> WorldState {
         if forked::is_child() {
             return State::default().board.state();
@@ -99,14 +99,14 @@ impl Observer {
         self.shared.state.lock().board.state()
     }
 
-    /// What has happened since this observer has been there, and what will. Each reader has its own place;
+    /// Returns a reader of all events since this observer has been connected, and of later ones. Each reader has its own position;
     /// the last 4096 events are kept.
     pub fn events(&self) -> Events {
         Events::of(Arc::<Shared>::clone(&self.shared))
     }
 
-    /// Says that this process has started `rank`, as process `pid`, and will say how it ends, with
-    /// [`rank_ended`](Self::rank_ended). The rank is the one as which the process was started, also when the ranks have other
+    /// Declares that this process has started `rank`, as process `pid`, and will report its end, with
+    /// [`rank_ended`](Self::rank_ended). `rank` is the rank as which the process was started, also when the ranks have other
     /// numbers since in a later epoch.
     pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
         forked::check()?;
@@ -120,9 +120,9 @@ impl Observer {
         Ok(())
     }
 
-    /// Says how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
-    /// lines count; it may be empty). Every rank's errors then say so, instead of "its connection closed
-    /// without goodbye". Says nothing when the rank has said goodbye, or why it fails. The rank is the one as which the process
+    /// Reports how the process `pid` of `rank` ended, and the end of its stderr (of which the last
+    /// lines count; it may be empty). Every rank's errors then contain that, instead of "its connection closed
+    /// without goodbye". Has no effect when the rank has said goodbye, or why it fails. `rank` is the rank as which the process
     /// was started.
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
         self.process_ended(rank, pid, ProcessEnd::in_words(how, stderr_tail))
@@ -130,7 +130,7 @@ impl Observer {
 }
 
 impl Observer {
-    /// As [`rank_ended`](Self::rank_ended), for who knows how, and not only the words for it.
+    /// As [`rank_ended`](Self::rank_ended), with a typed end instead of its description.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -150,7 +150,7 @@ impl Observer {
         Ok(())
     }
 
-    /// The operator's word: these ranks may go on, although no more than half of the voters reach each other.
+    /// Decides, as the operator, that these ranks may go on, although no more than half of the voters reach each other.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -173,18 +173,18 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether it has found the world, and has not lost it for good.
+    /// Whether the observer has found the world, and has not lost it for good.
     pub fn is_on(&self) -> bool {
         let state = self.shared.state.lock();
         state.was_there && state.board.ended().is_none()
     }
 
-    /// Where somebody who is new may ask for the one that coordinates.
+    /// Returns the addresses at which a new process may ask for the coordinator.
     pub fn doors(&self) -> Vec<String> {
         self.shared.state.lock().doors()
     }
 
-    /// The recordings of all ranks.
+    /// Returns the recordings of all ranks.
     pub fn ask_for_recordings<T: Send>(&self, limit: Duration, decode: &Decode<'_, T>) -> Asked<T> {
         let (job, targets) = match forked::is_child() {
             true => (State::default().job(&self.shared.rendezvous), Vec::new()),
@@ -202,7 +202,8 @@ impl Observer {
     }
 }
 
-/// In an epoch whose ranks have other numbers than whoever started them gave them, the process tells which it is.
+/// Checks `rank`. In an epoch whose ranks have other numbers than their launcher gave them, any rank is valid: the process id identifies
+/// it.
 fn check_rank(rank: usize, state: &State) -> Result<()> {
     let world_size = state.board.size();
     if world_size == 0 || rank < world_size || !state.is_numbered() {
@@ -217,7 +218,7 @@ fn check_rank(rank: usize, state: &State) -> Result<()> {
 
 #[cfg(test)]
 impl Observer {
-    /// As if the network had broken it.
+    /// Simulates a network failure of all its connections.
     pub(crate) fn cut_for_a_test(&self) {
         let mut state = self.shared.state();
         state.cut = true;
@@ -227,7 +228,7 @@ impl Observer {
 }
 
 impl Drop for Observer {
-    /// What is still to be told is told first, within two seconds.
+    /// Delivers the pending reports first, within two seconds.
     fn drop(&mut self) {
         if forked::is_child() {
             return;

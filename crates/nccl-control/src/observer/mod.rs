@@ -1,9 +1,9 @@
-//! A member of the world that is not a rank: it sees what becomes of the ranks, and survives them.
+//! A member of the world that is not a rank: it watches the ranks, and survives them.
 //!
-//! One thread per observer finds the world and looks after what has to be told; what comes is read by the reactor.
+//! One thread per observer finds the world and delivers reports; the reactor reads its connections.
 //!
-//! - `handle`: what a program has of it; `state`: what the program and that thread share;
-//! - `driver`: the thread, and what connects the observer's machine to sockets and clocks.
+//! - `handle`: the program's handle; `state`: the state shared by the program and that thread;
+//! - `driver`: the thread, and the connection of the observer's machine to sockets and clocks.
 
 mod driver;
 mod handle;

@@ -1,4 +1,4 @@
-//! What the program's threads and the observer's own share.
+//! The state shared by the program's threads and the observer's own.
 
 use std::time::Instant;
 
@@ -20,45 +20,45 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) board: Board,
-    /// Which rank this observer hears, or heard last, and of which epoch.
+    /// The rank that this observer hears, or heard last, and its epoch.
     pub(super) coordinator: usize,
     pub(super) epoch: u64,
-    /// The epoch whose ranks have the numbers that their launcher has given them, if there is one.
+    /// The epoch whose ranks have the numbers of their launcher, if there is one.
     pub(super) first: Option<u64>,
-    /// Whether it has ever been there.
+    /// Whether it has ever been connected.
     pub(super) was_there: bool,
     /// The ranks that this process has started.
     pub(super) started: Vec<(usize, u64)>,
     pub(super) words: Vec<Word>,
-    /// The operator's word, until it is on its way.
+    /// The operator's decision, until it is sent.
     pub(super) decision: Option<Vec<usize>>,
     pub(super) stop: bool,
-    /// Its thread is to cut its connections.
+    /// Whether its thread is to cut its connections.
     #[cfg(test)]
     pub(super) cut: bool,
-    /// The thread has nothing left to do.
+    /// Whether the thread has nothing left to do.
     pub(super) done: bool,
 }
 
-/// How a process ended.
+/// A report of how a process ended.
 #[derive(Clone, Debug)]
 pub(super) struct Word {
     pub(super) rank: usize,
     pub(super) pid: u64,
     pub(super) end: ProcessEnd,
-    /// All that have to know do.
+    /// Whether all that have to know it do.
     pub(super) told: bool,
 }
 
 impl State {
-    /// The job of the epoch that is observed.
+    /// Returns the job with the observed epoch.
     pub(super) fn job(&self, rendezvous: &Rendezvous) -> Job {
         let mut job = rendezvous.job.clone();
         job.epoch = self.epoch;
         job
     }
 
-    /// From now on, another epoch is observed.
+    /// Changes the observed epoch.
     pub(super) fn set_epoch(&mut self, epoch: u64) {
         if self.epoch != epoch {
             self.epoch = epoch;
@@ -74,14 +74,14 @@ impl State {
         self.first == Some(self.epoch)
     }
 
-    /// Where the ranks listen that are there, for a newcomer.
+    /// Returns where the present ranks listen, for a newcomer.
     pub(super) fn doors(&self) -> Vec<String> {
         let doors = self.board.doors(0).into_iter();
         doors.map(|(_, at)| at).collect()
     }
 
-    /// Which rank of the epoch that is observed a process is that was started as `rank`: in a later epoch than that,
-    /// the process tells.
+    /// Returns the rank in the observed epoch of a process that was started as `rank`: in a later epoch than that of its start,
+    /// the process id identifies it.
     pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
         match self.is_numbered() {
             true => Some(rank),
@@ -95,7 +95,7 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Until something changes, or the deadline.
+    /// Waits until something changes, or the deadline.
     pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
         self.changed.wait_until(state, deadline);
     }

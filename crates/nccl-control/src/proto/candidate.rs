@@ -8,25 +8,25 @@ use super::id::{MemberId, Term, Time};
 use super::message::{Ended, Exclusion, Message, Proof, Report, Solicit};
 use super::mistake::Mistake;
 
-/// See the module.
+/// The state of a candidate; see the module.
 #[derive(Debug)]
 pub(super) struct Candidate {
     term: Term,
-    /// When it became one.
+    /// When it became a candidate.
     since: Time,
-    /// When it asked for this term's votes first.
+    /// When it first asked for this term's votes.
     asked: Time,
     votes: BTreeMap<MemberId, Report>,
     /// Since when the votes are enough.
     enough: Option<Time>,
     next_try: Time,
     mute: bool,
-    /// It coordinates a majority, and has to lead in a later term than somebody has promised a vote for.
+    /// It coordinates a majority, and has to lead in a later term, because a vote was promised for one.
     leads: bool,
     claims: bool,
 }
 
-/// What a candidate has come to.
+/// The result of a candidacy.
 pub(super) enum Outcome {
     Leads(Box<Coordinator>),
     Stops(Next),
@@ -52,7 +52,7 @@ impl Candidate {
         this
     }
 
-    /// Asks in a term that is later than all that are known.
+    /// Asks in a term that is later than all known ones.
     fn raise(&mut self, core: &mut Core) {
         let round = match core.mistakes.makes(Mistake::RoundReused) {
             true => 1,
@@ -76,12 +76,12 @@ impl Candidate {
             .collect()
     }
 
-    /// Asks those that have not voted.
+    /// Asks the voters that have not voted.
     fn solicit(&mut self, core: &mut Core) {
         self.next_try = core.now.after(core.timing.beat);
         let ended = core.ends();
         for id in self.awaited(core) {
-            // What was sent before is repeated by the session.
+            // The session repeats earlier messages.
             if core.links.is_ready(id) || !core.links.is_there(id) {
                 let (term, ended) = (self.term, ended.clone());
                 let (mute, leads) = (self.mute, self.leads);
@@ -115,7 +115,7 @@ impl Candidate {
         }
     }
 
-    /// There is a later term. Whether this candidate lets that one's go first.
+    /// Handles a later term. Returns whether this candidate defers to that term's candidate.
     pub(super) fn overtaken(&mut self, core: &mut Core, term: Term) -> bool {
         core.term = core.term.max(term);
         let defers = !self.leads
@@ -197,7 +197,7 @@ impl Candidate {
             let begins = best.log.continues_from(&core.log);
             let start = core.log.end();
             if !begins {
-                // It has heard what a later coordinator's members have not.
+                // This member has received entries that a later coordinator's members have not.
                 let why = Exclusion::PassedOver(best.synced.leader);
                 return Outcome::Stops(Next::Out(why));
             }
@@ -214,11 +214,11 @@ impl Candidate {
     }
 }
 
-/// What a member says that reaches these voters and itself, and no majority.
+/// The exclusion of a member that reaches these voters and itself, and no majority.
 pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusion {
     let mut unreached = core.others();
     unreached.retain(|id| !reached.contains(id) && core.is_apart(*id));
-    // One that gives its vote to nobody may be on this side all the same; where there is nobody else, it does not answer.
+    // A connected member may be on this side although it votes for no candidate; it is named only if all of these are connected.
     let is_there = |id: &MemberId| core.links.is_ready(*id);
     if unreached.iter().any(|id| !is_there(id)) {
         unreached.retain(|id| !is_there(id));

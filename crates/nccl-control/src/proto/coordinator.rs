@@ -1,8 +1,8 @@
-//! Leading a term of a generation: orders what all members hear, notices who is out of reach, and makes the next generation.
+//! Leading a term of a generation: orders the log entries for all members, detects unreachable members, and makes the next generation.
 //!
-//! Whatever it orders waits for one of two things:
+//! Each entry waits for one of two conditions:
 //!
-//! - a majority has answered a beat within the last [`Timing::lease`]: enough for what is known for certain;
+//! - a majority has answered a beat within the last [`Timing::lease`]: enough for certain knowledge;
 //! - a majority has answered a beat that was sent after the doubt arose: for a member that is merely out of reach, because this
 //!   side may be the one that is cut off.
 //!
@@ -24,7 +24,7 @@ use super::mistake::Mistake;
 use super::timing::Timing;
 use crate::departure::{Departure, How, LastCall};
 
-/// What the coordinator is to do instead.
+/// The next role of the coordinator's member.
 #[derive(Debug)]
 pub(super) enum Next {
     /// The next generation is active, for certain not before that time.
@@ -33,7 +33,7 @@ pub(super) enum Next {
     Out(Exclusion),
     /// Another member coordinates in this term.
     Follow(Term),
-    /// This member has to lead in a later term than that one, for which a vote was promised.
+    /// This member has to lead in a later term than that one, because a vote was promised for it.
     Stand(Term),
     /// This process has left.
     Left,
@@ -51,9 +51,9 @@ struct Follower {
     suspected: bool,
     /// When its session was lost.
     lost: Option<Time>,
-    /// What it wants, until when, and since when.
+    /// Its wish, and until when that is valid.
     wish: Option<(Wish, Time)>,
-    /// It was told that the others go on without it.
+    /// Whether it was told that the others go on without it.
     told: bool,
 }
 
@@ -80,7 +80,7 @@ struct SentBeat {
     answers: usize,
 }
 
-/// What waits to be told to all.
+/// An entry that waits to be sent to all members.
 #[derive(Debug)]
 struct Order {
     entry: Entry,
@@ -92,18 +92,18 @@ struct Order {
 #[derive(Debug)]
 struct Proposal {
     membership: SharedMembership,
-    /// Another may have made it active before.
+    /// Whether another coordinator may have made it active before.
     adopted: bool,
     since: Time,
     accepted: BTreeSet<MemberId>,
 }
 
-/// See the module.
+/// The state of a coordinator; see the module.
 #[derive(Debug)]
 pub(super) struct Coordinator {
     term: Term,
     followers: BTreeMap<MemberId, Follower>,
-    /// Who is gone without proof, and how many turns had passed when each was heard last.
+    /// The members that are gone without proof, and how many turns had passed when each was last heard.
     unproven: BTreeMap<MemberId, u64>,
     beat: u64,
     /// The beats that were due, without those that were sent between two of them.
@@ -112,42 +112,42 @@ pub(super) struct Coordinator {
     beats: VecDeque<SentBeat>,
     /// The last beat that a majority has answered, and when it was sent.
     confirmed: (u64, Time),
-    /// The same, with more than half of the votes: a claim lets this side go on, and does not say what others have decided.
+    /// The same, with more than half of the votes: a claim lets this side go on, and does not show what others have decided.
     sure: (u64, Time),
-    /// Since which turn the beats have been confirmed one after the other. Before that, another may have led meanwhile, and given
+    /// The turn since which every beat has been confirmed. Before that, another coordinator may have led for a while, and given
     /// leases that this one does not know of.
     steady: u64,
     /// How many turns had passed when the last confirmed beat was sent.
     confirmed_turn: u64,
-    /// So many beats follow at once, so that members get their lease.
+    /// How many beats follow at once, so that members get their lease.
     burst: u32,
     orders: VecDeque<Order>,
-    /// What parents have said of members whose goodbye may be on its way, and until when that is waited for.
+    /// Reports of parents about members whose goodbye may be on its way, and until when they wait for that.
     words: Vec<(Time, Ended)>,
     wishes: usize,
-    /// The members that go on into no successor, and how many of them are not gone.
+    /// The members that go on into no successor, and how many of them have not departed.
     abstaining: BTreeSet<MemberId>,
     abstainers: usize,
     proposal: Option<Proposal>,
-    /// What an earlier coordinator may have made active.
+    /// A proposal that an earlier coordinator may have made active.
     adopted: Option<SharedMembership>,
-    /// There was one, so that a generation may exist without this member or its followers: none of them gets a lease.
+    /// Set if there was such a proposal, so that a generation may exist without this member or its followers: none of them gets a lease.
     inherits: bool,
     claims: bool,
     leaving: Option<Time>,
 }
 
-/// So many turns may lie between two confirmed beats, and between the last one and what is decided.
+/// How many turns may lie between two confirmed beats, and between the last one and a decision.
 const GAP: u64 = 2;
 
-/// So many beats are remembered.
+/// How many beats are remembered.
 const REMEMBERED: usize = 8;
 
-/// How long a coordinator that leaves waits until the others have heard, in nanoseconds.
+/// How long a leaving coordinator waits until the others know, in nanoseconds.
 const FAREWELL: u64 = 1_000_000_000;
 
 impl Coordinator {
-    /// Of a generation that has just become active.
+    /// Makes the coordinator of a generation that has just become active.
     pub(super) fn of_generation(core: &mut Core) -> Self {
         let now = core.now;
         let mut this = Self::new(core, now, usize::MAX / 2);
@@ -168,7 +168,7 @@ impl Coordinator {
         this
     }
 
-    /// Of a later term: with the votes of these members, which were asked at `since`.
+    /// Makes the coordinator of a later term, with the votes of these members, which were asked for at `since`.
     pub(super) fn recovered(
         core: &mut Core,
         since: Time,
@@ -221,7 +221,7 @@ impl Coordinator {
         this
     }
 
-    /// All are to hear the operator's word, once.
+    /// Orders the operator's decision for all members, once.
     fn order_operator(&mut self, core: &Core) {
         let is_ordered = |order: &Order| matches!(order.entry, Entry::Operator(_));
         if let Some(word) = core.operator.clone()
@@ -232,7 +232,7 @@ impl Coordinator {
         }
     }
 
-    /// Confirmed by these votes, its own included, which were asked for at `since`.
+    /// Makes a coordinator confirmed by so many votes, its own included, which were asked for at `since`.
     fn new(core: &Core, since: Time, votes: usize) -> Self {
         let sure = match core.is_more_than_half(votes) {
             true => since,
@@ -275,7 +275,7 @@ impl Coordinator {
         self.send_beat(core);
     }
 
-    /// For how long each follower has not been heard, in nanoseconds.
+    /// Returns for how many nanoseconds each follower has not been heard.
     pub(super) fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {
         let followers = self.followers.iter();
         let admitted = followers.filter(|(_, follower)| follower.admitted);
@@ -284,7 +284,7 @@ impl Coordinator {
             .collect()
     }
 
-    /// Its own lease.
+    /// Renews its own lease.
     fn renew(&self, core: &mut Core) {
         if !self.inherits {
             core.lease.renew(self.sure.1);
@@ -411,7 +411,7 @@ impl Coordinator {
             core.progress = Some(core.now);
         }
         self.hear(core, from);
-        // One that has said goodbye votes no more.
+        // A member that has said goodbye votes no more.
         let is_vote = !core.has_ended(from);
         let follower = self.followers.get_mut(&from).filter(|_| is_vote)?;
         for beat in &mut self.beats {
@@ -435,8 +435,8 @@ impl Coordinator {
 
     /// Whether a member has not answered for so long that its lease has run out.
     ///
-    /// Its lease may come from another coordinator, which it has promised its vote to after its last answer here. That one had a
-    /// majority for a moment, so that this one had none then: not longer than [`GAP`] where the beats were confirmed since.
+    /// Its lease may come from another coordinator, which it has promised its vote to after its last answer here. That coordinator had a
+    /// majority for a moment, so that this one had none then: not longer than [`GAP`] if the beats were confirmed since.
     fn is_silent(&self, core: &Core, id: MemberId) -> bool {
         if core.mistakes.makes(Mistake::LeftOutEarly) {
             return true;
@@ -446,7 +446,7 @@ impl Coordinator {
         heard.is_none_or(|turn| self.turns - turn.max(self.steady) > core.timing.silent_beats)
     }
 
-    /// Asks those that do not follow yet. One that cannot be reached is doubted when its session is lost.
+    /// Asks the members that do not follow yet. A member that cannot be reached is doubted when its session is lost.
     fn invite(&mut self, core: &mut Core) {
         let ended = core.ends();
         let all = self.followers.iter();
@@ -470,7 +470,7 @@ impl Coordinator {
         }
     }
 
-    // --- what comes ---
+    // --- received messages ---
 
     pub(super) fn message(
         &mut self,
@@ -514,7 +514,7 @@ impl Coordinator {
                 if let Some(follower) = self.followers.get_mut(&from)
                     && !self.abstaining.contains(&from)
                 {
-                    // Those of the others are on their way, too, when a coordinator is new.
+                    // Wishes of the other members are on their way, too, when a coordinator is new.
                     let until = core.now.after(wish.patience.max(core.timing.suspect));
                     if follower.wish.replace((wish, until)).is_none() {
                         self.wishes += 1;
@@ -566,7 +566,7 @@ impl Coordinator {
                 });
             }
             Message::Operator(word) if word.generation == core.generation() => {
-                // It counts before it is told: without it, nothing can be told.
+                // The decision counts before it is in the log: without it, no entry can be sent.
                 core.operator.get_or_insert_with(|| Arc::new(word));
                 self.order_operator(core);
             }
@@ -575,7 +575,7 @@ impl Coordinator {
         self.settle(core)
     }
 
-    /// A member has not heard of this generation.
+    /// Handles that a member does not know of this generation.
     pub(super) fn is_behind(&mut self, core: &mut Core, from: MemberId) {
         if !core.membership.votes(from) {
             return;
@@ -595,7 +595,7 @@ impl Coordinator {
         core.send(from, message);
     }
 
-    /// A vote was promised for a later term. A coordinator that has a majority leads it in one that is later still.
+    /// Handles a vote promised for a later term. A coordinator that has a majority leads it in a still later one.
     pub(super) fn stand(&self, core: &Core, term: Term) -> Next {
         match self.is_current(core) && !core.said_goodbye {
             true => Next::Stand(term),
@@ -603,7 +603,7 @@ impl Coordinator {
         }
     }
 
-    /// A member goes on into no successor: as good as one that agrees to be left out. It has no lease any more.
+    /// Records that a member goes on into no successor: it counts as one that agrees to be left out. It has no lease any more.
     fn abstains(&mut self, core: &Core, id: MemberId) {
         if core.membership.rank_of(id).is_none() || !self.abstaining.insert(id) {
             return;
@@ -614,7 +614,7 @@ impl Coordinator {
         }
     }
 
-    /// For how long those that go on have waited for the others.
+    /// Returns for how long the members that go on have waited for the others.
     fn waited(&self, core: &Core) -> Duration {
         let shortest = core.timing.suspect;
         let wishes = self.followers.values().filter_map(|follower| follower.wish);
@@ -652,7 +652,7 @@ impl Coordinator {
         self.inform(core, from);
     }
 
-    /// Tells an observer that this member leads, and what all have heard.
+    /// Tells an observer that this member leads, and sends it the log.
     fn inform(&self, core: &mut Core, to: MemberId) {
         let (term, membership) = (self.term, Arc::clone(&core.membership));
         core.send(to, Message::Leads { term, membership });
@@ -673,14 +673,14 @@ impl Coordinator {
         }
     }
 
-    /// Whether a goodbye may be on its way that the word of a parent has overtaken.
+    /// Whether a parent's report may have overtaken a goodbye.
     fn may_have_said_goodbye(&self, core: &Core, ended: &Ended) -> bool {
         let id = ended.member;
         let is_word = matches!(ended.proof, Proof::Parent(_));
         is_word && self.followers.contains_key(&id) && core.links.is_ready(id) && !core.is_out(id)
     }
 
-    /// The words of parents that have waited long enough.
+    /// Applies the parents' reports that have waited long enough.
     fn take_words(&mut self, core: &mut Core) {
         let is_due = |(until, ended): &mut (Time, Ended)| {
             *until <= core.now || !core.links.is_ready(ended.member)
@@ -692,9 +692,9 @@ impl Coordinator {
         }
     }
 
-    /// The end of a process is known for certain.
+    /// Handles the certain end of a process.
     pub(super) fn end_is_known(&mut self, core: &mut Core, ended: &Ended) {
-        // The others may have gone on as soon as they have heard that this member leaves.
+        // The others may have gone on as soon as they learned that this member leaves.
         if self.leaving.is_some() {
             return;
         }
@@ -702,7 +702,7 @@ impl Coordinator {
         let known = self.words.iter().position(|(_, word)| word.member == id);
         let known = known.map(|at| self.words.swap_remove(at).1);
         let ended = match known {
-            // What the parent says tells more.
+            // The parent's report is more specific.
             Some(word) if ended.proof == Proof::Kernel => {
                 let counts = ended.counts | word.counts;
                 &Ended { counts, ..word }
@@ -737,19 +737,19 @@ impl Coordinator {
         );
     }
 
-    /// The program of this member leaves.
+    /// Handles that the program of this member leaves.
     pub(super) fn leave(&mut self, core: &mut Core, departure: Departure) -> Option<Next> {
         let me = core.id();
         self.goodbye(core, me, departure);
         self.settle(core)
     }
 
-    /// A session is lost.
+    /// Handles a lost session.
     pub(super) fn lost(&mut self, core: &mut Core, id: MemberId) -> Option<Next> {
         forget_joiner(core, id);
         core.observers.remove(&id);
         if let Some(follower) = self.followers.get_mut(&id) {
-            // What was on its way to and fro is lost with it.
+            // Messages on their way in both directions are lost with it.
             (follower.lost, follower.admitted) = (Some(core.now), false);
             self.wishes -= usize::from(follower.wish.take().is_some());
             if core.mistakes.makes(Mistake::ClosedIsDead) {
@@ -769,7 +769,7 @@ impl Coordinator {
         self.settle(core)
     }
 
-    /// The other process has begun another session: it follows when it has been asked again.
+    /// Handles that the peer has begun another session: it follows once it has been asked again.
     pub(super) fn renewed(&mut self, core: &mut Core, id: MemberId) -> Option<Next> {
         if let Some(follower) = self.followers.get_mut(&id) {
             follower.admitted = false;
@@ -779,7 +779,7 @@ impl Coordinator {
         self.settle(core)
     }
 
-    /// Asks for a majority without the members that are out of reach, unless NCCL reaches them.
+    /// Asks for a majority without the unreachable members, unless NCCL reaches them.
     fn doubt(&mut self, core: &mut Core) {
         if core.progresses() {
             return;
@@ -814,7 +814,7 @@ impl Coordinator {
         self.send_beat(core);
     }
 
-    /// Whether what this vote reports goes on in the log here; then the voter follows.
+    /// Lets the voter follow if the log here continues the log of its report.
     fn admit(&mut self, core: &mut Core, from: MemberId, report: &Report) {
         for ended in &report.ended {
             if core.learn_end(ended) {
@@ -840,7 +840,7 @@ impl Coordinator {
             .or_insert_with(|| Follower::new(now, self.turns, false));
         (follower.heard, follower.turn) = (now, self.turns);
         (follower.lost, follower.admitted, follower.told) = (None, true, false);
-        // What was doubted is there again.
+        // A doubted member is reachable again.
         self.orders
             .retain(|order| !(order.needs.is_some() && gone(&order.entry) == Some(from)));
         let term = self.term;
@@ -860,7 +860,7 @@ impl Coordinator {
         }
     }
 
-    // --- what all hear ---
+    // --- entries for all members ---
 
     fn order(&mut self, core: &Core, mut entry: Entry, needs: Option<u64>) {
         let since = core.now;
@@ -882,7 +882,7 @@ impl Coordinator {
         });
     }
 
-    /// Tells all what may be told. Nothing while a successor is proposed: its members are to have heard the same.
+    /// Sends the entries that may be sent. None while a successor is proposed: its members have to have received the same entries.
     fn tell(&mut self, core: &mut Core) {
         if self.proposal.is_some() || self.adopted.is_some() || self.leaving.is_some() {
             return;
@@ -957,7 +957,7 @@ impl Coordinator {
         self.consider(core).or_else(|| self.give_up(core))
     }
 
-    /// Whether no majority has answered for too long.
+    /// Gives up if no majority has answered for too long.
     fn give_up(&mut self, core: &mut Core) -> Option<Next> {
         let orders = self.orders.front().map(|order| order.since);
         let proposal = self.proposal.as_ref().map(|proposal| proposal.since);
@@ -975,7 +975,7 @@ impl Coordinator {
             return None;
         }
         let limit = match &self.proposal {
-            // A majority answers: what is waited for is the silence of those that have not accepted.
+            // A majority answers: the wait is for the silence of the members that have not accepted.
             Some(_) if self.is_current(core) => core.timing.give_up,
             _ => (2 * core.timing.confirm).max(core.timing.give_up / 2),
         };
@@ -1002,7 +1002,7 @@ impl Coordinator {
 
     // --- the next generation ---
 
-    /// The program of this member wants to go on, or not any more.
+    /// Handles a wish of this member's program to go on, or its end.
     pub(super) fn own_wish(&mut self, core: &mut Core) -> Option<Next> {
         self.settle(core)
     }
@@ -1021,7 +1021,7 @@ impl Coordinator {
         if self.wishes == 0 && own.is_none() {
             return None;
         }
-        // What is proposed without a majority binds members to it in vain.
+        // A proposal without a majority would bind members to it in vain.
         if !self.is_current(core) {
             self.wait_for_majority(core);
             return None;
@@ -1076,7 +1076,7 @@ impl Coordinator {
         let unproven = before.voters().map(|peer| peer.id);
         let unproven =
             unproven.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
-        // A witness that does not follow may have heard something else.
+        // A witness that does not follow may have received other entries.
         let follows = |id: &MemberId| {
             let follower = self.followers.get(id);
             follower.is_some_and(|follower| follower.admitted)
@@ -1112,7 +1112,7 @@ impl Coordinator {
         self.propose(core, Arc::new(membership), false)
     }
 
-    /// The others go on without this member: it is none that could lead them.
+    /// Leaves, because the others go on without this member: it cannot lead them.
     fn step_aside(&mut self, core: &mut Core) -> Option<Next> {
         let (me, after) = (core.id(), self.waited(core));
         self.goodbye(core, me, Departure::lost(How::LeftBehind { after }));
@@ -1122,8 +1122,8 @@ impl Coordinator {
 
     /// Whether the proposal may become active.
     ///
-    /// A member that has not accepted it may count the ends of those that have, as long as its lease runs. So all that go on have
-    /// accepted, have ended, or are silent for longer than a lease; and only those that were heard since then are votes.
+    /// A member that has not accepted it may count the ends of those that have, as long as its lease runs. So all members that go on have
+    /// accepted, have ended, or are silent for longer than a lease; and only members that were heard since then are votes.
     fn is_accepted(&self, core: &Core) -> bool {
         let Some(proposal) = &self.proposal else {
             return false;
@@ -1144,7 +1144,7 @@ impl Coordinator {
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
         let mut others = proposal.membership.voters().map(|peer| peer.id);
         let all = others.all(|id| {
-            // One that comes in needs its lease as well, and is waited for a moment.
+            // A new member needs its lease as well, and gets a moment for it.
             let is_new = !core.membership.votes(id);
             let waited = core.now.since(proposal.since) >= core.timing.grace;
             (is_new && (waited || !core.links.is_ready(id)))
@@ -1155,7 +1155,7 @@ impl Coordinator {
         all && core.is_majority(votes.len(), self.term, |id| votes.contains(&id))
     }
 
-    /// No majority answers: a claim may stand for it, and the wishes are not kept waiting for ever.
+    /// Handles the absence of a majority: a claim may replace it, and the wishes do not wait for ever.
     fn wait_for_majority(&mut self, core: &mut Core) {
         let wishes = self.followers.values();
         let wishes = wishes.filter_map(|follower| follower.wish.map(|(_, until)| until));
@@ -1304,7 +1304,7 @@ fn forget_joiner(core: &mut Core, id: MemberId) {
     }
 }
 
-/// Who is gone by an entry.
+/// Returns the member that departs with an entry.
 fn gone(entry: &Entry) -> Option<MemberId> {
     match entry {
         Entry::Gone { member, .. } => Some(*member),

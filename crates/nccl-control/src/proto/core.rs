@@ -1,4 +1,4 @@
-//! What a member is in every role: its generation, its log, its vote, what it knows of ends, and what its program wants.
+//! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and its program's requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,53 +12,53 @@ use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
 use crate::departure::{Departure, How, Lost, Sign};
 
-/// What a machine tells its program.
+/// An event for the program of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// This generation is active, and this process is part of it or observes it.
     Active(SharedMembership),
     /// The next entry of the generation's log.
     Entry(Arc<Entry>),
-    /// To an observer: nobody of the job can be reached any more. These members are not known to have ended.
+    /// To an observer: no process of the job can be reached any more. These members are not known to have ended.
     Ended(Vec<MemberId>),
-    /// What a member says to this one alone.
+    /// A message of a member to this one alone.
     Told(MemberId, Vec<u8>),
-    /// The member that coordinates from now on. Told for each generation, behind [`Active`](Self::Active), and for each term in
-    /// which this process follows or leads: what it has asked and got no reply to is to be asked again.
+    /// The member that coordinates from now on. Emitted for each generation, after [`Active`](Self::Active), and for each term in
+    /// which this process follows or leads: the program has to repeat its requests without a reply.
     Coordinator(MemberId),
-    /// To the coordinator, or to the process that forms the first generation: what the program of a process asks, which may be this
+    /// To the coordinator, or to the process that forms the first generation: a request of a process's program, which may be this
     /// one.
     Asked(MemberId, Arc<[u8]>),
-    /// What the coordinator's program replies.
+    /// A reply of the coordinator's program.
     Replied(Arc<[u8]>),
     /// To the process that forms the first generation: another has joined it, or has come and was dismissed.
     Joined(MemberId),
-    /// The same: the process that had joined with this slot is gone, and the slot is free.
+    /// To the same process: the process that had joined with this slot is gone, and the slot is free.
     Fell(u32, Departure),
     /// There will be no first generation, for the reason in these bytes. This process takes part no more.
     Dismissed(Arc<[u8]>),
-    /// To an observer: the first generation, which has this number, is being formed. The program of the process that does that can be
-    /// asked; what it has not replied to is to be asked again when this comes again.
+    /// To an observer: the first generation, which has this number, is being formed. The program of the process that forms it accepts
+    /// requests; those without a reply have to be repeated when this event comes again.
     Forms(u64),
-    /// A member is not heard, for so many nanoseconds. Nothing ends by that.
+    /// A member has been silent for so many nanoseconds. Nothing ends because of that.
     Suspected(MemberId, u64),
     /// A suspected member is heard again.
     Heard(MemberId),
     /// The connection to a member was lost for so many nanoseconds, and the session goes on.
     Resumed(MemberId, u64),
-    /// The wish to go on came to nothing: these members did not come.
+    /// The wish to go on has failed: these members did not come.
     NoSuccessor(Vec<MemberId>),
     /// This process takes part no more.
     Excluded(Exclusion),
     /// This process has left, and the others know.
     Left,
-    /// The job's `Discovery` is to be asked whether this side may decide for this generation.
+    /// Asks for the job's `Discovery` to decide whether this side may go on for this generation.
     Claim(Generation),
-    /// So many processes wait to be taken into the next generation.
+    /// The number of processes that wait to be taken into the next generation.
     Joiners(usize),
 }
 
-/// The end of a process, as this one knows it.
+/// The end of a process, as known to this one.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub(super) proof: Proof,
@@ -66,22 +66,22 @@ pub(super) struct Known {
     at: Time,
 }
 
-/// Until when this member knows that no generation exists without it.
+/// The time until which this member knows that no generation exists without it.
 ///
 /// The coordinator confirms beat `k` when a majority has answered it, so at the moment at which it sent `k` no other member led.
-/// Beat `k` itself says which of this member's answers had arrived by then. The lease therefore starts when that answer was sent,
+/// Beat `k` itself states which of this member's answers had arrived by then. The lease therefore starts when that answer was sent,
 /// and this member learns of it from a later beat.
 #[derive(Debug, Default)]
 pub(super) struct Lease {
     start: Time,
     term: Option<Term>,
-    /// Number and time of the answers that were sent.
+    /// The numbers and times of the answers that were sent.
     answers: VecDeque<(u64, Time)>,
-    /// Beat, and when the answer was sent that had arrived before it.
+    /// Beats, and when the answer was sent that had arrived before each.
     marks: VecDeque<(u64, Time)>,
 }
 
-/// So many beats are remembered.
+/// How many beats are remembered.
 const REMEMBERED: usize = 8;
 
 impl Lease {
@@ -114,7 +114,7 @@ impl Lease {
         }
     }
 
-    /// A coordinator grants itself one.
+    /// Renews the lease of a coordinator, which grants it to itself.
     pub(super) fn renew(&mut self, start: Time) {
         self.start = self.start.max(start);
     }
@@ -127,7 +127,7 @@ impl Lease {
     }
 }
 
-/// See the module.
+/// The state of a member; see the module.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) me: Peer,
@@ -144,48 +144,48 @@ pub(super) struct Core {
     pub(super) log: Log,
     pub(super) accepted: Option<(Term, SharedMembership)>,
     pub(super) ended: BTreeMap<MemberId, Known>,
-    /// How many voters `ended` takes off.
+    /// By how many voters `ended` reduces the electorate.
     discounted: usize,
     pub(super) lease: Lease,
-    /// This side won the claim, in that term.
+    /// The term in which this side won the claim.
     pub(super) claimed: Option<Term>,
-    /// The operator's word for this generation, and whether all have heard it.
+    /// The operator's decision for this generation, and whether all members have received it.
     pub(super) operator: Option<Arc<OperatorWord>>,
     pub(super) operator_heard: bool,
-    /// This process was to coordinate the first generation, and has told all that there will be none.
+    /// Set when this process was to coordinate the first generation, and has told all that there will be none.
     pub(super) dismissed: Option<Arc<[u8]>>,
     said: u64,
     pub(super) unheard: VecDeque<Arc<Said>>,
     pub(super) wish: Option<(Wish, Time)>,
     wishes: u64,
-    /// Processes that wait to be taken into the next generation, and those that watch.
+    /// Processes that wait to be taken into the next generation, and observers.
     pub(super) joiners: BTreeMap<MemberId, Peer>,
     pub(super) observers: BTreeMap<MemberId, Peer>,
-    /// The program leaves, and that is not acknowledged yet.
+    /// The program's departure, until it is acknowledged.
     pub(super) leaving: Option<Departure>,
-    /// When this process has asked to join, or has accepted the proposal that it knows.
+    /// When this process asked to join, or accepted the proposal that it knows.
     pub(super) consented: Time,
     /// Whether its lease ran then, so that the proposal cannot have been active without it.
     pub(super) consents_in_time: bool,
     /// Since when there is no coordinator.
     pub(super) lost: Option<Time>,
-    /// When NCCL has made progress last.
+    /// When NCCL last made progress.
     pub(super) progress: Option<Time>,
     /// Whether that was after the last pulse.
     pub(super) has_progressed: bool,
-    /// How many ranks are gone by the log.
+    /// How many ranks are gone according to the log.
     pub(super) departed: usize,
-    /// What the driver has seen of peers that it does not reach, and when.
+    /// The driver's evidence about unreachable peers, and its time.
     pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
-    /// What the programs of members called last, as they have told the coordinator's, and when.
+    /// The last calls of the members' programs, as reported to the coordinator's, and when.
     pub(super) calls: BTreeMap<MemberId, (Time, String)>,
     /// Whether the program goes on into no successor.
     pub(super) abstains: bool,
-    /// Whether another process has been told so, or that this one leaves.
+    /// Whether this process has told another one that it abstains or leaves.
     renounced: bool,
-    /// Whether a coordinator has been told that this process leaves. It votes no more, and accepts nothing.
+    /// Whether this process has told a coordinator that it leaves. It votes no more, and accepts no proposal.
     pub(super) said_goodbye: bool,
-    /// This process takes part no more because this generation is active.
+    /// The active generation because of which this process takes part no more.
     pub(super) ahead: Option<SharedMembership>,
 }
 
@@ -251,13 +251,13 @@ impl Core {
         self.links.send(to, generation, message);
     }
 
-    /// Sends to a voter, over a session that is opened for it where there is none.
+    /// Sends to a voter, over a session that is opened if there is none.
     pub(super) fn reach(&mut self, to: MemberId, message: Message) {
         let membership = Arc::clone(&self.membership);
         self.reach_in(&membership, to, message);
     }
 
-    /// The same for a member of another generation.
+    /// As [`reach`](Self::reach), for a member of another generation.
     pub(super) fn reach_in(
         &mut self,
         membership: &SharedMembership,
@@ -270,15 +270,15 @@ impl Core {
         self.send(to, message);
     }
 
-    /// The voters but this one.
+    /// Returns the voters except this one.
     pub(super) fn others(&self) -> Vec<MemberId> {
         let voters = self.membership.voters().map(|peer| peer.id);
         voters.filter(|id| *id != self.id()).collect()
     }
 
-    /// Begins a generation that is active. `lease`: since when it is certain that none exists without this member.
+    /// Begins an active generation. `lease`: since when it is certain that no generation exists without this member.
     pub(super) fn enter(&mut self, membership: SharedMembership, lease: Time) {
-        // It was not active before this member had accepted it.
+        // The generation was not active before this member had accepted it.
         let accepted = self.accepted.as_ref();
         let is_accepted =
             accepted.is_some_and(|(_, known)| known.generation == membership.generation);
@@ -314,7 +314,7 @@ impl Core {
         self.count_ends_before(lease);
     }
 
-    /// How many votes a majority is taken of.
+    /// Returns the number of votes of which a majority is needed.
     pub(super) fn electorate(&self) -> usize {
         let discounted = self.discounted + usize::from(self.said_goodbye);
         self.membership.electorate().saturating_sub(discounted)
@@ -323,11 +323,11 @@ impl Core {
     /// Whether so many votes are more than half of all.
     pub(super) fn is_more_than_half(&self, votes: usize) -> bool {
         let of = self.electorate();
-        // Where all that live have said goodbye, none of them decides anything else.
+        // Where all living members have said goodbye, none of them decides anything else.
         2 * votes > of || of == 0
     }
 
-    /// Whether so many votes decide, for a leader in `term`: more than half, or what stands for that.
+    /// Whether so many votes decide, for a leader in `term`: more than half, or a substitute for that.
     pub(super) fn is_majority(
         &self,
         votes: usize,
@@ -358,7 +358,7 @@ impl Core {
         self.ended.contains_key(&id)
     }
 
-    /// Whether a voter that is not reached was on another side, as far as is known: one whose end was seen too late to count may have
+    /// Whether an unreachable voter was on another side, as far as known: a voter whose end was seen too late to count may have
     /// gone on there before.
     pub(super) fn is_apart(&self, id: MemberId) -> bool {
         let counts = self.ended.get(&id).is_some_and(|known| known.counts);
@@ -372,23 +372,23 @@ impl Core {
 
     /// Whether the lease runs.
     ///
-    /// A member that abstains or leaves has none from the moment at which it tells another, and never gets one again in this
-    /// generation. That is what lets a coordinator leave it out at once:
+    /// A member that abstains or leaves has no lease from the moment at which it tells another, and never gets one again in this
+    /// generation. That allows a coordinator to leave it out at once:
     ///
-    /// - Until then it was a member like any other, that no coordinator leaves out before it has been silent for longer than a
-    ///   lease. The ends that it has counted by then are known to a coordinator before its abstention is: they go over the same
-    ///   session before it, or are in the same report. The votes of these processes are none for the successor.
-    /// - From then on the ends that it sees count for nobody by its word. What others have counted counts for it: that rests on
-    ///   their leases.
+    /// - Until then it was a member like any other, which no coordinator leaves out before it has been silent for longer than a
+    ///   lease. A coordinator learns of the ends that the member has counted before it learns of its abstention: they precede it in the
+    ///   same session, or are in the same report. The votes of these processes do not count for the successor.
+    /// - From then on the ends that it sees count for no other member on its testimony. Ends that others have counted count for it, based
+    ///   on their leases.
     ///
-    /// So no end takes a voter off here that voted for the successor, and a majority of this generation still has a member of
-    /// that of the successor in it. While an abstaining member coordinates, and has told nobody, it keeps its lease: then nobody
+    /// So no counted end removes a voter here that voted for the successor, and a majority of this generation still has a member of the
+    /// successor's majority in it. While an abstaining member coordinates, and has told no other, it keeps its lease: then no member
     /// leaves it out at once.
     pub(super) fn is_current(&self) -> bool {
         self.is_current_at(self.now)
     }
 
-    /// The same at a later moment than that of the last input.
+    /// As [`is_current`](Self::is_current), at a later moment than that of the last input.
     pub(super) fn is_current_at(&self, now: Time) -> bool {
         self.has_lease() && now <= self.lease.start.after(self.timing.lease)
     }
@@ -397,14 +397,14 @@ impl Core {
         !self.renounced || self.mistakes.makes(Mistake::AbstainerCounts)
     }
 
-    /// This member tells another that it abstains. Whether it does.
+    /// Records that this member tells another that it abstains. Returns whether it does.
     pub(super) fn renounce(&mut self) -> bool {
         self.renounced |= self.abstains;
         self.abstains
     }
 
-    /// This member tells a coordinator that it leaves, if it does. Others take it off the voters for that, so it is none from then on.
-    /// One that has accepted a successor is bound to it, and waits until that is active.
+    /// Tells a coordinator that this member leaves, if it does. Others remove it from the voters for that, so it is none from then on.
+    /// A member that has accepted a successor is bound to it, and waits until that is active.
     pub(super) fn say_goodbye(&mut self, to: MemberId) {
         if let Some(departure) = self.leaving.clone().filter(|_| self.accepted.is_none()) {
             if !self.mistakes.makes(Mistake::LeaverVotes) {
@@ -414,13 +414,13 @@ impl Core {
         }
     }
 
-    /// Its own vote.
+    /// The number of its own votes.
     pub(super) fn own_vote(&self) -> usize {
         usize::from(!self.said_goodbye)
     }
 
-    /// This process takes part no more, and tells one that does not know. It will not vote, but what it has voted for may be active:
-    /// those that do not know of that may not take it off the voters.
+    /// Tells another process that this one takes part no more. It will not vote, but the successor that it has voted for may be active:
+    /// processes that do not know of that successor may not remove it from the voters.
     pub(super) fn say_out(&mut self, to: MemberId, generation: u64) {
         if !self.links.is_flushed(to) {
             return;
@@ -430,7 +430,7 @@ impl Core {
         self.links.send(to, generation, message);
     }
 
-    /// What it tells those that know of a later generation, and those that do not.
+    /// Returns what it tells processes that know of a later generation, and those that do not.
     pub(super) fn out_for(&self, is_later: bool, generation: u64) -> (u64, Message) {
         let (member, departure) = (self.id(), Departure::lost(How::PassedOver));
         let bound = self.accepted.is_some() && !self.mistakes.makes(Mistake::BoundLeaves);
@@ -452,13 +452,13 @@ impl Core {
         }
     }
 
-    /// Whether this process votes without a rank. Such a one never coordinates.
+    /// Whether this process votes without a rank. Such a process never coordinates.
     pub(super) fn is_witness(&self) -> bool {
         let ranks = self.membership.rank_of(self.id()).is_some();
         !ranks && self.membership.votes(self.id()) && !self.mistakes.makes(Mistake::WitnessLeads)
     }
 
-    /// Records an end. Whether that is new.
+    /// Records an end. Returns whether it is new.
     pub(super) fn learn_end(&mut self, ended: &Ended) -> bool {
         let id = ended.member;
         if id == self.id() || !self.membership.votes(id) {
@@ -472,7 +472,7 @@ impl Core {
             let (proof, counts) = (ended.proof.clone(), false);
             Known { proof, counts, at }
         });
-        // What the parent says tells more.
+        // The parent's report is more specific.
         if ended.proof < known.proof {
             known.proof = ended.proof.clone();
         }
@@ -482,7 +482,7 @@ impl Core {
         is_new
     }
 
-    /// The ends that were known while the lease from `start` on ran count, because no generation existed without this member
+    /// Counts the ends that were known while the lease from `start` on ran, because no generation existed without this member
     /// then.
     pub(super) fn count_ends_before(&mut self, start: Time) {
         if start == Time::default() || !self.has_lease() {
@@ -496,21 +496,21 @@ impl Core {
         }
     }
 
-    /// All ends, for others.
+    /// Returns all known ends, for others.
     pub(super) fn ends(&self) -> Vec<Ended> {
         let all = self.ended.iter();
         all.map(|(&member, known)| self.for_others(member, known))
             .collect()
     }
 
-    /// What is known of an end, for others.
+    /// Returns the known end of a member, for others.
     pub(super) fn end_of(&self, member: MemberId) -> Option<Ended> {
         let known = self.ended.get(&member)?;
         Some(self.for_others(member, known))
     }
 
     /// A member that has accepted a successor is bound to it, and may count the ends that it sees after that. Others may not count
-    /// them by its word: they may be left out of that successor, which is active already.
+    /// them on its testimony: they may be left out of that successor, which may be active already.
     fn for_others(&self, member: MemberId, known: &Known) -> Ended {
         let is_bound = self.accepted.is_some() && known.at >= self.consented;
         let counts = known.counts && (!is_bound || self.mistakes.makes(Mistake::BoundTestify));
@@ -522,14 +522,14 @@ impl Core {
         }
     }
 
-    /// A beat of the coordinator that this member follows.
+    /// Handles a beat of the coordinator that this member follows.
     pub(super) fn hear(&mut self, beat: &Beat) {
         self.lease.hear(beat);
         self.lease.answer(beat.number, self.now);
         self.count_ends_before(self.lease.start);
     }
 
-    /// What is said of a member that was heard last at `heard`, `unheard` nanoseconds ago, and is out of reach.
+    /// Returns the departure of an unreachable member that was last heard at `heard`, `unheard` nanoseconds ago.
     pub(super) fn unreachable(&self, id: MemberId, heard: Time, unheard: u64) -> Departure {
         let evidence = self.evidence.get(&id).filter(|(at, _)| *at > heard);
         let lost = evidence.map(|(_, lost)| lost.clone());
@@ -542,7 +542,7 @@ impl Core {
         }))
     }
 
-    /// Adds an entry to the log, and tells the program.
+    /// Appends an entry to the log, and emits it to the program.
     pub(super) fn deliver(&mut self, entry: Arc<Entry>) {
         if let Entry::Gone { member, .. } = &*entry
             && self.log.gone(*member).is_none()
@@ -579,7 +579,7 @@ impl Core {
         self.events.push_back(Event::Entry(entry));
     }
 
-    /// What the program says to all.
+    /// Makes the program's message to all members.
     pub(super) fn say(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Said> {
         self.said += 1;
         let said = Arc::new(Said {
@@ -592,7 +592,7 @@ impl Core {
         said
     }
 
-    /// The program wants to go on.
+    /// Records the program's wish to go on.
     pub(super) fn wish(&mut self, patience: u64, leaves_behind: bool) -> Wish {
         self.wishes += 1;
         let wish = Wish {
@@ -618,7 +618,7 @@ impl Core {
         }
     }
 
-    /// Binds this member to a proposal. Whether it is bound.
+    /// Binds this member to a proposal. Returns whether it is bound.
     pub(super) fn accept(&mut self, term: Term, proposal: &SharedMembership) -> bool {
         if term < self.term
             || self.said_goodbye
@@ -636,23 +636,23 @@ impl Core {
         true
     }
 
-    /// Whether `one` comes before `other` where both want to coordinate.
+    /// Whether `one` comes before `other` where both are candidates.
     pub(super) fn is_before(&self, one: MemberId, other: MemberId) -> bool {
         let place = |id| self.membership.rank_of(id).unwrap_or(usize::MAX);
         place(one) < place(other)
     }
 
-    /// Whether the coordinator owes this member something.
+    /// Whether this member waits for the coordinator.
     pub(super) fn asks(&self) -> bool {
         !self.unheard.is_empty() || self.wish.is_some() || self.leaving.is_some()
     }
 
-    /// When there will have been no coordinator for so long that there will be none.
+    /// When the absence of a coordinator counts as final.
     pub(super) fn gives_up_at(&self) -> Option<Time> {
         Some(self.lost?.after(self.timing.give_up))
     }
 
-    /// Whether it is time for that.
+    /// Whether that time has come.
     pub(super) fn gives_up(&self) -> bool {
         let is_late = self.gives_up_at().is_some_and(|at| self.now >= at);
         is_late && !self.progresses()
@@ -664,7 +664,7 @@ impl Core {
         self.links.size() + self.log.size() + ended
     }
 
-    /// Whether NCCL has made progress lately, so that nothing that is unreachable has to end.
+    /// Whether NCCL has made progress lately, so that no unreachable member has to end.
     pub(super) fn progresses(&self) -> bool {
         self.progress
             .is_some_and(|at| self.now.since(at) < self.timing.progress)

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use super::id::{Generation, MemberId, Membership, Peer};
 use super::message::Place;
 
-/// See the module.
+/// The state of forming; see the module.
 #[derive(Debug)]
 pub(super) struct Forming {
-    /// How many ranks it will have, and how many witnesses.
+    /// The number of ranks, and the number of witnesses.
     size: u32,
     witnesses: u32,
-    /// By slot. The ranks' are below `size`, those of the witnesses are not.
+    /// By slot. The ranks' slots are below `size`, the witnesses' are not.
     joined: BTreeMap<u32, Peer>,
 }
 
@@ -29,12 +29,12 @@ impl Forming {
         self.joined.get(&slot)
     }
 
-    /// All that have joined, with the process that forms it.
+    /// Returns all processes that have joined, and the one that forms the generation.
     pub(super) fn all(&self) -> impl Iterator<Item = MemberId> {
         self.joined.values().map(|peer| peer.id)
     }
 
-    /// A process joins. Whether it is new, or nothing where it is not taken: its slot is another's, or there is no such slot.
+    /// Adds a process. Returns whether it is new; `None` if it is refused, because its slot is taken or does not exist.
     pub(super) fn join(&mut self, peer: Peer, seat: Place) -> Option<bool> {
         let slot = peer.id.slot;
         let known = self.joined.get(&slot);
@@ -52,13 +52,13 @@ impl Forming {
         Some(self.joined.insert(slot, peer).is_none())
     }
 
-    /// A process is gone that may have joined; then what was known of it.
+    /// Removes a process that may have joined; returns its identity if it had.
     pub(super) fn fall(&mut self, id: MemberId) -> Option<Peer> {
         let known = self.joined.get(&id.slot).is_some_and(|peer| peer.id == id);
         known.then(|| self.joined.remove(&id.slot)).flatten()
     }
 
-    /// The generation, as soon as all are there.
+    /// Returns the generation, as soon as all are there.
     pub(super) fn complete(&mut self, generation: Generation) -> Option<Membership> {
         if self.joined.len() < self.size as usize + self.witnesses as usize {
             return None;

@@ -1,4 +1,4 @@
-//! Who takes part: members, generations, terms.
+//! Members, generations, terms.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ impl Time {
     /// A time that never comes.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// This time and so many nanoseconds.
+    /// Returns this time plus so many nanoseconds.
     #[must_use]
     pub fn after(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// The nanoseconds since `earlier`, 0 if that is later.
+    /// Returns the nanoseconds since `earlier`, 0 if that is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// One life of one process in a job. A slot that is used again has another incarnation, so that a frame of a process that ended
+/// One incarnation of one process in a job. A slot that is used again has another incarnation, so that a frame of an ended process
 /// is never taken for one of its successor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId {
@@ -43,7 +43,7 @@ impl fmt::Debug for MemberId {
     }
 }
 
-/// The name of one membership. Numbers grow by one; the proposer tells two proposals of one number apart.
+/// The name of one membership. Numbers grow by one; the proposer distinguishes two proposals of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Generation {
     /// Starts at the number that the job is given.
@@ -62,7 +62,7 @@ pub struct Term {
 }
 
 impl Generation {
-    /// The term of the proposer.
+    /// Returns the term of the proposer.
     #[must_use]
     pub fn first_term(&self) -> Term {
         Term {
@@ -72,25 +72,25 @@ impl Generation {
     }
 }
 
-/// What all members know of one.
+/// The identity of a member, known to all members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Peer {
-    /// Who it is.
+    /// Its id.
     pub id: MemberId,
-    /// The name of its host, for sentences.
+    /// The name of its host, for messages.
     #[serde(deserialize_with = "clean")]
     pub host: String,
-    /// Its process number, in its own namespace.
+    /// Its process id, in its own namespace.
     pub pid: u32,
     /// When its process was started, as its kernel counts.
     pub started: u64,
-    /// A checksum of the kernel and the namespace in which `pid` means something; 0 where that is not known.
+    /// A checksum of the kernel and the namespace that are the scope of `pid`; 0 if not known.
     pub kernel: u64,
     /// Where it listens.
     pub at: String,
-    /// Which rank its launcher started it as, where there is one.
+    /// The rank as which its launcher started it, if any.
     pub launched: Option<u32>,
-    /// Its launcher takes part as an observer, and will say how it ends.
+    /// Whether its launcher takes part as an observer, and will report how it ends.
     pub observed: bool,
 }
 
@@ -102,7 +102,7 @@ pub struct Membership {
     pub generation: Generation,
     /// By rank.
     pub members: Vec<Peer>,
-    /// Observers that vote and have no rank.
+    /// Voters without a rank.
     pub witnesses: Vec<Peer>,
     /// Ranks by identity, sorted.
     #[serde(skip_serializing)]
@@ -123,7 +123,7 @@ impl From<Parts> for Membership {
 }
 
 impl Membership {
-    /// Members in the order of their ranks.
+    /// Makes a membership of members in the order of their ranks.
     #[must_use]
     pub fn new(generation: Generation, members: Vec<Peer>, witnesses: Vec<Peer>) -> Self {
         let ranks = members.iter().zip(0..);
@@ -137,14 +137,14 @@ impl Membership {
         }
     }
 
-    /// The dense rank of a member.
+    /// Returns the rank of a member.
     #[must_use]
     pub fn rank_of(&self, id: MemberId) -> Option<usize> {
         let at = self.index.binary_search_by_key(&id, |(id, _)| *id).ok()?;
         Some(self.index[at].1 as usize)
     }
 
-    /// A member or a witness.
+    /// Returns the identity of a member or a witness.
     #[must_use]
     pub fn peer(&self, id: MemberId) -> Option<&Peer> {
         match self.rank_of(id) {
@@ -153,18 +153,18 @@ impl Membership {
         }
     }
 
-    /// Whether its word counts.
+    /// Whether it votes.
     #[must_use]
     pub fn votes(&self, id: MemberId) -> bool {
         self.peer(id).is_some()
     }
 
-    /// All whose word counts.
+    /// Returns all voters.
     pub fn voters(&self) -> impl Iterator<Item = &Peer> {
         self.members.iter().chain(&self.witnesses)
     }
 
-    /// How many vote.
+    /// Returns the number of voters.
     #[must_use]
     pub fn electorate(&self) -> usize {
         self.members.len() + self.witnesses.len()

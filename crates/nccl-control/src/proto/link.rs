@@ -20,14 +20,14 @@ use super::timing::Timing;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Connection(pub u64);
 
-/// What the driver has to do for the sessions.
+/// A request of the sessions to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// Connect to that address, and answer with [`Links::connected`] or [`Links::dial_failed`].
     Dial {
-        /// As whom the machine knows it.
+        /// The machine's id of the peer.
         peer: MemberId,
-        /// Where it listens.
+        /// Where the peer listens.
         at: String,
     },
     /// Send a frame.
@@ -36,24 +36,24 @@ pub enum Wire {
     HangUp(Connection),
 }
 
-/// What has become of a session.
+/// A change of a session.
 #[derive(Debug)]
 pub(super) enum LinkEvent {
-    /// It is ready for the first time.
+    /// The session is ready for the first time.
     Up,
-    /// It goes on after so many nanoseconds.
+    /// The session goes on after so many nanoseconds.
     Resumed(MemberId, u64),
-    /// The other process has given it up and begun another: it lives, and what was on its way is lost.
+    /// The peer has given the session up and begun another: it lives, and messages on their way are lost.
     Renewed(MemberId),
-    /// It is lost; whether the other process lives is not known.
+    /// The session is lost; whether the peer lives is not known.
     Lost(MemberId),
     /// A message.
     Received {
-        /// Who sent it.
+        /// The sender.
         from: MemberId,
         /// The sender's generation.
         generation: u64,
-        /// What it says.
+        /// The message.
         message: Message,
     },
     /// From a coordinator.
@@ -66,28 +66,28 @@ pub(super) enum LinkEvent {
 struct Link {
     at: String,
     session: u64,
-    /// Sessions up to this number that the other side had begun are over.
+    /// Sessions up to this number that the peer had begun are over.
     given_up: u64,
     /// Whether this side connects.
     dials: bool,
     dialing: bool,
     next_dial: Time,
-    /// How often it could not be reached since the session was ready last.
+    /// How many attempts failed since the session was last ready.
     failures: u32,
     connection: Option<Connection>,
     connected: Time,
     /// Whether this side's last attempt to connect has succeeded.
     reached: bool,
     ready: bool,
-    /// Whether it has ever been.
+    /// Whether it has ever been ready.
     established: bool,
     down: Time,
-    /// The number of the last message that the other side has.
+    /// The number of the last message that the peer has.
     acknowledged: u64,
     /// Generation and message, numbered from `acknowledged + 1`.
     pending: VecDeque<(u64, Message)>,
     received: u64,
-    /// How many of these the other side does not know of.
+    /// How many of these the peer does not know to be received.
     owed: u32,
     /// Whether a session without anything to send is to be kept.
     kept: bool,
@@ -101,21 +101,21 @@ pub(super) struct Links {
     mistakes: Mistakes,
     links: BTreeMap<MemberId, Link>,
     connections: BTreeMap<Connection, MemberId>,
-    /// Those that are not ready.
+    /// The sessions that are not ready.
     down: BTreeSet<MemberId>,
     sessions: u64,
     wires: VecDeque<Wire>,
     events: VecDeque<LinkEvent>,
 }
 
-/// After so many messages an acknowledgement goes by itself.
+/// After how many messages an acknowledgement is sent by itself.
 const OWED: u32 = 16;
 
-/// The incarnation in the place of one that is not known yet.
+/// The incarnation of a process that is not known yet.
 const UNKNOWN: u64 = 0;
 
 impl Links {
-    /// None yet.
+    /// Makes an empty set of sessions.
     #[must_use]
     pub(super) fn new(me: MemberId, timing: Timing, mistakes: Mistakes) -> Self {
         Self {
@@ -131,17 +131,17 @@ impl Links {
         }
     }
 
-    /// The next thing for the driver to do.
+    /// Returns the next request to the driver.
     pub(super) fn poll(&mut self) -> Option<Wire> {
         self.wires.pop_front()
     }
 
-    /// The next thing that has happened.
+    /// Returns the next event.
     pub(super) fn next_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }
 
-    /// A name for the process at an address, as long as nothing else is known of it.
+    /// Returns a placeholder id for the process at an address, as long as its id is not known.
     #[must_use]
     pub(super) fn stranger(number: u32) -> MemberId {
         MemberId {
@@ -182,7 +182,7 @@ impl Links {
         self.wires.push_back(Wire::Dial { peer, at });
     }
 
-    /// Whether a session is kept while there is nothing to send.
+    /// Sets whether a session is kept while there is nothing to send.
     pub(super) fn keep(&mut self, peer: MemberId, kept: bool) {
         if let Some(link) = self.links.get_mut(&peer) {
             link.kept = kept;
@@ -195,12 +195,12 @@ impl Links {
         self.links.get(&peer).is_some_and(|link| link.ready)
     }
 
-    /// The connection of a session.
+    /// Returns the connection of a session.
     pub(super) fn connection_of(&self, peer: MemberId) -> Option<Connection> {
         self.links.get(&peer)?.connection
     }
 
-    /// With whom a connection carries the session.
+    /// Returns the peer whose session a connection carries.
     pub(super) fn peer_of(&self, connection: Connection) -> Option<MemberId> {
         self.connections.get(&connection).copied()
     }
@@ -211,7 +211,7 @@ impl Links {
         self.links.contains_key(&peer)
     }
 
-    /// Whether a process could not be reached at the last attempt, or its session was lost.
+    /// Whether the last attempt to reach a process failed, or its session was lost.
     #[must_use]
     pub(super) fn is_hopeless(&self, peer: MemberId) -> bool {
         self.links
@@ -219,7 +219,7 @@ impl Links {
             .is_none_or(|link| !link.ready && link.failures > 0)
     }
 
-    /// Whether everything that was sent to a process has arrived.
+    /// Whether all messages to a process have arrived.
     #[must_use]
     pub(super) fn is_flushed(&self, peer: MemberId) -> bool {
         self.links
@@ -227,7 +227,7 @@ impl Links {
             .is_none_or(|link| link.pending.is_empty())
     }
 
-    /// Whether something large is still on its way to somebody who can be reached.
+    /// Whether a large message is still on its way to a peer with a ready session.
     #[must_use]
     pub(super) fn sends_large(&self) -> bool {
         let is_large = |(_, message): &(u64, Message)| message.is_large();
@@ -235,19 +235,19 @@ impl Links {
         ready.any(|link| link.pending.iter().any(is_large))
     }
 
-    /// Whether everything that was sent to anybody has arrived.
+    /// Whether all messages to all peers have arrived.
     #[must_use]
     pub(super) fn all_flushed(&self) -> bool {
         self.links.values().all(|link| link.pending.is_empty())
     }
 
-    /// Whether there is a session that is ready.
+    /// Whether any session is ready.
     #[must_use]
     pub(super) fn any_ready(&self) -> bool {
         self.links.values().any(|link| link.ready)
     }
 
-    /// Says now that everything from `peer` has arrived.
+    /// Acknowledges all messages from `peer` now.
     pub(super) fn acknowledge(&mut self, peer: MemberId) {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
@@ -280,7 +280,7 @@ impl Links {
         }
     }
 
-    /// Sends what is not repeated, if the session is ready.
+    /// Sends a frame that is not repeated, if the session is ready.
     pub(super) fn send_now(&mut self, peer: MemberId, frame: Frame) {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
@@ -295,7 +295,7 @@ impl Links {
         }
     }
 
-    /// Ends a session without a word.
+    /// Ends a session without notice.
     pub(super) fn close(&mut self, peer: MemberId) {
         if let Some(link) = self.links.remove(&peer) {
             self.down.remove(&peer);
@@ -303,7 +303,7 @@ impl Links {
         }
     }
 
-    /// Sends to all that are there.
+    /// Sends to all peers with a ready session.
     pub(super) fn send_all(&mut self, generation: u64, message: &Message) {
         let ready = self.links.iter().filter(|(_, link)| link.ready);
         let ready: Vec<_> = ready.map(|(id, _)| *id).collect();
@@ -319,7 +319,7 @@ impl Links {
             + pending.sum::<usize>() * size_of::<(u64, Message)>()
     }
 
-    /// Ends all but one.
+    /// Ends all sessions but one.
     pub(super) fn close_others(&mut self, kept: MemberId) {
         let others = self.links.keys().copied().filter(|id| *id != kept);
         for id in others.collect::<Vec<_>>() {
@@ -327,7 +327,7 @@ impl Links {
         }
     }
 
-    /// Ends all of them.
+    /// Ends all sessions.
     pub(super) fn close_all(&mut self) {
         while let Some((peer, _)) = self.links.first_key_value() {
             let peer = *peer;
@@ -342,7 +342,7 @@ impl Links {
         }
     }
 
-    /// The driver has connected.
+    /// Handles that the driver has connected.
     pub(super) fn connected(&mut self, now: Time, peer: MemberId, connection: Connection) {
         let Some(link) = self
             .links
@@ -365,7 +365,7 @@ impl Links {
         self.wires.push_back(Wire::Transmit(connection, hello));
     }
 
-    /// The driver could not connect.
+    /// Handles that the driver could not connect.
     pub(super) fn dial_failed(&mut self, now: Time, peer: MemberId) {
         if let Some(link) = self.links.get_mut(&peer) {
             (link.dialing, link.reached) = (false, false);
@@ -374,7 +374,7 @@ impl Links {
         }
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub(super) fn closed(&mut self, now: Time, connection: Connection) {
         let Some(peer) = self.connections.remove(&connection) else {
             return;
@@ -388,10 +388,10 @@ impl Links {
         link.connection = None;
         if link.ready {
             link.down = now;
-            // At once, but for one that ends every connection.
+            // At once, except to a peer that ends every connection.
             link.next_dial = now.max(link.connected.after(self.timing.redial));
         } else {
-            // Until now the kernel of a process that says nothing was there.
+            // Until now the kernel of the silent process was there.
             if now.since(link.connected) >= self.timing.resume {
                 link.down = now;
             }
@@ -410,7 +410,7 @@ impl Links {
         }
     }
 
-    /// A frame has come.
+    /// Handles a received frame.
     pub(super) fn received(&mut self, now: Time, connection: Connection, frame: Frame) {
         if let Frame::Hello {
             from,
@@ -455,7 +455,7 @@ impl Links {
                 let is_repeated =
                     sequence <= link.received && self.mistakes.makes(Mistake::HandledTwice);
                 if !is_next && !is_repeated {
-                    // One that came before; or one is missing, which no order of events of a connection explains.
+                    // The message came before; or one is missing, which no order of events of a connection explains.
                     if sequence > link.received {
                         self.drop_connection(Some(connection));
                         self.connections.insert(connection, peer);
@@ -489,7 +489,7 @@ impl Links {
         }
     }
 
-    /// The other side connects.
+    /// Handles a connection of the other side.
     fn greeted(
         &mut self,
         now: Time,
@@ -503,14 +503,14 @@ impl Links {
             || to.incarnation == UNKNOWN
             || (to.slot == self.me.slot && self.mistakes.makes(Mistake::StaleIncarnation));
         if !is_for_me {
-            // An earlier life of this process, or another that listened here before.
+            // It is for an earlier incarnation of this process, or for another process that listened here before.
             self.wires
                 .push_back(Wire::Transmit(connection, Frame::Unknown));
             self.wires.push_back(Wire::HangUp(connection));
             return;
         }
-        // Both connect at the same moment: the lower one's session is used. Its welcome may have come before this; or its
-        // connection has ended, and the other side has taken that session.
+        // Both connect at the same moment: the session of the lower one is used. Its welcome may have come before this; or its
+        // connection has ended, and the other side has accepted that session.
         let fresh = |link: &Link| !link.ready || now.since(link.connected) < self.timing.resume;
         let crosses = |link: &Link| {
             let began = match link.connection {
@@ -519,7 +519,7 @@ impl Links {
             };
             link.dials && began && self.me < from && received == 0
         };
-        // It was sent before the other side took this one's.
+        // It was sent before the other side accepted this one's session.
         let is_stale = |link: &Link| link.dials && session <= link.given_up;
         if (self.links.get(&from)).is_some_and(|link| crosses(link) || is_stale(link)) {
             self.wires.push_back(Wire::HangUp(connection));
@@ -528,13 +528,13 @@ impl Links {
         let goes_on = |link: &Link| !link.dials && link.session == session && link.established;
         if !self.links.get(&from).is_some_and(goes_on) {
             if received > 0 {
-                // What this side has forgotten.
+                // This side has forgotten the session.
                 self.wires
                     .push_back(Wire::Transmit(connection, Frame::Unknown));
                 self.wires.push_back(Wire::HangUp(connection));
                 return;
             }
-            // The other side has given the last session up; what was queued for the first goes over this one.
+            // The other side has given the last session up; messages queued for the first one go over this one.
             if self.links.get(&from).is_some_and(|link| link.established) {
                 self.close(from);
                 self.events.push_back(LinkEvent::Renewed(from));
@@ -577,7 +577,7 @@ impl Links {
         self.welcomed(now, from, received);
     }
 
-    /// Both sides know what has arrived.
+    /// Handles that both sides know which messages have arrived.
     fn welcomed(&mut self, now: Time, peer: MemberId, received: u64) {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
@@ -622,14 +622,14 @@ impl Links {
         self.events.push_back(LinkEvent::Lost(peer));
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// Returns when [`handle_timeout`](Self::handle_timeout) has something to do.
     #[must_use]
     pub(super) fn next_timeout(&self) -> Time {
         let due = |peer: &MemberId| {
             let link = &self.links[peer];
             let lost = link.down.after(self.timing.resume);
             match (link.connection, link.dials && !link.dialing) {
-                // It is mute: that is no loss.
+                // The peer is mute: that is no loss.
                 (Some(_), _) => Time::NEVER,
                 (None, true) => lost.min(link.next_dial),
                 (None, false) => lost,
@@ -638,7 +638,7 @@ impl Links {
         self.down.iter().map(due).min().unwrap_or(Time::NEVER)
     }
 
-    /// Connects again, and gives up.
+    /// Reconnects, and gives sessions up.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if self.down.is_empty() || self.next_timeout() > now {
             return;
@@ -661,7 +661,7 @@ impl Links {
         }
     }
 
-    /// The process at an address has said who it is.
+    /// Renames a session whose peer has stated its id.
     fn rename(&mut self, stranger: MemberId, id: MemberId) {
         if self.links.contains_key(&id) {
             return self.close(stranger);

@@ -1,4 +1,4 @@
-//! What the coordinator of a generation has told all members, in one order.
+//! The entries that the coordinator of a generation has sent to all members, in one order.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -10,44 +10,44 @@ use serde::{Deserialize, Serialize};
 use super::id::MemberId;
 use crate::departure::Departure;
 
-/// What one member says to all.
+/// A message of one member to all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Said {
-    /// Who.
+    /// The sender.
     pub from: MemberId,
-    /// Counts what it has said, so that nothing is told twice.
+    /// Counts the sender's messages, so that none is delivered twice.
     pub number: u64,
-    /// What it is about.
+    /// The topic.
     pub topic: String,
-    /// The words.
+    /// The content.
     #[serde(with = "bytes")]
     pub bytes: Vec<u8>,
 }
 
-/// An operator's decision between two sides of a network that is cut. The operator makes sure that no other side goes on.
+/// An operator's decision between two sides of a cut network. The operator ensures that no other side goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorWord {
-    /// For which generation's successor it holds, once.
+    /// The generation for whose successor it holds, once.
     pub generation: u64,
     /// The members that may go on.
     pub members: Vec<MemberId>,
 }
 
-/// What all members hear.
+/// An entry for all members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry {
     /// A member takes part no more.
     Gone {
-        /// Who.
+        /// The member.
         member: MemberId,
-        /// Why.
+        /// The reason.
         departure: Departure,
-        /// Whether its end is proven: then it needs no vote.
+        /// Whether its end is proven: then its vote is not needed.
         proven: bool,
     },
-    /// What a member has said.
+    /// A message of a member.
     Said(Arc<Said>),
-    /// The operator's word, by which this side may go on.
+    /// The operator's decision by which this side may go on.
     Operator(Arc<OperatorWord>),
 }
 
@@ -56,18 +56,18 @@ pub enum Entry {
 pub struct LogPart {
     /// How many entries came before it.
     pub first: u64,
-    /// The rest.
+    /// The kept entries.
     pub entries: Vec<Arc<Entry>>,
 }
 
 impl LogPart {
-    /// The place behind the last.
+    /// Returns the place behind the last entry.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
     }
 
-    /// Whether this goes on where `log` ends, as far as both are known, without a gap.
+    /// Whether this part continues `log` without a gap and agrees with it, as far as both are known.
     #[must_use]
     pub(super) fn continues_from(&self, log: &Log) -> bool {
         let from = self.first.max(log.first);
@@ -79,7 +79,7 @@ impl LogPart {
     }
 }
 
-/// How many entries are kept at least. In a larger generation as many as it has members, which may all go at once.
+/// How many entries are kept at least. In a larger generation it is the number of members, which may all depart at once.
 const KEPT: usize = 128;
 
 /// The log of one generation, as one member has it.
@@ -88,14 +88,14 @@ pub(super) struct Log {
     first: u64,
     entries: VecDeque<Arc<Entry>>,
     kept: usize,
-    /// Of all entries, also those that are not kept: who is gone, and whether that is proven.
+    /// Over all entries, also those not kept: the departed members, and whether each departure is proven.
     gone: BTreeMap<MemberId, bool>,
-    /// Of all entries: the last number that each member has said.
+    /// Over all entries: the last number of each member's messages.
     said: BTreeMap<MemberId, u64>,
 }
 
 impl Log {
-    /// An empty one, for so many members.
+    /// Makes an empty log, for so many members.
     #[must_use]
     pub(super) fn new(members: usize) -> Self {
         Self {
@@ -104,13 +104,13 @@ impl Log {
         }
     }
 
-    /// The place behind the last entry.
+    /// Returns the place behind the last entry.
     #[must_use]
     pub(super) fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
     }
 
-    /// Adds one.
+    /// Appends an entry.
     pub(super) fn push(&mut self, entry: Arc<Entry>) {
         match &*entry {
             Entry::Gone { member, proven, .. } => {
@@ -129,24 +129,24 @@ impl Log {
         self.entries.push_back(entry);
     }
 
-    /// Whether a member is gone by an entry; then whether that is proven.
+    /// Returns whether the departure of a member is proven, if the member has departed.
     #[must_use]
     pub(super) fn gone(&self, member: MemberId) -> Option<bool> {
         self.gone.get(&member).copied()
     }
 
-    /// The place of the first entry that is kept.
+    /// Returns the place of the first entry that is kept.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// Forgets the entries from a place on. Who is gone by them is not forgotten.
+    /// Drops the entries from a place on. The departures in them are not forgotten.
     pub(super) fn cut(&mut self, place: u64) {
         let kept = usize::try_from(place.saturating_sub(self.first)).unwrap_or(usize::MAX);
         self.entries.truncate(kept);
     }
 
-    /// Goes on at a place behind the end: what is between is not known.
+    /// Continues at a place behind the end: the entries between are not known.
     pub(super) fn skip_to(&mut self, place: u64) {
         if place > self.end() {
             self.entries.clear();
@@ -154,7 +154,7 @@ impl Log {
         }
     }
 
-    /// Whether all have heard this.
+    /// Whether the log contains this message.
     #[must_use]
     pub(super) fn has(&self, said: &Said) -> bool {
         self.said
@@ -162,7 +162,7 @@ impl Log {
             .is_some_and(|last| said.number <= *last)
     }
 
-    /// All that is kept.
+    /// Returns all kept entries.
     #[must_use]
     pub(super) fn part(&self) -> LogPart {
         LogPart {
@@ -171,7 +171,7 @@ impl Log {
         }
     }
 
-    /// Whether this goes on where `part` ends, as far as both are known.
+    /// Whether this log continues `part`, as far as both are known.
     #[must_use]
     pub(super) fn continues(&self, part: &LogPart) -> bool {
         let from = self.first.max(part.first);
@@ -185,14 +185,14 @@ impl Log {
         self.entries.len() * size_of::<Entry>() + self.gone.len() * size_of::<(MemberId, bool)>()
     }
 
-    /// The entry at a place, if that is kept.
+    /// Returns the entry at a place, if it is kept.
     #[must_use]
     pub(super) fn at(&self, place: u64) -> Option<&Arc<Entry>> {
         let place = usize::try_from(place.checked_sub(self.first)?).ok()?;
         self.entries.get(place)
     }
 
-    /// The entries from a place on, unless some of them are not kept any more.
+    /// Returns the entries from a place on, unless some of them are not kept any more.
     #[must_use]
     pub(super) fn since(&self, start: u64) -> Option<Vec<Arc<Entry>>> {
         let skip = usize::try_from(start.checked_sub(self.first)?).ok()?;

@@ -25,101 +25,101 @@ use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
 use crate::departure::{Departure, Lost};
 
-/// What happens to a machine.
+/// An input of a machine.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The driver has connected to a process as it was asked to.
+    /// The driver has made the connection that it was asked for.
     Connected(MemberId, Connection),
-    /// It could not.
+    /// The driver could not connect.
     DialFailed(MemberId),
-    /// A frame has come, over a connection of either side.
+    /// A frame has arrived over a connection, made by either side.
     Frame(Connection, Frame),
     /// A connection has ended.
     Closed(Connection),
-    /// A process has ended, says its parent or the kernel.
+    /// A process has ended, as reported by its parent or the kernel.
     Ended(MemberId, Proof),
-    /// What the driver has seen of a peer that it does not reach. Where the end of that peer is not proven, the coordinator tells
-    /// the latest that is newer than its last word. Texts in it are clean already, as after a way over the wire.
+    /// The driver's evidence about an unreachable peer. Where the end of that peer is not proven, the coordinator reports
+    /// the latest evidence that is newer than the peer's last message. Texts in it are clean already, as after a way over the wire.
     Evidence(MemberId, Lost),
     /// An operation of NCCL with the other members has made progress.
     Progress,
-    /// The program's.
+    /// A command of the program.
     Command(Command),
 }
 
-/// What the program wants.
+/// A command of the program.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// All members hear this, in one order.
+    /// Sends a message to all members, in one order.
     Say {
-        /// What it is about.
+        /// The topic.
         topic: String,
-        /// The words.
+        /// The content.
         bytes: Vec<u8>,
     },
-    /// One member hears this.
+    /// Sends a message to one member.
     Tell {
-        /// Which.
+        /// The receiver.
         to: MemberId,
-        /// The words.
+        /// The content.
         bytes: Vec<u8>,
     },
-    /// To the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is none: to be
-    /// asked again at [`Event::Coordinator`].
+    /// Sends a request to the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is
+    /// none: the program has to repeat it at [`Event::Coordinator`].
     Ask(Arc<[u8]>),
-    /// From the coordinator's program to one process. Dropped where this one neither coordinates nor forms the first generation.
+    /// Replies from the coordinator's program to one process. Dropped if this one neither coordinates nor forms the first generation.
     Reply {
-        /// Which.
+        /// The receiver.
         to: MemberId,
-        /// The words.
+        /// The content.
         bytes: Arc<[u8]>,
     },
-    /// What the program of a member has called last, as that has told the coordinator's: said when it is lost.
+    /// The last call of a member's program, as reported to the coordinator's: included in the report of its loss.
     Called(MemberId, String),
-    /// Instead of forming the first generation: all that have joined and that come later hear this, and take part no more.
+    /// Gives up the first generation: all that have joined and that join later receive this, and take part no more.
     Dismiss(Arc<[u8]>),
-    /// To go on to the next generation.
+    /// Asks to go on to the next generation.
     GoOn {
-        /// For so many nanoseconds at most.
+        /// How long this is valid, in nanoseconds.
         patience: u64,
-        /// Without the members that do not come in time, if all want it so.
+        /// Whether to go on without the members that do not come in time, if all agree.
         leaves_behind: bool,
     },
-    /// Not to go on any more.
+    /// Withdraws the wish to go on.
     StayHere,
-    /// Not to go on into any successor, for good. Others need not wait for this member, which stays a voter until they have gone
-    /// on without it. A wish after that comes to nothing at once.
+    /// Goes on into no successor, for good. Others need not wait for this member, which stays a voter until they have gone
+    /// on without it. A later wish fails at once.
     Abstain,
-    /// To leave, or to fail.
+    /// Leaves, or fails.
     Leave(Departure),
-    /// The operator's word.
+    /// The operator's decision.
     Operator(OperatorWord),
     /// The claim for this generation was won.
     Claimed(Generation),
 }
 
-/// What the driver has to do.
+/// An output of a machine for its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// For the sessions.
+    /// A request of the sessions.
     Wire(Wire),
-    /// For the program.
+    /// An event for the program.
     Event(Event),
 }
 
-/// How a process comes into a job.
+/// The role in which a process joins a job.
 #[derive(Clone, Debug)]
 pub enum Seat {
     /// It coordinates the first generation, which has this number and so many members.
     First {
         /// The generation.
         number: u64,
-        /// How many ranks it has. Their slots are below that.
+        /// The number of ranks. Their slots are below that.
         size: u32,
-        /// How many witnesses it has. Their slots are not below `size`.
+        /// The number of witnesses. Their slots are not below `size`.
         witnesses: u32,
     },
-    /// It is a member of the first generation, whose coordinator listens there.
+    /// It is a member of the first generation, whose coordinator listens at `at`.
     Rank {
         /// The generation.
         number: u64,
@@ -133,18 +133,18 @@ pub enum Seat {
         /// The coordinator's address.
         at: String,
     },
-    /// It tells the ranks of the first generation that it will not come, and why, and has left then.
+    /// It tells the ranks of the first generation that it will not come, and why, and leaves.
     Absent {
         /// The generation.
         number: u64,
         /// The coordinator's address.
         at: String,
-        /// Why.
+        /// The reason.
         why: Departure,
     },
-    /// It asks to come into the next generation, at one of these addresses.
+    /// It asks to join the next generation, at one of these addresses.
     Joiner {
-        /// Where to look for the coordinator.
+        /// The addresses at which to look for the coordinator.
         at: Vec<String>,
     },
 }
@@ -153,7 +153,7 @@ pub enum Seat {
 enum Role {
     Joining(Joining),
     Forming(Forming),
-    /// When the coordinator was heard last, and asked whether it still is one.
+    /// When the coordinator was last heard, and when it was last asked whether it still coordinates.
     Following {
         heard: Time,
         asked: Time,
@@ -172,24 +172,24 @@ struct Joining {
     tries: u32,
     /// The process that was asked.
     asked: MemberId,
-    /// It gives up, and waits since then until the processes that it has asked know that.
+    /// Since when it gives up, and waits until the processes that it has asked know that.
     gives_up: Option<Time>,
 }
 
 /// For how long a process that gives up joining waits until that is known, in nanoseconds.
 const FAREWELL: u64 = 1_000_000_000;
 
-/// Without a coordinator.
+/// The state without a coordinator.
 #[derive(Debug)]
 struct Waiting {
     turn: Time,
     /// Whether the coordinator left requests unanswered.
     mute: bool,
-    /// Until when the vote that was given binds.
+    /// Until when its vote binds.
     bound: Time,
 }
 
-/// See the module.
+/// The machine of a process; see the module.
 #[derive(Debug)]
 pub struct Member {
     core: Core,
@@ -197,7 +197,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// `me` as the others are to know it.
+    /// Makes a machine; `me` is its identity for the others.
     #[must_use]
     pub fn new(me: Peer, seat: Seat, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
         let number = match &seat {
@@ -244,19 +244,19 @@ impl Member {
         this
     }
 
-    /// What to do next.
+    /// Returns the next output.
     pub fn poll(&mut self) -> Option<Output> {
         let event = self.core.events.pop_front().map(Output::Event);
         event.or_else(|| self.core.links.poll().map(Output::Wire))
     }
 
-    /// The membership of the generation that this process is in.
+    /// Returns the membership of this process's generation.
     #[must_use]
     pub fn membership(&self) -> &SharedMembership {
         &self.core.membership
     }
 
-    /// Who coordinates, as far as this process knows.
+    /// Returns the coordinator, as far as this process knows.
     #[must_use]
     pub fn coordinator(&self) -> MemberId {
         self.core.term.leader
@@ -268,31 +268,31 @@ impl Member {
         matches!(self.role, Role::Leading(_))
     }
 
-    /// The connection that carries the session with a process, if it is there.
+    /// Returns the connection that carries the session with a process, if there is one.
     #[must_use]
     pub fn connection_of(&self, id: MemberId) -> Option<Connection> {
         self.core.links.connection_of(id)
     }
 
-    /// The processes that watch, as far as this one knows.
+    /// Returns the observers, as far as this process knows.
     #[must_use]
     pub fn observers(&self) -> Vec<MemberId> {
         self.core.observers.keys().copied().collect()
     }
 
-    /// With which process a connection carries the session, if it does.
+    /// Returns the process whose session a connection carries, if any.
     #[must_use]
     pub fn peer_of(&self, connection: Connection) -> Option<MemberId> {
         self.core.links.peer_of(connection)
     }
 
-    /// Whether it coordinates or follows a coordinator: what its program asks is not dropped.
+    /// Whether it coordinates or follows a coordinator: requests of its program are not dropped.
     #[must_use]
     pub fn is_led(&self) -> bool {
         matches!(self.role, Role::Following { .. } | Role::Leading(_))
     }
 
-    /// For how many nanoseconds each of the other members has not been heard, where this one coordinates.
+    /// Returns for how many nanoseconds each of the other members has not been heard, if this process coordinates.
     #[must_use]
     pub fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {
         match &self.role {
@@ -301,7 +301,7 @@ impl Member {
         }
     }
 
-    /// While this process forms the first generation: which process has joined with that slot.
+    /// Returns the process that has joined with that slot, while this process forms the first generation.
     #[must_use]
     pub fn joined(&self, slot: u32) -> Option<&Peer> {
         match &self.role {
@@ -310,26 +310,26 @@ impl Member {
         }
     }
 
-    /// Whether no generation exists without it, as far as this process can know: a majority has answered within
+    /// Whether no generation exists without this process, as far as it can know: a majority has answered within
     /// [`Timing::lease`].
     #[must_use]
     pub fn holds_lease(&self, now: Time) -> bool {
         self.core.is_current_at(now)
     }
 
-    /// Whether everything that it has said to others has arrived.
+    /// Whether all its messages to others have arrived.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.core.links.all_flushed()
     }
 
-    /// Whether something large is still on its way.
+    /// Whether a large message is still on its way.
     #[must_use]
     pub fn sends_large(&self) -> bool {
         self.core.links.sends_large()
     }
 
-    /// Whether it takes the end of a process off the voters of its generation.
+    /// Whether it removes an ended process from the voters of its generation.
     #[must_use]
     pub fn counts_end_of(&self, member: MemberId) -> bool {
         let known = self.core.ended.get(&member);
@@ -346,7 +346,7 @@ impl Member {
         }
     }
 
-    /// About how many bytes it has of its own, without the memberships that it shares.
+    /// Returns about how many bytes it has of its own, without the memberships that it shares.
     #[must_use]
     pub fn size(&self) -> usize {
         let followers = match &self.role {
@@ -356,7 +356,7 @@ impl Member {
         size_of::<Self>() + self.core.size() + followers
     }
 
-    /// How many entries it has heard in this generation.
+    /// Returns how many entries it has received in this generation.
     #[must_use]
     pub fn heard(&self) -> u64 {
         self.core.log.end()
@@ -374,7 +374,7 @@ impl Member {
         !matches!(self.role, Role::Out | Role::Left)
     }
 
-    /// Everything that one input leads to.
+    /// Handles one input with all its consequences.
     pub fn handle(&mut self, now: Time, input: Input) {
         self.core.now = now;
         match input {
@@ -405,7 +405,7 @@ impl Member {
         self.stop_joining();
     }
 
-    /// A process that gives up joining has left when that is known.
+    /// Ends a process that gives up joining, once that is known.
     fn stop_joining(&mut self) {
         if let Role::Joining(joining) = &self.role
             && let Some(since) = joining.gives_up
@@ -419,7 +419,7 @@ impl Member {
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) at the latest.
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout) at the latest.
     #[must_use]
     pub fn next_timeout(&self) -> Time {
         let core = &self.core;
@@ -441,7 +441,7 @@ impl Member {
         role.min(core.links.next_timeout())
     }
 
-    /// Does what is due.
+    /// Handles what is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.core.now = now;
         self.core.links.handle_timeout(now);
@@ -451,12 +451,12 @@ impl Member {
                 let due = (*heard.max(asked)).after(self.core.timing.mute);
                 let is_mute = now >= due;
                 if is_mute && now.since(due) > self.core.timing.beat {
-                    // It is this process that was late.
+                    // This process itself was delayed.
                     *asked = now;
                 } else if is_mute && self.core.asks() {
                     self.bereaved(true);
                 } else if is_mute {
-                    // It may have come to follow another.
+                    // The coordinator may follow another by now.
                     *asked = now;
                     self.follow_leader(self.core.synced);
                 }
@@ -558,7 +558,7 @@ impl Member {
             self.role = Role::Out;
             let (generation, message) = self.core.out_for(false, 0);
             self.core.links.send_all(generation, &message);
-            // One that others have named in the generation to which it does not come.
+            // Others have named this process in the generation to which it does not come.
             let (me, ahead) = (self.core.id(), self.core.ahead.as_ref());
             if let Some(ahead) = ahead.filter(|ahead| ahead.votes(me)) {
                 let (generation, message) = self.core.out_for(true, ahead.generation.number);
@@ -569,9 +569,9 @@ impl Member {
         }
     }
 
-    /// A generation is active, since `lease` at the earliest, as `by` has told.
+    /// Enters an active generation, active since `lease` at the earliest, as reported by `by`.
     fn enter(&mut self, membership: SharedMembership, lease: Time, by: Option<MemberId>) {
-        // One that abstains may have wished to go on before, and been named.
+        // A member that abstains may have wished to go on before, and been named.
         if !membership.votes(self.core.id()) || self.core.abstains {
             let generation = membership.generation;
             self.core.ahead = Some(membership);
@@ -602,12 +602,12 @@ impl Member {
         if self.core.has_ended(proposer) {
             self.bereaved(false);
         } else if by != Some(proposer) {
-            // Its first words may have come before this.
+            // The new coordinator's first messages may have come before this.
             self.follow(self.core.term);
         }
     }
 
-    /// Another member coordinates in a later term: this one asks to follow it.
+    /// Asks to follow another member, which coordinates in a later term.
     fn follow(&mut self, term: Term) {
         if term.leader == self.core.id() {
             return;
@@ -618,10 +618,10 @@ impl Member {
         self.core.reach(term.leader, Message::Vote { term, report });
     }
 
-    /// There is no coordinator any more.
+    /// Handles the loss of the coordinator.
     fn bereaved(&mut self, mute: bool) {
         let leader = self.core.synced.leader;
-        // One that leaves waits for that.
+        // A leaving coordinator waits for that.
         self.core.links.acknowledge(leader);
         self.core.links.keep(leader, false);
         self.wait(mute);
@@ -639,14 +639,14 @@ impl Member {
         }
     }
 
-    /// Waits for its turn.
+    /// Waits for its turn in a failover.
     fn wait(&mut self, mute: bool) {
         let me = self.core.id();
         let line = self.line();
         let place = match line.iter().position(|id| *id == me) {
             Some(_) if self.core.abstains || self.core.said_goodbye => line.len(),
             Some(place) => place,
-            // A witness asks where the others are by then.
+            // A witness asks the coordinator that the others have by then.
             None => usize::from(self.core.is_witness()),
         };
         let turn = self.core.now.after(place as u64 * self.core.timing.stagger);
@@ -655,7 +655,8 @@ impl Member {
         self.role = Role::Waiting(Waiting { turn, mute, bound });
     }
 
-    /// A witness does not coordinate itself: it asks one member after the other who does, and the one that it has voted for first.
+    /// Looks for the coordinator of a witness, which does not coordinate itself: it asks one member after the other, beginning with the
+    /// one that it has voted for.
     fn look_for_coordinator(&mut self) {
         let core = &self.core;
         let waited = core.lost.map_or(0, |since| core.now.since(since)) / core.timing.stagger;
@@ -671,7 +672,7 @@ impl Member {
         }
     }
 
-    /// The same, and longer than a vote binds.
+    /// As [`wait`](Self::wait), and longer than a vote binds.
     fn wait_for_others(&mut self) {
         self.wait(false);
         let hold = self.core.timing.hold;
@@ -680,7 +681,7 @@ impl Member {
         }
     }
 
-    /// The members that may take over, in their order. Beside a coordinator whose host is out of reach, the members of that host
+    /// Returns the members that may take over, in their order. If the coordinator's host is out of reach, the members of that host
     /// are last for the others.
     fn line(&self) -> Vec<MemberId> {
         let core = &self.core;
@@ -732,7 +733,7 @@ impl Member {
         }
     }
 
-    /// Whether the vote that was given still binds.
+    /// Whether its vote still binds.
     fn is_bound(&self) -> bool {
         let Role::Waiting(waiting) = &self.role else {
             return false;
@@ -768,7 +769,7 @@ impl Member {
         }
     }
 
-    /// A process that may have joined is gone, before the first generation is active.
+    /// Handles the end of a process that may have joined, before the first generation is active.
     fn fell(&mut self, id: MemberId, why: impl FnOnce(&Core, &Peer) -> Departure) {
         if let Role::Forming(forming) = &mut self.role
             && let Some(peer) = forming.fall(id)
@@ -794,7 +795,7 @@ impl Member {
     fn beat(&mut self, from: MemberId, beat: &Beat) {
         let own = self.core.generation();
         if self.is_joining() {
-            // It overtakes what makes this process a member.
+            // The message overtakes the one that makes this process a member.
             return;
         }
         if !self.is_in() {
@@ -891,7 +892,7 @@ impl Member {
             return;
         }
         let own = self.core.generation();
-        // One that takes part no more does not come to a later generation either, and a joiner has none yet.
+        // A process that takes part no more does not come to a later generation either, and a joiner has none yet.
         let is_of_any = matches!(message, Message::Leave(_) | Message::Accepted { .. });
         if generation < own && !is_of_any {
             return self.send_ahead(from);
@@ -943,7 +944,7 @@ impl Member {
                     && !observes
                     && forming.joined(from.slot).is_none()
                 {
-                    // It has come to say that it does not.
+                    // It has come only to report that it will not join.
                     self.core
                         .events
                         .push_back(Event::Fell(from.slot, departure));
@@ -973,7 +974,7 @@ impl Member {
             }
             (Role::Candidate(candidate), Message::Follows { term, leads }) => {
                 if leads && !self.core.is_out(term.leader) {
-                    // That one coordinates: it decides whether this member follows.
+                    // That process coordinates: it decides whether this member follows.
                     self.follow_leader(term);
                 } else if term > candidate.term() && candidate.overtaken(&mut self.core, term) {
                     self.wait_for_others();
@@ -1016,7 +1017,7 @@ impl Member {
                 }
             }
             (Role::Following { .. }, Message::LeaveBehind) => {
-                // A wish that is on its way is as good as one that has come.
+                // A wish on its way counts as one that has arrived.
                 if self.core.wish.is_none() {
                     self.core.send(from, Message::Released);
                     let generation = Generation {
@@ -1075,7 +1076,7 @@ impl Member {
             _ => membership.generation.number > self.core.generation() && self.is_in(),
         };
         if is_next {
-            // It became active after this process had agreed to it, so none existed without it before.
+            // The generation became active after this process had agreed to it, so none existed without it before.
             let lease = if accepted {
                 self.core.consented
             } else {
@@ -1119,21 +1120,21 @@ impl Member {
         }
     }
 
-    /// A process that is no member wants to watch.
+    /// Handles a process that is no member and wants to observe.
     fn observe(&mut self, from: MemberId, peer: Peer) {
         match &mut self.role {
             Role::Leading(coordinator) => {
                 let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
                 self.go(next);
             }
-            // It is told when another coordinates, which may be this one: the coordinator may have ended a moment ago.
+            // It is told when another coordinates, which may be this member: the coordinator may have ended a moment ago.
             Role::Following { .. } => {
                 self.redirect(from);
                 self.core.links.keep(from, true);
                 self.core.observers.insert(from, peer);
             }
             Role::Waiting(_) | Role::Candidate(_) => {
-                // It may have a word of the operator's for these members, who have no coordinator without it.
+                // The observer may have an operator's decision for these members, who have no coordinator without it.
                 self.send_ahead(from);
                 let (term, leads) = (self.core.term, false);
                 self.core.send(from, Message::Follows { term, leads });
@@ -1151,7 +1152,7 @@ impl Member {
         }
     }
 
-    /// Another coordinates: the observers that had watched this member are to watch that one.
+    /// Refers the observers of this member to the member that coordinates now.
     fn redirect_observers(&mut self) {
         for id in std::mem::take(&mut self.core.observers).into_keys() {
             self.redirect(id);
@@ -1159,7 +1160,7 @@ impl Member {
         }
     }
 
-    /// Says who coordinates.
+    /// Refers a process to the coordinator.
     fn redirect(&mut self, to: MemberId) {
         let leader = self.core.synced.leader;
         if let Some(peer) = self.core.membership.peer(leader).cloned() {
@@ -1167,7 +1168,7 @@ impl Member {
         }
     }
 
-    /// The first generation is active when all are there.
+    /// Activates the first generation when all are there.
     fn form(&mut self) {
         let Role::Forming(forming) = &mut self.role else {
             return;
@@ -1191,7 +1192,7 @@ impl Member {
         self.enter(membership, now, None);
     }
 
-    /// There will be no first generation.
+    /// Gives up the first generation.
     fn dismiss(&mut self, bytes: Arc<[u8]>) {
         let Role::Forming(forming) = &self.role else {
             return;
@@ -1209,7 +1210,7 @@ impl Member {
         self.core.events.push_back(Event::Dismissed(bytes));
     }
 
-    /// A candidate asks for this member's vote.
+    /// Handles a candidate's request for this member's vote.
     fn solicited(&mut self, from: MemberId, solicit: Solicit) {
         let Solicit {
             term,
@@ -1229,7 +1230,7 @@ impl Member {
             return;
         }
         let core = &self.core;
-        // It has said goodbye, and would lead members that do not follow it.
+        // The candidate has said goodbye, and would lead members that do not follow it.
         if core.has_ended(from) {
             return;
         }
@@ -1281,13 +1282,13 @@ impl Member {
             return;
         }
         if term < core.term {
-            // Only a mistake comes here.
+            // Reached only with a planted mistake.
             let report = Box::new(self.core.report());
             return self.core.send(from, Message::Vote { term, report });
         }
         self.core.term = term;
         let leader = self.core.synced.leader;
-        // One that leaves waits for that.
+        // A leaving coordinator waits for that.
         self.core.links.acknowledge(leader);
         self.core.links.keep(leader, false);
         self.wait(mute);
@@ -1300,12 +1301,12 @@ impl Member {
         self.core.send(from, Message::Vote { term, report });
     }
 
-    /// A coordinator takes this member in.
+    /// Follows a coordinator that has taken this member in.
     fn led(&mut self, from: MemberId, term: Term, start: u64, entries: Vec<Arc<Entry>>) {
         if term < self.core.term || term.leader != from || start > self.core.log.end() {
             return;
         }
-        // The coordinator may have judged by what this member reported before it heard something else.
+        // The coordinator may have judged by this member's report before the member received another entry.
         let differs = |(at, entry): (u64, &Arc<Entry>)| {
             let own = self.core.log.at(at);
             own.is_some_and(|own| own != entry)
@@ -1337,7 +1338,7 @@ impl Member {
         if self.core.renounce() && !self.core.mistakes.makes(Mistake::AbstentionForgotten) {
             self.core.send(from, Message::Abstain);
         }
-        // What the report did not say.
+        // Messages that were not in the report.
         let unheard: Vec<_> = self.core.unheard.iter().cloned().collect();
         for said in unheard {
             self.core.send(from, Message::Say(said));
@@ -1347,10 +1348,10 @@ impl Member {
         }
     }
 
-    /// The next entry of the log. Whether this member still takes part.
+    /// Handles the next entry of the log. Returns whether this member still takes part.
     fn appended(&mut self, at: u64, entry: Arc<Entry>) -> bool {
         if at > self.core.log.end() {
-            // The coordinator sends what is missing.
+            // The coordinator sends the missing entries.
             self.follow_leader(self.core.synced);
         }
         if at != self.core.log.end() {
@@ -1380,13 +1381,13 @@ impl Member {
         true
     }
 
-    /// The operator's word, where another coordinates, as far as this one knows, or nobody.
+    /// Handles the operator's decision where another member coordinates, as far as this one knows, or none.
     fn operator(&mut self, word: OperatorWord) {
         if word.generation != self.core.generation() {
             return;
         }
         if matches!(self.role, Role::Following { .. }) {
-            // Which may be out of reach without this member having noticed.
+            // The coordinator may be out of reach without this member having noticed.
             let leader = self.core.synced.leader;
             self.core.send(leader, Message::Operator(word.clone()));
         }

@@ -1,6 +1,6 @@
-//! What machines tell each other.
+//! The messages of machines.
 //!
-//! A [`Frame`] is what one connection carries. [`Frame::Data`] is numbered and repeated after a connection that was lost, so that
+//! A [`Frame`] is sent over one connection. [`Frame::Data`] is numbered and repeated after a connection that was lost, so that
 //! each [`Message`] is handled once and in order; beats are not.
 
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::departure::{Departure, How, ProcessEnd};
 /// How the end of a process is known for certain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Proof {
-    /// Its parent says so.
+    /// Its parent has reported it.
     Parent(Box<ProcessEnd>),
     /// A process of the same kernel holds a pidfd of it.
     Kernel,
-    /// It said goodbye, or why it fails, and that was acknowledged.
+    /// It has said goodbye, or reported its failure, and that was acknowledged.
     Goodbye(Departure),
 }
 
 impl Proof {
-    /// What is said of a process of this number.
+    /// Returns the departure of a process with this process id.
     pub(super) fn departure(&self, pid: u32) -> Departure {
         match self {
             Self::Parent(end) => Departure::Lost((**end).clone().into()),
@@ -34,26 +34,26 @@ impl Proof {
     }
 }
 
-/// An end that is proven.
+/// A proven end of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Whose.
+    /// The process.
     pub member: MemberId,
-    /// How it is known.
+    /// How the end is known.
     pub proof: Proof,
-    /// Whether it reduces the number of votes that a majority needs: the one that saw it was certain at the time that no
+    /// Whether it reduces the number of votes that a majority needs: the process that saw it was certain at the time that no
     /// generation existed without itself.
     pub counts: bool,
 }
 
-/// What one connection carries.
+/// The content of one connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Frame {
     /// The first frame of the side that connected.
     Hello {
-        /// Who connects.
+        /// The process that connects.
         from: MemberId,
-        /// Whom it expects.
+        /// The process that it expects.
         to: MemberId,
         /// The session, which outlives connections.
         session: u64,
@@ -62,14 +62,14 @@ pub enum Frame {
     },
     /// The answer: the session goes on.
     Welcome {
-        /// Who answers.
+        /// The process that answers.
         from: MemberId,
-        /// Sessions that it has begun itself up to this number are given up for this one.
+        /// Sessions that the sender itself has begun are given up for this one, up to this number.
         given_up: u64,
         /// The number of the last message that arrived.
         received: u64,
     },
-    /// The answer: there is no such session, and what was sent before is lost.
+    /// The answer: there is no such session, and earlier messages are lost.
     Unknown,
     /// A message.
     Data {
@@ -79,7 +79,7 @@ pub enum Frame {
         acknowledged: u64,
         /// The sender's generation.
         generation: u64,
-        /// What it says.
+        /// Its content.
         message: Message,
     },
     /// Nothing but an acknowledgement.
@@ -90,7 +90,7 @@ pub enum Frame {
     Pulse(Pulse),
 }
 
-/// From a coordinator to each of its members, once in a while.
+/// From a coordinator to each of its members, at regular intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
     /// The generation.
@@ -112,7 +112,7 @@ pub struct Pulse {
     pub generation: u64,
     /// The leadership.
     pub term: Term,
-    /// The beat's.
+    /// The number of the beat.
     pub number: u64,
     /// Whether NCCL's operations have made progress since the last answer.
     pub progress: bool,
@@ -121,16 +121,16 @@ pub struct Pulse {
 /// A member's wish to go on to the next generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wish {
-    /// Tells the member's wishes apart.
+    /// Distinguishes the member's wishes.
     pub number: u64,
-    /// For so many nanoseconds more.
+    /// How long it is valid, in nanoseconds from now.
     pub patience: u64,
-    /// Without the members that do not come in time.
+    /// Whether to go on without the members that do not come in time.
     pub leaves_behind: bool,
 }
 
 impl Message {
-    /// Whether its way may take long: it is acknowledged at once.
+    /// Whether its transfer may take long: it is acknowledged at once.
     pub(super) fn is_large(&self) -> bool {
         const LARGE: usize = 64 << 10;
         match self {
@@ -142,7 +142,7 @@ impl Message {
     }
 }
 
-/// What a candidate asks with.
+/// A candidate's request for a vote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Solicit {
     /// The term in which it would lead.
@@ -155,28 +155,28 @@ pub struct Solicit {
     pub leads: bool,
 }
 
-/// What a voter reports with its vote.
+/// A voter's report with its vote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// The term in which its log was the coordinator's.
     pub synced: Term,
     /// The latest term in which it has promised its vote.
     pub promised: Term,
-    /// What it has heard.
+    /// The part of the log that it has.
     pub log: LogPart,
-    /// What it has said and not heard back.
+    /// Its own messages that are not in the log yet.
     pub unheard: Vec<Arc<Said>>,
-    /// Whose ends it knows.
+    /// The ends that it knows.
     pub ended: Vec<Ended>,
-    /// The successor generation that it has accepted, in which term.
+    /// The successor generation that it has accepted, and in which term.
     pub accepted: Option<(Term, SharedMembership)>,
     /// Whether it goes on into no successor, and has given its lease up.
     pub abstains: bool,
-    /// It has said goodbye: this is no vote.
+    /// Set if it has said goodbye: this is no vote.
     pub leaves: Option<Departure>,
 }
 
-/// As what a process asks to come in.
+/// The role in which a process asks to join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
     /// A rank of the first generation, by its slot.
@@ -185,7 +185,7 @@ pub enum Place {
     Witness,
     /// A rank of the next generation.
     Joiner,
-    /// None: it says why it will not come as a rank of the first generation.
+    /// None: it reports why it will not come as a rank of the first generation.
     Absent,
 }
 
@@ -196,34 +196,34 @@ pub enum Exclusion {
     NoMajority {
         /// How many voters can be reached, this side included.
         reached: u32,
-        /// Of how many.
+        /// The number of voters.
         of: u32,
         /// The members out of reach.
         unreached: Vec<MemberId>,
     },
     /// The others have gone on to this generation without it.
     LeftBehind(Generation),
-    /// Another member coordinates, and this one has heard what that one has not, or was given up before.
+    /// Another member coordinates, and this one has received entries that that one has not, or was given up before.
     PassedOver(MemberId),
 }
 
-/// What one machine says to another.
+/// A message of one machine to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// To the coordinator: a process asks to become a member.
     Join {
-        /// Who.
+        /// The process.
         peer: Peer,
-        /// As what.
+        /// Its role.
         seat: Place,
     },
     /// From the coordinator of a generation that is not formed: there will be none, for the reason in these bytes.
     Dismissed(#[serde(with = "bytes")] Arc<[u8]>),
-    /// To a joiner or an observer: this one coordinates.
+    /// To a joiner or an observer: this process coordinates.
     Redirect(Peer),
     /// This generation is active, and the receiver is part of it.
     Activate {
-        /// What it is.
+        /// The generation.
         membership: SharedMembership,
         /// Whether that was decided after the receiver had accepted it, or asked to join it.
         accepted: bool,
@@ -234,13 +234,13 @@ pub enum Message {
     Behind,
     /// For all members, in one order.
     Say(Arc<Said>),
-    /// For one member alone, through the coordinator. Lost when that one is.
+    /// For one member alone, through the coordinator. Lost when the coordinator is.
     Tell {
-        /// Who says it.
+        /// The sender.
         from: MemberId,
-        /// To whom.
+        /// The receiver.
         to: MemberId,
-        /// The words.
+        /// The content.
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
@@ -252,9 +252,9 @@ pub enum Message {
     Testify(Ended),
     /// The sender wants to go on to the next generation.
     GoOn(Wish),
-    /// The sender takes its wish back.
+    /// The sender withdraws its wish.
     StayHere(u64),
-    /// To a member: its wish came to nothing.
+    /// To a member: its wish has failed.
     NoSuccessor {
         /// The wish.
         wish: u64,
@@ -271,64 +271,64 @@ pub enum Message {
     Leave(Departure),
     /// From the coordinator: the next entry of the log.
     Append {
-        /// In which term.
+        /// The coordinator's term.
         term: Term,
         /// Its place.
         at: u64,
-        /// What all hear.
+        /// The entry.
         entry: Arc<Entry>,
     },
-    /// From the coordinator of this term: nothing is decided on this side any more.
+    /// From the coordinator of this term: this side decides nothing any more.
     CutOff {
-        /// In which term.
+        /// The coordinator's term.
         term: Term,
         /// Why.
         why: Exclusion,
     },
     /// From a candidate: asks for a vote.
     Solicit(Solicit),
-    /// The vote for a candidate, or, unasked, the wish to follow a coordinator.
+    /// The vote for a candidate, or, unasked, the request to follow a coordinator.
     Vote {
-        /// In which term.
+        /// The candidate's term.
         term: Term,
-        /// What the voter knows.
+        /// The voter's report.
         report: Box<Report>,
     },
     /// No vote: the sender follows this coordinator, or has promised its vote to this candidate.
     Follows {
-        /// In which term.
+        /// The term of that coordinator or candidate.
         term: Term,
         /// Whether that one coordinates already.
         leads: bool,
     },
     /// From a new coordinator: the receiver follows it, and lacks these entries.
     Lead {
-        /// In which term.
+        /// The coordinator's term.
         term: Term,
         /// The place of the first.
         start: u64,
-        /// What the receiver has not heard.
+        /// The entries that the receiver lacks.
         entries: Vec<Arc<Entry>>,
     },
     /// The receiver may not follow.
     TurnAway(Exclusion),
     /// From the coordinator: the successor that it proposes.
     Propose {
-        /// In which term.
+        /// The coordinator's term.
         term: Term,
         /// The next generation.
         membership: SharedMembership,
     },
     /// The sender is bound to that proposal.
     Accepted {
-        /// In which term.
+        /// The term of the proposal.
         term: Term,
         /// Its name.
         generation: Generation,
     },
     /// For the observers, at first and whenever the coordinator changes.
     Leads {
-        /// In which term.
+        /// The coordinator's term.
         term: Term,
         /// The generation.
         membership: SharedMembership,
@@ -337,6 +337,6 @@ pub enum Message {
     Observe(Peer),
     /// To the coordinator, through any of its members or observers.
     Operator(OperatorWord),
-    /// To an observer: the sender forms the first generation, which has this number. When that is active, it says so.
+    /// To an observer: the sender forms the first generation, which has this number. It reports when that is active.
     Forms(u64),
 }

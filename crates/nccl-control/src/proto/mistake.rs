@@ -1,4 +1,4 @@
-//! Mistakes that the simulator has to find.
+//! Planted mistakes that the simulator has to find.
 //!
 //! With the feature `mistakes`, a machine can be told to make one of them. Without it, [`Mistakes::makes`] is `false` for the
 //! compiler.
@@ -14,7 +14,7 @@ pub enum Mistake {
     RoundReused,
     /// A new coordinator does not go on with the successor that was accepted.
     DecisionForgotten,
-    /// A frame for an earlier life of this process is taken.
+    /// A frame for an earlier incarnation of this process is accepted.
     StaleIncarnation,
     /// A voter gives its vote to every candidate.
     VotesTwice,
@@ -26,17 +26,17 @@ pub enum Mistake {
     LeftOutEarly,
     /// A new coordinator goes on with its own log, not with the longest.
     ShorterLogKept,
-    /// What was not acknowledged is not sent again after a connection was lost.
+    /// Unacknowledged messages are not sent again after a connection was lost.
     NotRepeated,
-    /// What has arrived is sent again after a connection was lost, and handled again.
+    /// Messages that have arrived are sent again after a connection was lost, and handled again.
     HandledTwice,
     /// A coordinator orders without having confirmed its majority.
     WakesAndSpeaks,
     /// A successor becomes active before a majority has accepted it.
     ActiveAlone,
-    /// A member that has heard something else is let follow.
+    /// A member that has received other entries is allowed to follow.
     DivergentFollows,
-    /// What members had said and the last coordinator had not ordered is lost.
+    /// Messages of members that the last coordinator had not ordered are lost.
     UnheardForgotten,
     /// A member that abstains goes on counting the ends that it sees.
     AbstainerCounts,
@@ -44,18 +44,18 @@ pub enum Mistake {
     WitnessLeads,
     /// A new coordinator does not know which members abstain.
     AbstentionForgotten,
-    /// What a member that is bound to a successor has counted counts for others, too.
+    /// Ends that a member bound to a successor has counted count for others, too.
     BoundTestify,
     /// A member that has said goodbye goes on voting, and counting the ends that it sees.
     LeaverVotes,
-    /// A member that is left behind is taken off the voters by those that do not know of the successor that it has voted for.
+    /// A member that is left behind is removed from the voters by processes that do not know of the successor that it has voted for.
     BoundLeaves,
     /// A coordinator forgets that another may have led for a while.
     GapForgotten,
 }
 
 impl Mistake {
-    /// All of them.
+    /// All mistakes.
     pub const ALL: [Self; 23] = [
         Self::ClosedIsDead,
         Self::MuteVotes,
@@ -88,7 +88,7 @@ impl Mistake {
 pub struct Mistakes(#[cfg(feature = "mistakes")] pub Option<Mistake>);
 
 impl Mistakes {
-    /// Whether it makes this one.
+    /// Whether it makes this mistake.
     #[inline]
     #[must_use]
     pub fn makes(self, mistake: Mistake) -> bool {

@@ -1,23 +1,24 @@
 //! The control plane as machines: no clock, lock, thread, socket, cipher or log.
 //!
-//! A machine is told what happens ([`Member::handle`], [`Member::handle_timeout`]) and asked what to do ([`Member::poll`]) and when
-//! it wants to be asked again ([`Member::next_timeout`]). A driver connects it to sockets and clocks; the simulator in `tests/sim`
+//! A machine is given inputs ([`Member::handle`], [`Member::handle_timeout`]) and asked for outputs ([`Member::poll`]) and for the
+//! time of its next timeout ([`Member::next_timeout`]). A driver connects it to sockets and clocks; the simulator in `tests/sim`
 //! connects many of them to each other in virtual time.
 //!
-//! - `id`: who takes part; `timing`: all durations; `message`: what machines tell each other; `log`: what all hear;
+//! - `id`: members, generations and terms; `timing`: all durations; `message`: the messages of machines; `log`: entries for all members;
 //! - `link`: sessions that outlive connections;
-//! - `core`: what a member is in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
+//! - `core`: the state of a member in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
 //! - `observer`: the machine of a process that is no member and does not vote;
-//! - `mistake`: what the simulator has to find.
+//! - `mistake`: planted mistakes that the simulator has to find.
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! 1. Of one generation there are never two successors that are active.
-//! 2. All members of a successor have heard the same of their generation.
-//! 3. A member that is not in the successor says that it reaches no majority or was left behind, or what it was told, and makes
-//!    nothing.
-//! 4. No process is called dead that lives.
-//! 5. All hear within a bound after the last fault, and members that reach each other and are a majority go on together.
+//! 1. Of one generation there are never two active successors.
+//! 2. All members of a successor have received the same entries of their generation.
+//! 3. A member that is not in the successor reports that it reaches no majority or was left behind, or the reason it received, and
+//!    forms no generation.
+//! 4. No living process is reported as dead.
+//! 5. All members learn of it within a bound after the last fault, and members that reach each other and are a majority go on
+//!    together.
 //! 6. Nothing waits for ever.
 
 mod candidate;

@@ -1,13 +1,14 @@
-//! The machine of a process that is no member and does not vote: it hears what all hear, tells the ends that it knows, asks the
-//! coordinator's program, and hands on the operator's word.
+//! The machine of a process that is no member and does not vote: it receives the log, reports the ends that it knows, asks the
+//! coordinator's program, and forwards the operator's decision.
 //!
 //! ```text
 //! looking ──a coordinator says that it leads──▶ watching ──lost, mute, gone, redirected──▶ looking ──nobody answers──▶ over
 //! ```
 //!
-//! The process that forms the first generation is asked again and again until that is active; its program can be asked as well. While looking, one address or member after the other is asked, together with what is to be known by all. A member that follows
-//! says who leads. An observer may hear an entry that no member has heard when the coordinator ended with it: then other entries of
-//! the same places come after it.
+//! The observer asks the process that forms the first generation repeatedly until that is active; the program of that process can be
+//! asked as well. While looking, the observer asks one address or member after the other, and tells each what all have to know. A member
+//! that follows names the leader. An observer may receive an entry that no member has, if the coordinator ended with it: then other
+//! entries for the same places follow.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use super::message::{Ended, Message, Proof};
 use super::mistake::Mistakes;
 use super::timing::Timing;
 
-/// See the module.
+/// The state of an observer; see the module.
 #[derive(Debug)]
 pub struct Observer {
     me: Peer,
@@ -35,15 +36,15 @@ pub struct Observer {
     log: Log,
     /// The coordinator that it watches.
     leader: Option<MemberId>,
-    /// While no generation is known: the process that forms the first one, and that one's number.
+    /// While no generation is known: the process that forms the first one, and the number of that generation.
     forming: Option<(MemberId, u64)>,
-    /// When the coordinator, or while looking any member, was heard last.
+    /// When the coordinator, or while looking any member, was last heard.
     heard: Time,
-    /// Since when it looks for one.
+    /// Since when it looks for a coordinator.
     since: Time,
     tries: usize,
     redirects: u32,
-    /// Who was asked last, and when the next one is asked.
+    /// The process that was asked last, and when the next one is asked.
     asked: MemberId,
     next: Time,
     ended: BTreeMap<MemberId, Proof>,
@@ -53,11 +54,11 @@ pub struct Observer {
     over: bool,
 }
 
-/// So many members in a row say who leads, before the next one is asked.
+/// How many members in a row may refer to another leader, before the next one is asked.
 const REDIRECTS: u32 = 4;
 
 impl Observer {
-    /// It looks for the coordinator at these addresses, of which there is one at least.
+    /// Makes an observer that looks for the coordinator at these addresses, at least one.
     #[must_use]
     pub fn new(me: Peer, at: Vec<String>, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
         let mut this = Self {
@@ -87,43 +88,43 @@ impl Observer {
         this
     }
 
-    /// What to do next.
+    /// Returns the next output.
     pub fn poll(&mut self) -> Option<Output> {
         let event = self.events.pop_front().map(Output::Event);
         event.or_else(|| self.links.poll().map(Output::Wire))
     }
 
-    /// The generation that it has heard of last.
+    /// Returns the latest known generation.
     #[must_use]
     pub fn membership(&self) -> Option<&SharedMembership> {
         self.membership.as_ref()
     }
 
-    /// The coordinator that it watches, if it is not looking for one.
+    /// Returns the coordinator that it watches, if it is not looking for one.
     #[must_use]
     pub fn coordinator(&self) -> Option<MemberId> {
         self.leader
     }
 
-    /// Whether it looks for nobody any more.
+    /// Whether it has stopped looking for a coordinator.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// How many entries of this generation it has heard.
+    /// Returns how many entries of this generation it has received.
     #[must_use]
     pub fn heard(&self) -> u64 {
         self.log.end()
     }
 
-    /// Whether everything that it has said to others has arrived.
+    /// Whether all its messages to others have arrived.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.links.all_flushed()
     }
 
-    /// Everything that one input leads to. Of the commands it knows `Ask`, `Operator` and `Leave`.
+    /// Handles one input. Of the commands it knows `Ask`, `Operator` and `Leave`.
     pub fn handle(&mut self, now: Time, input: Input) {
         self.now = now;
         match input {
@@ -131,7 +132,7 @@ impl Observer {
             Input::Connected(peer, connection) => self.links.connected(now, peer, connection),
             Input::DialFailed(peer) => {
                 self.links.dial_failed(now, peer);
-                // The session with one that forms goes on as long as others.
+                // The session with a forming process goes on as long as others.
                 let forms = self.forming.is_some_and(|(id, _)| id == peer);
                 if self.leader.is_none() && peer == self.asked && !forms {
                     self.links.close(peer);
@@ -153,7 +154,7 @@ impl Observer {
         self.drain();
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) at the latest.
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout) at the latest.
     #[must_use]
     pub fn next_timeout(&self) -> Time {
         let own = match self.leader {
@@ -164,7 +165,7 @@ impl Observer {
         own.min(self.links.next_timeout())
     }
 
-    /// Does what is due.
+    /// Handles what is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = now;
         self.links.handle_timeout(now);
@@ -172,7 +173,7 @@ impl Observer {
         let mute = self.heard.after(self.timing.mute);
         match self.leader {
             _ if self.over => {}
-            // It is this process that was late.
+            // This process itself was delayed.
             Some(_) if now.since(mute) > self.timing.beat => self.heard = now,
             Some(_) if now >= mute => self.look(),
             None if now >= self.next => {
@@ -210,7 +211,7 @@ impl Observer {
                 LinkEvent::Lost(peer) | LinkEvent::Renewed(peer) if self.leader == Some(peer) => {
                     self.look();
                 }
-                // Perhaps at once, as another listens there.
+                // Perhaps at once, if another process listens there.
                 LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => {
                     self.next = self.now.after(self.timing.redial);
                 }
@@ -219,7 +220,7 @@ impl Observer {
         }
     }
 
-    /// Whether that process forms the first generation, and is reached.
+    /// Whether that process forms the first generation, and is reachable.
     fn forms(&self, id: MemberId) -> bool {
         self.forming.is_some_and(|(forms, _)| forms == id) && self.links.is_ready(id)
     }
@@ -236,7 +237,7 @@ impl Observer {
 
     // --- looking ---
 
-    /// There is no coordinator any more.
+    /// Begins to look: there is no coordinator any more.
     fn look(&mut self) {
         if let Some(leader) = self.leader.take() {
             self.links.keep(leader, false);
@@ -281,7 +282,7 @@ impl Observer {
         self.inform(id);
     }
 
-    /// What a member is to know, whether it leads or not.
+    /// Tells a member what it has to know, whether it leads or not.
     fn inform(&mut self, to: MemberId) {
         let Some(membership) = self.membership.clone() else {
             return;
@@ -307,7 +308,7 @@ impl Observer {
         self.links.send(to, generation, message);
     }
 
-    /// To the coordinator, or the process that forms the first generation, if there is one.
+    /// Sends to the coordinator, or to the process that forms the first generation, if there is one.
     fn tell(&mut self, message: Message) {
         if let Some(to) = self.leader.or(self.forming.map(|(id, _)| id)) {
             self.send(to, message);
@@ -330,7 +331,7 @@ impl Observer {
         }
     }
 
-    // --- what comes ---
+    // --- received messages ---
 
     fn message(&mut self, from: MemberId, message: Message) {
         let watched = self.leader == Some(from);
@@ -418,7 +419,7 @@ impl Observer {
         self.membership = Some(membership);
     }
 
-    /// A member leads. Nothing that is older than what is known.
+    /// Watches a member that leads, unless it is older than what is known.
     fn watch(&mut self, from: MemberId, term: Term, membership: SharedMembership) {
         if self.is_later(&membership) {
             self.enter(membership);
@@ -440,7 +441,7 @@ impl Observer {
         self.inform(from);
     }
 
-    /// Entries of the log, some of which may be known.
+    /// Takes entries of the log, some of which may be known.
     fn take(&mut self, start: u64, entries: Vec<Arc<Entry>>) {
         self.log.skip_to(start);
         for (at, entry) in (start..).zip(entries) {
@@ -465,7 +466,7 @@ impl Observer {
     }
 }
 
-/// Whether its word counts is for the coordinator to say: this process has no lease.
+/// The coordinator decides whether this testimony counts: this process has no lease.
 fn testimony(member: MemberId, proof: &Proof) -> Message {
     let (proof, counts) = (proof.clone(), false);
     Message::Testify(Ended {

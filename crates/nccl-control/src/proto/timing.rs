@@ -1,13 +1,13 @@
-//! All durations of the protocol, in one place, and what each of them promises.
+//! All durations of the protocol, and what each of them guarantees.
 
 /// Nanoseconds in a millisecond.
 pub const MILLI: u64 = 1_000_000;
 
 /// Durations in nanoseconds.
 ///
-/// `lease + 4 * beat <= silent_beats * beat` is what keeps two generations apart: a member counts the proven ends of others only
+/// `lease + 4 * beat <= silent_beats * beat` keeps two generations apart: a member counts the proven ends of others only
 /// while its lease runs, and no coordinator leaves out a living member before that lease has run out. Two beats are for another
-/// coordinator, that may have led for a moment and given the lease; two are for the votes, which were heard not longer ago. The
+/// coordinator, which may have led for a moment and given the lease; two are for the votes, which are not older than that. The
 /// coordinator counts beats, not time, so that a clock that jumps once shortens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
@@ -15,15 +15,15 @@ pub struct Timing {
     pub beat: u64,
     /// How long after a confirmed exchange with the coordinator a member knows that no generation exists without it.
     pub lease: u64,
-    /// How many beats in a row a living member has not answered when it may be left out of the next generation.
+    /// How many beats in a row a living member has left unanswered when it may be left out of the next generation.
     pub silent_beats: u64,
-    /// After how long without an answer a member is suspected. Nothing ends by that.
+    /// After how long without an answer a member is suspected. Nothing ends because of that.
     pub suspect: u64,
-    /// How long a connection that ended may take to come back.
+    /// How long a lost connection may take to come back.
     pub resume: u64,
-    /// How long a parent's word on an end waits for a goodbye that it may have overtaken, while the connection is there.
+    /// How long a parent's report of an end waits for a goodbye that it may have overtaken, while the connection is there.
     pub word: u64,
-    /// Between two attempts to connect.
+    /// The time between two attempts to connect.
     pub redial: u64,
     /// How much later the next in line starts a failover.
     pub stagger: u64,
@@ -35,9 +35,9 @@ pub struct Timing {
     pub grace: u64,
     /// How long a request to the coordinator may stay unanswered before the coordinator is given up as mute.
     pub mute: u64,
-    /// How long the coordinator may take to hear a majority before it says that there is none.
+    /// How long the coordinator may take to hear a majority before it reports that there is none.
     pub confirm: u64,
-    /// After how long without a coordinator a member says that it is cut off.
+    /// After how long without a coordinator a member reports that it is cut off.
     pub give_up: u64,
     /// How long an unreachable member is tolerated after NCCL has made progress with it.
     pub progress: u64,

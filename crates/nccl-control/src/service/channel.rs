@@ -21,13 +21,13 @@ pub(super) struct Channels {
 
 #[derive(Default)]
 pub(super) struct Channel {
-    /// By rank: sent to it, and not yet taken.
+    /// By rank: how many messages were sent to it, and not yet taken.
     pub(super) waiting: Vec<usize>,
     /// Sends for which there is no room, in their order.
     pub(super) held: VecDeque<Sending>,
 }
 
-/// A message on its way.
+/// A message to send.
 pub(super) struct Sending {
     pub(super) from: usize,
     pub(super) id: u64,
@@ -58,7 +58,7 @@ impl Sending {
 }
 
 impl Channel {
-    /// The ranks that have no room for it.
+    /// Returns the ranks that have no room for it.
     pub(super) fn full(&self, sending: &Sending) -> Vec<usize> {
         let ranks = 0..self.waiting.len();
         ranks

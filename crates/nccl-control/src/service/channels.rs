@@ -1,4 +1,4 @@
-//! Channels: the messages of all senders in one order. A sender is held back whose receivers do not take what has come.
+//! Channels: the messages of all senders in one order. A send waits while a receiver has no room.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::incoming::{Answer, Push};
 use crate::message::Incomplete;
 use crate::time::later;
 
-/// The most channels; a program that has more has lost count of their names.
+/// The most channels; a program that exceeds it leaks names.
 const MOST: usize = 1024;
 
 impl Service {
@@ -46,7 +46,7 @@ impl Service {
         };
         let channel = self.channels.by_name.entry(name.clone()).or_default();
         channel.waiting.resize(size, 0);
-        // The first to come is the first to go.
+        // First come, first served.
         if !channel.held.is_empty() || !channel.full(&sending).is_empty() {
             let deadline = sending.deadline;
             channel.held.push_back(sending);
@@ -73,7 +73,7 @@ impl Service {
         self.answer(vec![(sending.from, sending.id)], Answer::Done);
     }
 
-    /// A rank has taken so many messages.
+    /// Records that a rank has taken so many messages.
     pub(super) fn took(&mut self, rank: usize, name: &str, count: usize) {
         if let Some(channel) = self.channels.by_name.get_mut(name) {
             channel.waiting[rank] = channel.waiting[rank].saturating_sub(count);
@@ -87,7 +87,7 @@ impl Service {
         }
     }
 
-    /// A rank takes part in nothing any more.
+    /// Ends all channels, because a rank takes part in nothing any more.
     pub(super) fn end_channels(&mut self, rank: usize, departure: Departure) {
         if self.channels.over.is_some() {
             return;
@@ -103,7 +103,7 @@ impl Service {
         self.push(To::All, Push::Over { rank, departure });
     }
 
-    /// Sends that have waited long enough.
+    /// Ends the sends that have waited too long.
     pub(super) fn give_up_sending(&mut self, now: Instant) {
         let mut late = Vec::new();
         for channel in self.channels.by_name.values_mut() {
@@ -125,7 +125,7 @@ impl Service {
             };
             self.refuse(sending.from, sending.id, why);
         }
-        // A send that is gone may have stood before one for which there is room.
+        // A removed send may have blocked one for which there is room.
         let names: Vec<_> = self.channels.by_name.keys().cloned().collect();
         for name in names {
             self.took(0, &name, 0);

@@ -1,4 +1,4 @@
-//! What the driver of a service tells it, and asks for.
+//! The interface of a service to its driver.
 
 use std::time::Instant;
 
@@ -7,18 +7,18 @@ use crate::departure::{Departure, cut};
 use crate::phase::Phase;
 use crate::request::Request;
 
-/// How many remarks are kept for ranks that wait in vain.
+/// How many remarks are kept for the errors of waiting ranks.
 const REMARKS: usize = 8;
 
 impl Service {
-    /// As which process `rank` is expected.
+    /// Sets the process as which `rank` is expected.
     pub(crate) fn expect(&mut self, rank: usize, host: &str, pid: u64) {
         let own = &mut self.ranks[rank];
         host.clone_into(&mut own.host);
         own.pid = pid;
     }
 
-    /// `rank` is there, as this process.
+    /// Records that `rank` is there, as this process.
     pub(crate) fn arrive(&mut self, now: Instant, rank: usize, host: &str, pid: u64) {
         self.expect(rank, host, pid);
         let own = &mut self.ranks[rank];
@@ -26,20 +26,20 @@ impl Service {
         own.phase = Some((Phase::Joined, now));
     }
 
-    /// The connection of `rank` is gone. A rank that has departed comes to no round of ends any more either.
+    /// Records that the connection of `rank` is gone. A departed rank then takes part in no round of ends any more either.
     pub(crate) fn disconnect(&mut self, rank: usize) {
         self.ranks[rank].is_connected = false;
     }
 
-    /// `rank` departed before this coordinator began: the ranks know.
+    /// Records that `rank` departed before this coordinator began: the ranks know.
     pub(crate) fn departed_before(&mut self, rank: usize, departure: Departure) {
         self.ranks[rank].departure = Some(departure.clone());
         self.channels.over.get_or_insert((rank, departure));
     }
 
-    /// One request of a rank that is connected: [`Collect`](Request::Collect), [`Cancel`](Request::Cancel), [`Set`](Request::Set),
+    /// Handles one request of a rank that is connected: [`Collect`](Request::Collect), [`Cancel`](Request::Cancel), [`Set`](Request::Set),
     /// [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send), [`Took`](Request::Took),
-    /// [`Suspect`](Request::Suspect) or [`Attends`](Request::Attends). Others are about membership, and nothing follows from them.
+    /// [`Suspect`](Request::Suspect) or [`Attends`](Request::Attends). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
         match request {
             Request::Collect {
@@ -70,15 +70,15 @@ impl Service {
         }
     }
 
-    /// `rank` comes to no round any more; one that `stays` comes to those of ends, and leaves a second time when it is through with
-    /// them. Returns whether that is news.
+    /// Records that `rank` takes part in no round any more; a rank that `stays` still takes part in those of ends, and leaves a second time
+    /// after them. Returns whether that is new.
     pub(crate) fn leave(&mut self, rank: usize, departure: Departure, stays: bool) -> bool {
         let own = &mut self.ranks[rank];
         if own.is_closed() || (stays && own.departure.is_some()) {
             return false;
         }
         own.is_connected &= stays;
-        // A rank that has failed has said why it goes.
+        // A failed rank has already reported its reason.
         if !matches!(own.departure, Some(Departure::Failed(_))) {
             own.departure = Some(departure.clone());
         }
@@ -88,7 +88,7 @@ impl Service {
         true
     }
 
-    /// Ends what has run out of time.
+    /// Ends the requests whose time has run out.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
@@ -106,17 +106,17 @@ impl Service {
         self.earliest = deadlines.into_iter().flatten().min();
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) and [`reports`](Self::reports) next.
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout) and [`reports`](Self::reports) next.
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         self.earliest.into_iter().chain(self.next_report()).min()
     }
 
-    /// The next to be sent.
+    /// Returns the next output.
     pub(crate) fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// A process was turned away: ranks that wait in vain are told.
+    /// Records a refused connection for the errors of waiting ranks.
     pub(crate) fn remark(&mut self, text: String) {
         self.remarked += 1;
         if self.remarks.len() == REMARKS {

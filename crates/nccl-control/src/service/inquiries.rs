@@ -1,8 +1,8 @@
 //! Inquiries: which ranks have not entered an operation, asked once for all ranks that wait in it.
 //!
-//! Of each communicator, the last operation that was asked about is kept; later suspicions of the same are
-//! answered by what is told to all anyway. At 1024 ranks an inquiry is a message to and from each, and one more to
-//! each when a rank is late.
+//! The last inquired operation of each communicator is kept; later suspicions of the same operation
+//! get no answer of their own, since the result goes to all ranks anyway. At 1024 ranks an inquiry is one message to and from each
+//! rank, and one more to each when a rank is late.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use crate::inquiry::{Attendance, Latecomer, Lateness, Suspicion};
 /// How long ranks may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Communicators of which operations are kept; a program that has more in trouble learns of the last.
+/// The most communicators with a kept inquiry; beyond it, the oldest inquiry is dropped.
 const MOST: usize = 256;
 
-/// How many latecomers are listed by name.
+/// How many late ranks are listed by name.
 const LISTED: usize = 8;
 
 impl Service {
-    /// `rank` waits in an operation, which others may not have entered.
+    /// Handles that `rank` waits in an operation, which others may not have entered.
     pub(super) fn inquire(&mut self, rank: usize, suspicion: Suspicion, now: Instant) {
         let Suspicion {
             subject,
@@ -86,7 +86,7 @@ impl Service {
         self.look_at(&key, now);
     }
 
-    /// A rank says whether it has entered.
+    /// Handles a rank's report whether it has entered.
     pub(super) fn attends(&mut self, rank: usize, attendance: Attendance, now: Instant) {
         let Attendance {
             key,
@@ -106,7 +106,7 @@ impl Service {
         let is_first = inquiry.heard[place] == Heard::Nothing;
         inquiry.heard[place] = match entered {
             Some(since) => {
-                // An answer was on its way for about half of the time; what comes later comes by itself.
+                // A first answer took about half of the round trip; later reports are unsolicited.
                 let way = match is_first {
                     true => now.saturating_duration_since(inquiry.opened) / 2,
                     false => Duration::ZERO,
@@ -123,7 +123,7 @@ impl Service {
         self.look_at(&key, now);
     }
 
-    /// Says what is known once it is.
+    /// Reports the result once it is complete.
     fn look_at(&mut self, key: &str, now: Instant) {
         let Some(inquiry) = self.inquiries.get_mut(key) else {
             return;
@@ -151,7 +151,7 @@ impl Service {
             }
             return;
         }
-        // Those that are gone are told of otherwise.
+        // Departed ranks are reported elsewhere.
         let is_there = |place: &usize| {
             let rank = inquiry.members[*place];
             !matches!(inquiry.heard[*place], Heard::Entered(_))
@@ -167,7 +167,7 @@ impl Service {
         }
     }
 
-    /// Tells all members, and observers, of some that are late, or were.
+    /// Reports late ranks, or ranks that were late, to all members and observers.
     fn tell_of(&mut self, key: &str, places: &[usize], now: Instant) {
         let Some(inquiry) = self.inquiries.get(key) else {
             return;
@@ -209,7 +209,7 @@ impl Service {
         self.push(To::Observers, push);
     }
 
-    /// Inquiries whose patience is over.
+    /// Ends the inquiries whose patience is over.
     pub(super) fn end_asking(&mut self, now: Instant) {
         let asking = self.inquiries.iter();
         let asking = asking.filter(|(_, inquiry)| inquiry.stage == Stage::Asking);
@@ -219,7 +219,7 @@ impl Service {
         }
     }
 
-    /// When the next patience is over.
+    /// Returns when the next patience is over.
     pub(super) fn next_inquiry_deadline(&self) -> Option<Instant> {
         let inquiries = self.inquiries.values();
         let asking = inquiries.filter(|inquiry| inquiry.stage == Stage::Asking);

@@ -1,35 +1,35 @@
-//! One inquiry.
+//! The state of one inquiry.
 
 use std::time::Instant;
 
 use crate::inquiry::Subject;
 
-/// What has been found out about an operation.
+/// The state of an inquiry about an operation.
 pub(super) struct Inquiry {
     pub(super) subject: Subject,
-    /// In the world, by their place in the communicator.
+    /// The ranks in the world, by their rank in the communicator.
     pub(super) members: Vec<usize>,
     pub(super) heard: Vec<Heard>,
     pub(super) opened: Instant,
-    /// The rank that asks how far apart the ranks came, and nothing else.
+    /// The rank that asks only how far apart the ranks entered.
     pub(super) sample_for: Option<usize>,
     pub(super) stage: Stage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Ranks have been asked.
+    /// The ranks have been asked.
     Asking,
-    /// All know which ranks are late, and wait for them.
+    /// All ranks know which are late, and wait for them.
     Late,
-    /// Everything is known.
+    /// The result is complete.
     Over,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Nothing,
-    /// It has not entered; what it did last.
+    /// The rank has not entered; its last operation.
     NotYet(String),
     Entered(Instant),
 }
@@ -39,7 +39,7 @@ impl Inquiry {
         self.members.iter().position(|&member| member == rank)
     }
 
-    /// The lowest rank that waits.
+    /// Returns the lowest rank that waits.
     pub(super) fn teller(&self) -> usize {
         let waits = |heard: &Heard| matches!(heard, Heard::Entered(_));
         let place = self.heard.iter().position(waits).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the log of the coordinator's process says while ranks wait: one line for all of them.
+//! The log lines of the coordinator's process while ranks wait: one line for all of them.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use nccl_base::ranges::ranges;
 
 use super::state::Service;
 
-/// How long a rank waits before the log says so, and again.
+/// How long a request waits before each log line about it.
 pub(crate) const REPORT: Duration = Duration::from_secs(10);
 
-/// The most lines at once: ranks that wait for more wait for the same ranks.
+/// The most lines at once: further requests wait for the same ranks.
 const MOST: usize = 8;
 
 impl Service {
-    /// What to say now. Only what has waited for [`REPORT`] since it began, or since it was said.
+    /// Returns the due lines: about requests that have waited for [`REPORT`] since they began, or since the last line about them.
     pub(crate) fn reports(&mut self, now: Instant) -> Vec<String> {
         let mut said = Vec::new();
         let ranks = &self.ranks;
@@ -68,7 +68,7 @@ impl Service {
         said
     }
 
-    /// When to look next.
+    /// Returns when the next line is due.
     pub(super) fn next_report(&self) -> Option<Instant> {
         let rounds = self.rounds.values();
         let rounds = rounds

@@ -1,4 +1,4 @@
-//! One round.
+//! The state of one round.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,13 +9,13 @@ use crate::message::Parts;
 pub(super) struct Open {
     pub(super) members: Option<Arc<[usize]>>,
     pub(super) begun: Instant,
-    /// When to say that it is still waited for.
+    /// When the next log line about waiting for it is due.
     pub(super) report: Instant,
-    /// When the first of the ranks that wait runs out of patience.
+    /// When the first patience of a waiting rank runs out.
     pub(super) deadline: Instant,
     pub(super) parts: Vec<Option<Vec<u8>>>,
     pub(super) bytes: usize,
-    /// Which ranks have come, by place.
+    /// Which ranks have come, by their place in the round.
     pub(super) came: Vec<bool>,
     pub(super) waiting: Vec<(usize, u64)>,
     pub(super) verdict: Option<Answer>,
@@ -40,7 +40,7 @@ impl Open {
         self.came.iter().all(|&came| came)
     }
 
-    /// All have come, and get the parts of all.
+    /// Completes the round: all ranks get the parts of all.
     pub(super) fn complete(&mut self) {
         let parts = self.parts.iter_mut().filter_map(Option::take).collect();
         self.verdict = Some(Answer::Parts(Parts::new(parts)));
@@ -52,7 +52,7 @@ impl Open {
             .map(|place| self.rank_at(place))
     }
 
-    /// For a round of ends: a rank from which nothing can come any more gave an empty part.
+    /// Completes a round of ends with an empty part for each rank from which nothing can arrive any more, if only those are absent.
     pub(super) fn end_without_the_closed(&mut self, is_closed: impl Fn(usize) -> bool) {
         if self.absent().all(is_closed) {
             let parts = self

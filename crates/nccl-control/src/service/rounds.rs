@@ -97,7 +97,7 @@ impl Service {
         self.settle(&round);
     }
 
-    /// Whether a majority of all ranks answers by now.
+    /// Sets whether a majority of all ranks answers by now.
     pub(crate) fn majority(&mut self, answers: bool) {
         if std::mem::replace(&mut self.has_majority, answers) || !answers {
             return;
@@ -113,7 +113,7 @@ impl Service {
         keys.iter().for_each(|key| self.settle(key));
     }
 
-    /// Tells a round's verdict to the ranks that wait for it, and forgets the round when no other rank can come.
+    /// Sends a round's verdict to the ranks that wait for it, and forgets the round when no other rank can come.
     fn settle(&mut self, key: &Round) {
         let Some(open) = self.rounds.get_mut(key) else {
             return;
@@ -134,7 +134,7 @@ impl Service {
         self.answer(waiting, verdict);
     }
 
-    /// Ends a round before all are there.
+    /// Ends a round before all parts are there.
     fn end(&mut self, key: &Round, why: Incomplete) {
         if let Some(open) = self.rounds.get_mut(key) {
             open.verdict
@@ -154,7 +154,7 @@ impl Service {
         }
     }
 
-    /// Ends the rounds to which `rank` would have had to come.
+    /// Ends the rounds that need `rank`.
     pub(super) fn leave_rounds(&mut self, rank: usize, departure: &Departure, stays: bool) {
         let keys: Vec<_> = self
             .rounds
@@ -204,7 +204,7 @@ impl Service {
         let waited_for = |rank: &usize| !(key.is_of_ends() && self.ranks[*rank].is_closed());
         let missing = open.absent().filter(waited_for);
         let missing: Vec<_> = missing.map(|rank| self.missing(rank, now)).collect();
-        // Which processes were turned away matters where a rank never came.
+        // Refused connections matter where a rank never came.
         let mut remarks = Vec::new();
         if missing.iter().any(|missing| missing.phase.is_none()) {
             remarks.extend(self.remarks.iter().cloned());

@@ -1,4 +1,4 @@
-//! What a service has of ranks and of their requests.
+//! The state of a service: its ranks and their requests.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::phase::Phase;
 /// The longest name of a topic, a key or a phase, in bytes.
 pub(crate) const LONGEST_NAME: usize = 1024;
 
-/// The most open rounds and waiting gets; a program that has more has lost count of its topics.
+/// The most open rounds and waiting gets; a program that exceeds it leaks topics.
 pub(super) const MOST_OPEN: usize = 1 << 16;
 
-/// What a coordinator does for the ranks of one generation beside their membership.
+/// The service of a coordinator for the ranks of one generation, beside their membership.
 pub(crate) struct Service {
     pub(super) ranks: Vec<Rank>,
     pub(super) rounds: BTreeMap<Round, Open>,
@@ -31,37 +31,37 @@ pub(crate) struct Service {
     pub(super) inquiries: BTreeMap<String, Inquiry>,
     pub(super) remarks: VecDeque<String>,
     pub(super) remarked: usize,
-    /// Whether a majority of all ranks answers: without one, nothing ends that only some of the ranks take part in.
+    /// Whether a majority of all ranks answers: without one, no round ends in which only some of the ranks take part.
     pub(super) has_majority: bool,
     /// No deadline is earlier than this.
     pub(super) earliest: Option<Instant>,
     pub(super) outputs: VecDeque<Output>,
 }
 
-/// A rank waits for a key.
+/// A request of a rank that waits for a key.
 pub(super) struct Get {
     pub(super) key: String,
     pub(super) rank: usize,
     pub(super) id: u64,
     pub(super) begun: Instant,
-    /// When to say that it is still waited for.
+    /// When the next log line about waiting for it is due.
     pub(super) report: Instant,
     pub(super) deadline: Instant,
 }
 
-/// What the service knows of a rank.
+/// The state of a rank in the service.
 #[derive(Default)]
 pub(crate) struct Rank {
     pub(crate) host: String,
     pub(crate) pid: u64,
-    /// What it does, and since when; `None` until it arrives.
+    /// Its phase, and since when; `None` until it arrives.
     pub(crate) phase: Option<(Phase, Instant)>,
-    /// Why it comes to no round any more. While it is connected, it still comes to those of ends.
+    /// Why it takes part in no round any more. While it is connected, it still takes part in those of ends.
     pub(crate) departure: Option<Departure>,
     pub(super) is_connected: bool,
 }
 
-/// To which ranks or observers a push goes.
+/// The receivers of a push: ranks or observers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     All,
@@ -70,7 +70,7 @@ pub(crate) enum To {
     Observers,
 }
 
-/// What the driver has to send.
+/// A message for the driver to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     Answer {
@@ -85,7 +85,7 @@ pub(crate) enum Output {
 }
 
 impl Rank {
-    /// Whether nothing can come from it any more.
+    /// Whether nothing can arrive from it any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.departure.is_some() && !self.is_connected
     }
@@ -126,12 +126,12 @@ impl Service {
         self.ranks[rank].departure.as_ref()
     }
 
-    /// The rank that left first, since when no channel has all its ranks.
+    /// Returns the rank that left first, since when no channel has all its ranks.
     pub(crate) fn over(&self) -> Option<&(usize, Departure)> {
         self.channels.over.as_ref()
     }
 
-    /// What a rank that waits for `rank` is told of it.
+    /// Returns what a rank that waits for `rank` is told about it.
     pub(crate) fn missing(&self, rank: usize, now: Instant) -> Missing {
         let phase = self.ranks[rank].phase.as_ref();
         Missing {
@@ -141,7 +141,7 @@ impl Service {
     }
 }
 
-/// What the parts have in common.
+/// Helpers of all parts.
 impl Service {
     pub(super) fn answer(&mut self, to: Vec<(usize, u64)>, answer: Answer) {
         if !to.is_empty() {
@@ -162,7 +162,7 @@ impl Service {
     }
 }
 
-/// Why a request ends without a rank that has departed.
+/// The reason of a request that ends because a rank has departed.
 pub(super) fn gone(rank: usize, departure: &Departure) -> Incomplete {
     Incomplete::Gone {
         rank,

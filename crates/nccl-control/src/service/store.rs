@@ -60,7 +60,7 @@ impl Service {
         self.gets.retain(|get| (get.rank, get.id) != (rank, id));
     }
 
-    /// A rank that dies or fails may be the one that would have set a key: all ranks stop to wait.
+    /// Ends the gets of a rank that leaves. A rank that dies or fails may be the one that would have set a key, so all waiting gets end.
     pub(super) fn leave_store(&mut self, rank: usize, departure: &Departure) {
         self.gets.retain(|get| get.rank != rank);
         if *departure != Departure::Left {

@@ -13,7 +13,7 @@ use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::request::Request;
 
-/// A service, and what time it is for it.
+/// A service, and its time.
 struct World {
     service: Service,
     begun: Instant,
@@ -25,7 +25,7 @@ impl World {
         Self::with(size, 0..size)
     }
 
-    /// One of `size` ranks, of which some have come.
+    /// A service of `size` ranks, of which some have come.
     fn with(size: usize, come: impl IntoIterator<Item = usize>) -> Self {
         let (mut service, begun) = (Service::new(size), Instant::now());
         for rank in come {
@@ -43,7 +43,7 @@ impl World {
         self.outputs()
     }
 
-    /// After so many milliseconds since the beginning.
+    /// Advances to so many milliseconds since the beginning.
     fn at(&mut self, millis: u64) -> Vec<Output> {
         self.now = self.begun + Duration::from_millis(millis);
         self.service.handle_timeout(self.now);
@@ -197,7 +197,7 @@ fn a_round_ends_once_for_all_by_the_first_patience_with_who_was_turned_away() {
     };
     assert_eq!(ended, [incomplete(&[(0, 5), (1, 6)], why.clone())]);
     assert_eq!(world.service.next_timeout(), None);
-    // A rank that comes later hears the same; with the last one, the round is forgotten.
+    // A later rank gets the same answer; with the last one, the round is forgotten.
     let later = world.ask(2, 7, collect("x", 60, None));
     assert_eq!(later, [incomplete(&[(2, 7)], why)]);
     assert_eq!(world.service.rounds().count(), 1);
@@ -223,7 +223,7 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     );
     let why = Incomplete::GivenUp { rank: 1, reason };
     assert_eq!(given_up, [incomplete(&[(2, 2), (1, 2)], why)]);
-    // Ranks hear how their rounds ended, then that their channels are over.
+    // Ranks learn how their rounds ended, then that their channels are over.
     assert_eq!(world.ask(2, 3, collect("left", 60, None)), []);
     assert_eq!(world.ask(2, 4, get("key", 60)), []);
     let gone = |rank| Incomplete::Gone {
@@ -250,7 +250,7 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     assert!(!world.service.leave(1, Departure::Left, false));
 }
 
-/// They could be those on the side of a cut network that does not go on.
+/// The ranks could be on the side of a cut network that does not go on.
 #[test]
 fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let mut world = World::new(3);
@@ -259,7 +259,7 @@ fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     assert_eq!(world.ask(1, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(2, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(1, 3, collect("open", 60, Some(&[1, 0]))), []);
-    // The others are not to go on without these: what is of all needs none, and what is of ends cannot wait.
+    // Rounds of all need no majority, as the others cannot go on without these ranks; rounds of ends cannot wait.
     let ends = format!("{ENDS}x");
     let end = world.ask(2, 4, collect(&ends, 60, Some(&[2])));
     assert_eq!(end, [parts(&[(2, 4)], &[&ends.as_bytes()[..1]])]);
@@ -313,12 +313,12 @@ fn a_round_of_ends_does_without_ranks_that_are_gone_and_waits_for_one_that_stays
         &world.ask(3, 2, other)[..],
         [Output::Answer { .. }]
     ));
-    // It comes to rounds of ends, until it leaves a second time.
+    // The rank takes part in rounds of ends, until it leaves a second time.
     assert_eq!(
         world.ask(1, 1, collect("end/x", 60, None)),
         [parts(&[(0, 1), (3, 1), (1, 1)], &[b"e", b"e", b"", b"e"])]
     );
-    // Of a round that ended without it, it is told when it comes.
+    // A round that ended without it gives it the outcome when it comes.
     assert_eq!(world.ask(0, 2, collect("end/late", 1, Some(&[0, 1]))), []);
     let timed_out = world.at(1000);
     let later = world.ask(1, 2, collect("end/late", 60, Some(&[0, 1])));
@@ -452,7 +452,7 @@ fn an_inquiry_names_the_rank_that_is_late_and_says_when_it_has_entered() {
     assert_eq!((&*one.phase, one.answers), ("load", false));
     assert_eq!(one.behind, Duration::from_secs(3));
     assert_eq!(world.at(4000), []);
-    // It entered half a second ago: 5.5 s behind the first; its answer was on its way for a second at most.
+    // The rank entered half a second ago: 5.5 s behind the first; its answer was on its way for a second at most.
     let said = world.ask(2, 0, attend("k", 9, Some(500)));
     let one = &late(&said).late[0];
     assert!(one.has_entered);
@@ -493,7 +493,7 @@ enum Asked {
     Other,
 }
 
-/// One request, and whether it expects an answer.
+/// A random request, and the answer that it expects, if any.
 fn any_request(random: &mut fastrand::Rng, size: usize) -> (Request, Option<Asked>) {
     let seconds = random.u64(0..12);
     let key = ["a", "b"][random.usize(0..2)];
@@ -587,7 +587,7 @@ fn every_request_is_answered_once_unless_its_rank_leaves_or_cancels_it() {
                     };
                     let reason = Reason::Aborted;
                     let outputs = world.ask(rank, id, Request::Cancel { reason });
-                    // The sender of a message is still told what became of it.
+                    // The sender of a message is still told its outcome.
                     match asked {
                         Asked::Get => drop(waiting.remove(&(rank, id))),
                         Asked::Round { .. } => assert_eq!(outputs.len(), 1, "seed {seed}"),

@@ -1,4 +1,4 @@
-//! Ordered messages: one order for all, no more than there is room for, and one end.
+//! Ordered messages: one order for all, bounded buffers, and one end.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn what_all_ranks_send_comes_to_all_in_one_order() {
         world.barrier("end").unwrap();
         heard
     });
-    // What two receivers both heard, they heard in the same order.
+    // Two receivers got their common messages in the same order.
     for (a, b) in [(0, 1), (1, 2), (0, 2)] {
         let third = 3 - a - b;
         let of_third = |rank: usize| -> Vec<_> {
@@ -64,7 +64,7 @@ fn two_receivers_hear_two_senders_in_one_order() {
                     (0..200u8).for_each(|n| steps.send(&[world.rank() as u8, n]).unwrap())
                 });
             }
-            // A sender hears the other one.
+            // A sender receives the other sender's messages.
             let count = if world.rank() < 2 { 200 } else { 400 };
             for _ in 0..count {
                 heard.push(steps.recv(LONG).unwrap().expect("a message").bytes);
@@ -109,7 +109,7 @@ fn a_sender_waits_for_the_slowest_and_names_it_in_vain() {
                 // Another channel has room of its own.
                 hasty.channel("other").send(b"x").unwrap();
                 hasty.barrier("named").unwrap();
-                // Rank 2 takes a quarter, is told of at once, and that much fits.
+                // Rank 2 takes a quarter, which is reported at once, and that much fits.
                 let patient = hasty.with_timeout(LONG);
                 for n in 64..80u8 {
                     patient.channel("steps").send(&[n]).unwrap();

@@ -1,6 +1,6 @@
-//! Everything that is parsed, fed with what is right, what is nearly right, and what is not.
+//! All parsers, fed with valid, nearly valid and invalid input.
 //!
-//! `corpus/` holds one file for each message, as it goes over the wire. After a change of the protocol
+//! `corpus/` holds one file for each message in its wire format. After a change of the protocol
 //! (and of its version), `NCCL_UPDATE_CORPUS=1 cargo test -p nccl-control corpus` writes them anew.
 
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ fn answer(answer: &Answer) -> Outgoing {
     Outgoing::new(7, answer.encode())
 }
 
-/// One of each message.
+/// An example of each message.
 fn examples() -> Vec<(&'static str, Outgoing)> {
     let text = String::from;
     let hello = Hello {
@@ -117,7 +117,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     };
     let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
     vec![
-        // As if the handshake sealed nothing.
+        // As if the handshake encrypted nothing.
         ("hello", greeting(Some(here()), hello.encode()).encode()),
         ("hello-translated", greeting(None, Vec::new()).encode()),
         ("answer", Greeting::Answer(vec![4; 48]).encode()),
@@ -443,11 +443,11 @@ fn corpus() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tests/corpus")
 }
 
-/// Everything that could be done with bytes from a socket; what is understood is written and read back.
+/// Feeds bytes to all parsers of socket data; parsed messages are written and read back.
 fn feed(bytes: &[u8], limit: usize) -> usize {
     let mut decoder = Decoder::new(limit);
     let mut understood = 0;
-    // In two pieces, as they may come.
+    // In two pieces, as they may arrive.
     let (one, two) = bytes.split_at(bytes.len() / 2);
     for piece in [one, two] {
         decoder.push(piece);
@@ -459,7 +459,7 @@ fn feed(bytes: &[u8], limit: usize) -> usize {
     understood
 }
 
-/// Whether it is something to one of the parsers: without a kind, one frame may be something to several.
+/// Whether one of the parsers accepts the frame: without a kind, one frame may be valid for several.
 fn again(frame: &Frame) -> bool {
     let copy = |out: Outgoing| Frame {
         id: frame.id,
@@ -545,11 +545,11 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
         let _ = tcp::Place::parse(&text);
         let _ = interface::Interface::parse(&text);
     }
-    // Otherwise the mutations were too wild to get anywhere.
+    // Otherwise the mutations would be too wild to reach the parsers.
     assert!(understood > 10_000, "{understood}");
 }
 
-/// What a door makes of the bytes of a first message, without a socket.
+/// Whether a listener opens the bytes of a first message, without a socket.
 fn opens(bytes: &[u8], secret: &Secret, own: &Plain) -> bool {
     let mut decoder = Decoder::new(GREETING);
     decoder.push(bytes);
@@ -584,7 +584,7 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
         own(false, Some("tcp:10.0.0.5:29400")),
     ] {
         assert!(!opens(&bytes, &secret, &other));
-        // What is in plain was changed to what that door has to hear.
+        // The plain part was changed to the one that this listener expects.
         let changed = Greeting::Hello {
             plain: other.clone(),
             first: first.clone(),

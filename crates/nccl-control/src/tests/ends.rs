@@ -1,4 +1,4 @@
-//! Ranks whose world is gone before their communicators are, and rounds that do without the dead.
+//! Ranks whose world is gone before their communicators are, and rounds that succeed without dead ranks.
 
 use super::super::mailbox::Notice;
 use super::*;
@@ -15,7 +15,7 @@ fn two(name: &'static str) -> (World, World) {
     (zero.join().unwrap(), one)
 }
 
-/// What a rank hears of others that go.
+/// Records the departures that a rank receives.
 fn departures(world: &World) -> Arc<Mutex<Vec<(usize, Departure)>>> {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let record = Arc::clone(&heard);
@@ -46,7 +46,7 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
         let error = other.barrier("never").unwrap_err().to_string();
         assert!(error.contains("left the world"), "{error}");
         assert_eq!(*heard.lock(), []);
-        // It is still there for what ends.
+        // The rank is still there for the ends.
         std::thread::scope(|scope| {
             let members: Arc<[usize]> = [0, 1].into();
             scope.spawn({
@@ -164,11 +164,11 @@ fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
                     }
                     let of_0 = |(gone, _): &(usize, Departure)| *gone == 0;
                     eventually("rank 0 leaves", || heard.lock().iter().any(of_0));
-                    // What rank 0 says of others as it goes comes no later than its own end.
+                    // Rank 0's reports about others come no later than its own end.
                     std::thread::sleep(Duration::from_millis(5));
                     seen.wait();
                     let mut all = heard.lock().clone();
-                    // Behind that, another coordinates, which hears the goodbyes of the others.
+                    // After that, another rank coordinates, which receives the goodbyes of the others.
                     let others = all.split_off(1);
                     assert!(others.iter().all(|(_, how)| *how == Departure::Left));
                     assert_eq!(all, [(0, Departure::Left)]);

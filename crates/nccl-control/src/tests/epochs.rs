@@ -1,4 +1,4 @@
-//! Going on: who is left agrees on the next epoch, whatever happens meanwhile.
+//! Going on: the remaining ranks agree on the next epoch, whatever happens meanwhile.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use crate::error::Result;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// As if the process of this world died.
+/// Simulates the death of the process of this world.
 fn die(world: &World) {
     world.line.cut_for_a_test();
 }
 
-/// Runs `rank` as each of so many ranks, which are threads with connections of their own.
+/// Runs `rank` as each of `size` ranks, which are threads with connections of their own.
 fn ranks(name: &str, size: usize, rank: impl Fn(World) + Sync) {
     std::thread::scope(|scope| {
         for number in 0..size {
@@ -99,7 +99,7 @@ fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
             assert!(error.contains("load weights"), "{error}");
             late.wait();
         }
-        // It is as it was.
+        // The world is as it was.
         talk(&world);
         let next = world.next_epoch(LIMIT).unwrap();
         assert_eq!((next.epoch(), next.size()), (1, 3));
@@ -155,7 +155,7 @@ fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
 fn without_rank_0_the_others_go_on_with_the_next_one() {
     let met = Barrier::new(4);
     ranks("zero", 4, |world| {
-        // All have heard that all have met.
+        // All ranks know that all have met.
         met.wait();
         if world.rank() == 0 {
             // By then the others usually wait for its answer; they go on either way.
@@ -171,7 +171,7 @@ fn without_rank_0_the_others_go_on_with_the_next_one() {
 }
 
 fn newcomer(name: &str, limit: Duration) -> Result<World> {
-    // Whatever it was started as.
+    // The rank and size of its launch do not matter.
     let rendezvous: Rendezvous = rendezvous(name, 1, 9).epoch(7).timeout(limit);
     World::rejoin(rendezvous)
 }
@@ -208,13 +208,13 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
     let over = Barrier::new(2);
     ranks("closed", 2, |world| {
         if world.rank() == 1 {
-            // Long enough to be let in at the door.
+            // Long enough to be admitted.
             let error = newcomer("closed", Duration::from_secs(2)).unwrap_err();
             let error = error.to_string();
             assert!(error.contains("World::next_epoch"), "{error}");
         }
         over.wait();
-        // It does not wait any more.
+        // The newcomer does not wait any more.
         let next = world.next_epoch(LIMIT).unwrap();
         assert_eq!(next.size(), 2);
         talk(&next);
@@ -279,7 +279,7 @@ fn nothing_is_left_of_many_epochs() {
     let before = descriptors();
     once(20);
     let begun = Instant::now();
-    // What is closed by other threads is closed soon.
+    // Other threads close their descriptors soon.
     while descriptors() > before {
         assert!(
             begun.elapsed() < LIMIT,

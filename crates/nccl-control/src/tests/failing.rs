@@ -1,4 +1,4 @@
-//! Ranks that fail or panic, and how the others hear of it.
+//! Ranks that fail or panic, and what the others learn.
 
 use super::*;
 use crate::panics;
@@ -48,7 +48,7 @@ fn who_has_lost_the_coordinator_waits_for_its_successor_no_longer_than_it_wants_
         (error, begun.elapsed())
     };
     let soon = Duration::from_secs(4);
-    // Nobody says that rank 0 is gone, and it is not.
+    // No rank reports that rank 0 is gone, and it is not.
     let (error, took) = lost(Instant::now(), None);
     assert!(took < soon, "{took:?} after the deadline");
     let text = error.to_string();
@@ -83,7 +83,7 @@ fn the_message_of_a_panic_travels_where_the_program_wants_it() {
     }
 }
 
-/// What the hook does in a program whose panics abort: no thread unwinds, and no world is dropped. This test
+/// The effect of the hook in a program whose panics abort: no thread unwinds, and no world is dropped. This test
 /// starts itself once more for the rank, which then aborts.
 #[test]
 fn a_process_that_aborts_tells_of_its_panic_before() {

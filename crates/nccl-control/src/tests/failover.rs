@@ -1,10 +1,10 @@
-//! A coordinator that dies while it tells the others something.
+//! A coordinator that dies between two sends.
 
 use super::*;
 use crate::mailbox::Notice;
 use crate::sync::Mutex;
 
-/// Its death is between two sends: some have heard, and some have not.
+/// It dies between two sends: some ranks have received the message, and some have not.
 #[test]
 fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
     for (speaker, sends) in [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1), (3, 2)] {
@@ -51,7 +51,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
         let fault = first
             .iter()
             .position(|text| *text == format!("fault of rank {speaker}"));
-        // What nobody had heard is told behind the death.
+        // A message that no rank had received is sent after the report of the death.
         assert_eq!(fault, Some(usize::from(sends == 0)), "{first:?}");
         let death = format!("rank 0: its process (pid {}) ended", std::process::id());
         assert!(
@@ -67,7 +67,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
     }
 }
 
-/// Without it, whoever collects the ranks' reports takes the one that has reported for one that does not answer.
+/// Without it, the rank that collects the reports would take the one that has reported for one that does not answer.
 #[test]
 fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
     let joining: Vec<_> = (0..4)
@@ -86,7 +86,7 @@ fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
             let _ = told.send((*from, topic.clone(), bytes.to_vec()));
         }
     });
-    // Before it has passed anything on.
+    // Before it has forwarded anything.
     worlds[0].line.die_after_for_a_test(0);
     for (rank, text) in [(1, b"stuck"), (3, b"ahead")] {
         worlds[rank].line.tell(2, "report/x", text.to_vec());

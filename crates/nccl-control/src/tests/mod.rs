@@ -22,10 +22,10 @@ use super::message::Round;
 use super::{Rendezvous, World};
 use crate::error::ErrorKind;
 
-/// Before any limit of these tests passes, and after whatever a busy machine takes.
+/// Shorter than any timeout of these tests, and longer than a busy machine needs.
 const SOON: Duration = Duration::from_secs(7);
 
-/// As good as the limits ask for.
+/// As long as the limits require.
 const SECRET: &str = "what the tests know";
 const OTHER_SECRET: &str = "what others know";
 
@@ -118,12 +118,12 @@ fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_l
         assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(10));
         assert!(!first.is_finished());
-        // Behind everything that rank 1 has said.
+        // After all of rank 1's messages.
         one.set("said", &[]).unwrap();
         zero.get("said").unwrap();
         zero.collect("first", &[], soon, || false).unwrap();
         first.join().unwrap().unwrap();
-        // Who comes later hears how it ended.
+        // A later rank gets the same outcome.
         let error = zero.collect("second", &[], soon, || false).unwrap_err();
         assert!(
             error.to_string().contains("rank 0 of 2 did not come"),
@@ -142,7 +142,7 @@ fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(meet(0)).map(drop));
         let first = scope.spawn(|| World::join(meet(1)).map(drop));
-        // The first rank 1 is in before the second comes.
+        // The first rank 1 has joined before the second comes.
         let observer = Observer::join(meet(0)).unwrap();
         let is_first = |event: WorldEvent| matches!(event, WorldEvent::Joined { rank: 1, .. });
         assert!(observer.events().any(is_first), "rank 1 never came");
@@ -158,7 +158,7 @@ fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
             other.contains("expects 4") && other.contains("expects 3"),
             "{other}"
         );
-        // Both learn who never came.
+        // Both learn which rank never came.
         for rank in [zero, first] {
             let error = rank.join().unwrap().unwrap_err().to_string();
             assert!(error.contains("rank 2 of 3"), "{error}");
@@ -199,7 +199,7 @@ fn what_a_rank_says_of_itself_is_no_command_to_the_terminals_of_the_others() {
     });
 }
 
-/// As programs call it.
+/// The calls of programs.
 impl World {
     fn next_epoch(&self, limit: Duration) -> crate::error::Result<Self> {
         self.go_on(limit, false, &[])

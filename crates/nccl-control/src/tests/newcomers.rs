@@ -1,4 +1,4 @@
-//! Somebody who is new finds who coordinates by now, wherever that is, and nobody else lets it in.
+//! A new process finds the current coordinator, wherever that is, and no other process lets it in.
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
@@ -9,7 +9,7 @@ use crate::error::Result;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Worlds of so many ranks, which are threads with connections of their own.
+/// Worlds of `size` ranks, which are threads with connections of their own.
 fn joined(size: usize, meet: impl Fn(usize) -> Rendezvous + Sync) -> Vec<World> {
     std::thread::scope(|scope| {
         let meet = &meet;
@@ -20,9 +20,9 @@ fn joined(size: usize, meet: impl Fn(usize) -> Rendezvous + Sync) -> Vec<World> 
     })
 }
 
-/// As if the process of the first of these worlds died; until another coordinates.
+/// Simulates the death of the process of the first of these worlds; waits until another rank coordinates.
 fn bereave(worlds: &mut Vec<World>) {
-    // It holds communicators, so to speak: otherwise its end is the end of its world.
+    // A communicator keeps the line, so to speak: otherwise its end is the end of its world.
     let dead = worlds.remove(0);
     dead.line.cut_for_a_test();
     drop(dead);
@@ -37,7 +37,7 @@ fn bereave(worlds: &mut Vec<World>) {
     }
 }
 
-/// All of these go on, with one more that comes in as `meet` says.
+/// Takes all of these to the next epoch, with one newcomer that joins by `meet`.
 fn take_in(worlds: Vec<World>, meet: Rendezvous) -> Vec<World> {
     let size = worlds.len();
     std::thread::scope(|scope| {
@@ -173,7 +173,7 @@ fn a_new_observer_finds_the_epoch_of_today_and_the_rank_that_coordinates_it() {
         let mut events = observer.events();
         let begun = Instant::now();
         let own: BTreeSet<_> = worlds.iter().map(World::rank).collect();
-        // Of a rank that is gone, it may hear that it had joined.
+        // It may learn of a departed rank that it had joined.
         let mut here = BTreeSet::new();
         while here != own {
             assert!(begun.elapsed() < LIMIT, "{here:?}");
@@ -232,7 +232,7 @@ fn a_leftover_of_the_last_epoch_refers_to_the_new_one_and_takes_nobody_in() {
             .collect();
         all.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    // An address of the past: a process has one for all epochs.
+    // An address of an earlier epoch: a process has one for all epochs.
     let at = worlds[2].line.address_of(2).unwrap().to_owned();
     let all = take_in(next, Rendezvous::observer(&at).unwrap().timeout(LIMIT));
     assert_eq!(all[0].epoch(), 2);

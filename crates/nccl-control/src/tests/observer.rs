@@ -1,4 +1,4 @@
-//! Observers, and the word of the one that has started a rank.
+//! Observers, and the reports of the process that has started a rank.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ use crate::{Attendance, Subject, Suspicion};
 
 const LONG: Duration = Duration::from_secs(10);
 
-/// The next event that is of interest.
+/// Waits for the next event of interest.
 fn wait_for<T>(events: &mut Events, wanted: impl Fn(&WorldEvent) -> Option<T>) -> T {
     let deadline = Instant::now() + LONG;
     loop {
@@ -59,7 +59,7 @@ fn an_observer_sees_what_becomes_of_the_ranks_and_is_none_of_them() {
             assert!(observer.snapshot().connected);
             drop(observer);
         }
-        // Whoever comes later sees the same, and what follows.
+        // A later observer sees the same, and what follows.
         let observer = Observer::join(meet(1)).unwrap();
         let mut events = observer.events();
         joined(&mut events, 2);
@@ -266,7 +266,7 @@ fn a_goodbye_is_a_goodbye_however_the_process_ended() {
         let observer = Observer::join(meet(0)).unwrap();
         observer.rank_started(1, std::process::id()).unwrap();
         let one = one.join().unwrap();
-        // The word overtakes the goodbye; the process still has its connection.
+        // The report overtakes the goodbye; the process still has its connection.
         observer
             .rank_ended(1, std::process::id(), "exited with status 0", "")
             .unwrap();
@@ -403,7 +403,7 @@ fn observers_and_what_they_give_can_be_used_on_any_thread() {
 
 #[test]
 fn an_observer_finds_rank_0_again_behind_the_ports_of_others() {
-    // Somebody has the first port of the range when rank 0 comes, and nobody later.
+    // The first port of the range is in use when rank 0 comes, and free later.
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let first = held.local_addr().unwrap().port();
     let meet = || {

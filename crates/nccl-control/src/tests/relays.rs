@@ -1,4 +1,4 @@
-//! What stands between two ranks, or at the door in their place, with what it has recorded: it gets nobody in, reads
+//! An attacker between two ranks, or at the listener with recorded messages: it lets no process in, reads
 //! nothing, and changes nothing without being noticed.
 
 use std::io::{Read, Write};
@@ -11,22 +11,22 @@ use crate::greeting::{Again, Greeting};
 use crate::noise::Seal;
 use crate::sync::Mutex;
 
-/// From where to where a message goes.
+/// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// From the one that has connected.
+    /// From the side that has connected.
     There,
     Back,
 }
 
-/// What a relay makes of a message, the number of which is counted in each connection and direction; the first is the
+/// The relay's change of a message, the number of which is counted in each connection and direction; the first is the
 /// greeting in plain.
 type Tamper = dyn Fn(Way, usize, Vec<u8>) -> Vec<Vec<u8>> + Send + Sync;
 
 /// Messages in the order in which they came, each with its number.
 type Seen = Mutex<Vec<(Way, usize, Vec<u8>)>>;
 
-/// Listens at one port of the loopback and passes all on to another.
+/// A relay that listens at one port of the loopback and forwards all to another.
 struct Relay {
     port: u16,
     /// All messages, as they came.
@@ -92,7 +92,7 @@ fn pass(way: Way, mut from: TcpStream, mut to: TcpStream, seen: &Seen, tamper: &
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// A frame in plain, or a sealed message.
+/// Reads a frame in plain, or a sealed message.
 fn read_message(from: &mut TcpStream, is_plain: bool) -> Option<Vec<u8>> {
     let mut message = vec![0; if is_plain { HEADER } else { 2 }];
     from.read_exact(&mut message).ok()?;
@@ -106,7 +106,7 @@ fn read_message(from: &mut TcpStream, is_plain: bool) -> Option<Vec<u8>> {
     Some(message)
 }
 
-/// Two ports in a row: one at which a stranger listens already, and the next.
+/// Returns two consecutive ports: one at which a stranger listens already, and the next.
 fn range() -> (TcpListener, u16) {
     (0..50)
         .find_map(|_| {
@@ -146,7 +146,7 @@ fn a_relay_at_another_port_gets_nobody_in_and_both_sides_say_why() {
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(at(0).up_to_port(first + 1)).map(drop));
         drop(connect(first + 1));
-        // It sees the relay first, and looks on.
+        // It reaches the relay first, and goes on searching.
         let one = scope.spawn(|| World::join(at(1).up_to_port(first + 1)).map(drop));
         let error = World::join(at(2)).unwrap_err().to_string();
         for words in [
@@ -230,7 +230,7 @@ fn one_socket_may_be_dialled_by_several_paths() {
     });
 }
 
-/// Two ranks, and a relay between them that addresses do not give away.
+/// Two ranks, and a relay between them that the addresses do not reveal.
 fn meet_through(
     tamper: Arc<Tamper>,
     name: &str,
@@ -286,7 +286,7 @@ fn a_relay_where_addresses_are_translated_reads_nothing() {
 
 #[test]
 fn what_a_relay_changes_repeats_leaves_out_or_puts_in_ends_the_connection_and_is_not_delivered() {
-    /// What is done to the sealed message of this number, and a copy of the one before it.
+    /// The change of the sealed message of this number, given a copy of the one before it.
     type Change = fn(Vec<u8>, Vec<u8>) -> Vec<Vec<u8>>;
     let changes: [(&str, Change); 6] = [
         ("flipped", |_, mut message| {
@@ -309,11 +309,11 @@ fn what_a_relay_changes_repeats_leaves_out_or_puts_in_ends_the_connection_and_is
             vec![forged, message]
         }),
     ];
-    // There, another connection goes on with what the other side has not got.
+    // The session goes on over another connection, with the messages that the other side lacks.
     for way in [Way::There, Way::Back] {
         for (what, change) in changes {
             let changed = AtomicBool::new(false);
-            // Behind the greeting, the answers of joining and the first rounds.
+            // After the greeting, the answers of joining and the first rounds.
             let last = Mutex::new(Vec::new());
             let tamper = move |to: Way, number: usize, message: Vec<u8>| {
                 if to != way {
@@ -363,7 +363,7 @@ fn no_flipped_bit_of_sealed_frames_comes_out_as_something_else() {
         let mut decoder = Decoder::new(LARGEST_FRAME);
         decoder.seal(Arc::clone(&theirs));
         decoder.push(&changed);
-        // What a length promises in vain comes at last.
+        // The bytes that the length claims arrive at last.
         decoder.push(&vec![0; 1 << 16]);
         let mut got = 0;
         let ended = loop {
@@ -379,7 +379,7 @@ fn no_flipped_bit_of_sealed_frames_comes_out_as_something_else() {
     }
 }
 
-/// What a connection that is no rank's is answered, until the other side closes it.
+/// Returns the answer to a connection that is not a rank's, until the other side closes it.
 fn answered(port: u16, messages: &[&[u8]]) -> Vec<u8> {
     let mut stream = connect(port);
     for message in messages {
@@ -451,7 +451,7 @@ fn a_recorded_greeting_lets_nobody_in_and_disturbs_no_rank() {
         let zero = scope.spawn(|| World::join(at(0)).unwrap());
         let alone = scope.spawn(|| replay(&[&hello]));
         replay(&[&hello, &present]);
-        // Rank 1 is still to come, and comes in.
+        // Rank 1 is still to come, and joins.
         let one = World::join(at(1)).unwrap();
         let zero = zero.join().unwrap();
         let replays: Vec<_> = (0..8)
@@ -472,7 +472,7 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
         let meet = Rendezvous::tcp("127.0.0.1", port, rank, 2).unwrap();
         meet.secret(SECRET).timeout(Duration::from_secs(8))
     };
-    // What a rank with the right version and a secret says, and garbage behind it.
+    // The messages of a rank with the right version and a secret, followed by garbage.
     let hello = |first: Vec<u8>| {
         let plain = crate::greeting::Plain {
             has_secret: true,
@@ -543,7 +543,7 @@ fn a_rank_is_told_by_a_coordinator_of_another_version() {
     });
 }
 
-/// A middlebox acknowledges what it does not pass on: no connection ends by that, and nothing proves an end.
+/// A middlebox acknowledges data that it does not forward: no connection ends because of that, and no end is proven.
 #[test]
 fn what_a_relay_swallows_is_silence_and_no_death() {
     let cases = [&[Way::There][..], &[Way::Back], &[Way::There, Way::Back]];

@@ -1,4 +1,4 @@
-//! Those who do not belong to the job: each is named, and nobody else notices.
+//! Connections that do not belong to the job: each is named, and no rank is disturbed.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ fn path(rendezvous: &Rendezvous) -> std::path::PathBuf {
     }
 }
 
-/// Connects as soon as there is somebody.
+/// Connects as soon as a rank listens.
 fn connect(rendezvous: &Rendezvous) -> UnixStream {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -41,7 +41,7 @@ fn garbage_and_half_greetings_and_silence_lose_nothing_of_the_others() {
                 let bytes: Vec<u8> = (0..2000u32).map(|n| (n as u8).wrapping_mul(seed)).collect();
                 let _ = stream.write_all(&bytes[..usize::from(seed) * 50]);
                 if seed % 2 == 0 {
-                    // Half open: it says no more, and stays.
+                    // Half open: it sends no more, and stays.
                     let _ = stream.shutdown(std::net::Shutdown::Write);
                 }
                 let mut rest = Vec::new();
@@ -74,7 +74,7 @@ fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
         stream
             .set_read_timeout(Some(Duration::from_secs(10)))
             .unwrap();
-        // Byte by byte, it would get there some day.
+        // Byte by byte, it would complete the greeting some day.
         let _ = stream.write_all(&[0]);
         assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
         let after = begun.elapsed();
@@ -185,7 +185,7 @@ fn a_rank_of_the_next_epoch_waits_until_the_last_one_is_over() {
         let other = scope.spawn(|| World::join(meet(1, 3)).map(drop));
         let zero = World::join(meet(0, 3)).unwrap();
         other.join().unwrap().unwrap();
-        // It was started again, and rank 0 does not know of that yet.
+        // The rank was restarted, and rank 0 does not know of that yet.
         let early = scope.spawn(|| World::join(meet(1, 4)).map(drop));
         let short = meet(1, 4).timeout(Duration::from_secs(2));
         let error = World::join(short).unwrap_err().to_string();
@@ -240,11 +240,11 @@ fn a_rank_that_fails_or_panics_is_named_with_its_chain_at_once() {
         ("panic", 1, &["its thread panicked"]),
         ("bye", 2, &["left the world"]),
     ] {
-        // Any of them may be the one, the coordinator as well.
+        // Any of them may be the odd one, the coordinator as well.
         for odd in [0, 2] {
-            // Those who take over rank 0's place in one world may do so for a moment longer than it lasts.
+            // A successor of rank 0 may hold its address a moment longer than the world lasts.
             let name = format!("{name}-{odd}");
-            // A coordinator that ends before the others have heard is another story.
+            // The case of a coordinator that ends before the others have the result is tested elsewhere.
             let heard = std::sync::Barrier::new(3);
             std::thread::scope(|scope| {
                 for rank in 0..4 {
@@ -341,7 +341,7 @@ fn notices_reach_all_ranks_in_one_order_without_being_asked_for() {
                     world.line.announce("x", &[rank as u8, n]);
                 }
                 world.barrier("all said").unwrap();
-                // A barrier's answer comes behind the notices that were sent before it.
+                // A barrier's answer follows the notices that were sent before it.
                 world.barrier("all heard").unwrap();
             });
         }

@@ -60,7 +60,7 @@ fn an_address_is_published_through_no_link_of_another_user() {
 
 #[test]
 fn ranks_meet_at_the_first_free_port_of_a_range_whoever_listens_before_it() {
-    // Silent listeners on the first two ports, as a stranger's server would be.
+    // Silent listeners on the first two ports, as another program's server would be.
     let (first, _held) = (0..50)
         .find_map(|_| {
             let first = free_port();
@@ -91,7 +91,7 @@ fn a_port_that_cannot_be_had_is_said_with_its_holder() {
     }
     drop(listener);
 
-    // An outgoing connection that happens to come from there.
+    // An outgoing connection that happens to use that port.
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
     let port = client.local_addr().unwrap().port();
@@ -193,7 +193,7 @@ fn a_range_that_is_taken_is_said_port_by_port_with_who_has_it() {
 
 #[test]
 fn a_port_in_time_wait_can_be_had_at_once() {
-    // The side that closes first waits: here, that of the port.
+    // The side that closes first keeps the port in TIME_WAIT: here, the listener's.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     let client = TcpStream::connect(at).unwrap();

@@ -1,10 +1,10 @@
-//! What the log says while ranks wait.
+//! The log lines while ranks wait.
 
 use std::time::Duration;
 
 use crate::service::REPORT;
 
-/// Keeps what is logged about waiting, on whatever thread.
+/// Keeps the log lines about waiting, of any thread.
 struct Log(crate::sync::Mutex<Vec<String>>);
 
 impl tracing::Subscriber for &'static Log {

@@ -1,4 +1,4 @@
-//! Connects to other processes of the job, on threads that end when there is nothing to do: connecting and greeting wait.
+//! Connects to other processes of the job, on threads that end when idle: connecting and greeting wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -14,7 +14,7 @@ use crate::sync::Mutex;
 /// How many connections are made at once.
 const THREADS: usize = 16;
 
-/// How long one may take.
+/// The timeout of one attempt.
 const TRY: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Dialer {
-    /// Connects to `peer`, which listens `at`, and tells `driver`; at once where there is no thread for it.
+    /// Connects to `peer`, which listens `at`, and reports to `driver`; at once where no thread can be started for it.
     pub(crate) fn dial(&self, driver: &Weak<dyn Driver>, peer: MemberId, at: String) {
         let mut state = self.state.lock();
         state.queue.push_back((peer, at));
@@ -42,7 +42,7 @@ impl Dialer {
             .spawn(move || run(&own, &shared));
         match spawned {
             Ok(_) => state.threads += 1,
-            // Another thread does it.
+            // Another thread takes it.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
                 let next = state.queue.pop_back();

@@ -1,6 +1,6 @@
-//! The connections of a driver of machines: made, read, written and closed. It knows frames of machines, and no machine.
+//! The connections of a driver of machines: made, read, written and closed. This module knows frames of machines, and no machine.
 //!
-//! - `driver`: what a driver is told; `dialer`: connecting; `port`: a connection; `ports`: all of a driver.
+//! - `driver`: the interface to the driver; `dialer`: connecting; `port`: a connection; `ports`: all connections of a driver.
 
 mod dialer;
 mod driver;

@@ -18,20 +18,20 @@ pub(crate) struct Port {
     driver: Weak<dyn Driver>,
     number: proto::Connection,
     pub(crate) connection: Arc<Connection>,
-    /// `None` when nothing comes any more.
+    /// `None` when nothing will arrive any more.
     decoder: Mutex<Option<Incoming>>,
 }
 
-/// What comes: frames, of which a large one has several parts.
+/// Received data: frames, of which a large one has several parts.
 struct Incoming {
     decoder: Decoder,
     parts: Vec<u8>,
 }
 
-/// The most bytes of a part: what asks whether a process is there does not wait behind more.
+/// The most bytes of a part: a heartbeat does not wait behind more.
 const PART: usize = 256 << 10;
 
-/// The numbers of a part that others follow, of the last or only one, and of a frame that may come between parts.
+/// The numbers of a part that others follow, of the last or only part, and of a frame that may come between parts.
 const MORE: u64 = 1;
 const LAST: u64 = 0;
 const WHOLE: u64 = 2;
@@ -83,13 +83,13 @@ impl Port {
         let source = Arc::new(Reads(Arc::clone(self))) as Arc<dyn Source>;
         let token = Reactor::get()?.add(self.connection.fd(), events, source)?;
         self.connection.set_token(token);
-        // What came with the greeting waits in the decoder, and no event tells of it.
+        // Data that came with the greeting is in the decoder, and no event reports it.
         self.read();
         self.connection.flush_quietly();
         Ok(())
     }
 
-    /// It cannot be read: as good as ended.
+    /// Reports that the connection cannot be read: as good as ended.
     pub(crate) fn fail(&self, error: &io::Error) {
         self.close();
         if let Some(driver) = self.driver.upgrade() {
@@ -131,12 +131,12 @@ impl Port {
         self.read();
     }
 
-    /// Hands on all that has come.
+    /// Delivers all that has arrived.
     pub(crate) fn read(&self) {
         self.read_with(self.decoder.lock());
     }
 
-    /// The same, unless another thread is at it.
+    /// The same, unless another thread is reading.
     pub(crate) fn read_if_free(&self) {
         if let Some(reading) = self.decoder.try_lock() {
             self.read_with(reading);
@@ -179,20 +179,20 @@ impl Port {
     }
 }
 
-/// What the end of a connection, or how it failed, says of the process at its other end.
+/// Returns what the end or the failure of a connection shows about the process at its other end.
 fn loss_of(connection: &Connection, error: Option<&io::Error>) -> Lost {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let failed = error.filter(|error| !matches!(error.kind(), ConnectionReset | BrokenPipe));
     match (failed, connection.unacknowledged_for(Instant::now())) {
         (Some(error), _) => Lost::from(Sign::Error(error.to_string())),
-        // Its kernel says so.
+        // Reported by the peer's kernel.
         (None, None) => Lost::from(How::Closed),
-        // The same, but of a host that does not hear this one: it gives up what works as far as it can see.
+        // The same, but of a host that does not receive this one's packets: it gives up a connection that works as far as it can see.
         (None, Some(unacknowledged)) => Lost::from(Sign::GaveUp { unacknowledged }),
     }
 }
 
-/// What the reactor has of a connection that this process has dialled.
+/// The reactor's source for a connection that this process has dialled.
 struct Reads(Arc<Port>);
 
 impl Source for Reads {

@@ -1,4 +1,4 @@
-//! The connections of a driver, and what its machine wants of them.
+//! The connections of a driver, and its machine's requests for them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,9 +16,9 @@ use crate::proto::{self, Input, MemberId, Wire};
 pub(crate) struct Ports {
     all: HashMap<proto::Connection, Arc<Port>>,
     made: u64,
-    /// The connection to the first process that the machine wants to reach, which is there already.
+    /// The connection to the first process that the machine dials, which is already open.
     first: Option<Met>,
-    /// What is done when the driver's lock is free.
+    /// Work for when the driver's lock is free.
     pub(crate) work: Work,
 }
 
@@ -42,18 +42,18 @@ impl Ports {
         self.all.get(&number)
     }
 
-    /// Whether nobody is connected.
+    /// Whether there is no connection.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Bytes that wait to be written.
+    /// Returns the number of bytes that wait to be written.
     pub(crate) fn backlog(&self) -> usize {
         let ports = self.all.values();
         ports.map(|port| port.connection.backlog()).sum()
     }
 
-    /// What a machine is told of what has come over a connection, unless that was closed meanwhile.
+    /// Returns the machine's inputs for data of a connection, unless that was closed meanwhile.
     pub(crate) fn inputs(
         &mut self,
         number: proto::Connection,
@@ -72,7 +72,7 @@ impl Ports {
         frames.chain(end).collect()
     }
 
-    /// What a machine wants; what it is told of that at once.
+    /// Carries out a request of the machine; returns the immediate input for it, if any.
     pub(crate) fn wire(&mut self, driver: &Weak<dyn Driver>, wire: Wire) -> Option<Input> {
         match wire {
             Wire::Dial { peer, at } => match self.first.take() {
@@ -94,7 +94,7 @@ impl Ports {
         None
     }
 
-    /// This process has connected; what its machine is told.
+    /// Registers a connection that this process has made; returns the machine's input.
     pub(crate) fn connected(
         &mut self,
         driver: &Weak<dyn Driver>,
@@ -106,7 +106,7 @@ impl Ports {
         Input::Connected(peer, number)
     }
 
-    /// Another process has.
+    /// Registers a connection that another process has made.
     pub(crate) fn accepted(
         &mut self,
         driver: &Weak<dyn Driver>,
@@ -129,7 +129,7 @@ impl Ports {
         (number, port)
     }
 
-    /// As if the network had broken all of them.
+    /// Simulates a network failure of all connections.
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {
         self.all.values().for_each(|port| port.connection.shut());

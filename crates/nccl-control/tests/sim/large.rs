@@ -10,10 +10,10 @@ use nccl_control::proto::{
 
 use super::network::Network;
 
-/// Ranks of one host.
+/// The number of ranks of one host.
 const RANKS_PER_HOST: usize = 8;
 
-/// What a job of `size` ranks costs that loses `dies` of them.
+/// Measures the costs of a job of `size` ranks that loses `dies` of them.
 pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
     let begun = Instant::now();
     let kernels = size.div_ceil(RANKS_PER_HOST);
@@ -43,7 +43,7 @@ pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
         return failed("the ranks do not join");
     }
     job.report("joined", begun);
-    // Leases, too.
+    // Until the leases are given, too.
     let settled = job.net.now + 2000 * MILLI;
     while job.net.step(settled) {
         job.look(0);
@@ -86,7 +86,7 @@ struct Job {
 }
 
 impl Job {
-    /// Until so many ranks are in that generation.
+    /// Runs until so many ranks are in that generation.
     fn run_until(&mut self, number: u64, ranks: usize) -> bool {
         let limit = self.net.now + 60_000 * MILLI;
         while self.active < ranks {
@@ -116,7 +116,7 @@ impl Job {
         }
     }
 
-    /// The program of a process that hears of a fault wants to go on, once.
+    /// Lets the program of a process that learns of a fault ask to go on, once.
     fn wish(&mut self, process: usize) {
         let (patience, leaves_behind) = (30_000 * MILLI, false);
         let go_on = Command::GoOn {
@@ -148,7 +148,7 @@ impl Job {
     }
 }
 
-/// The bytes of a frame. Those of a membership, which many frames share, are counted once.
+/// Returns the bytes of a frame. Those of a membership, which many frames share, are counted once.
 fn measure(frame: &Frame) -> usize {
     let size = |frame: &Frame| postcard::experimental::serialized_size(frame).unwrap_or(0);
     let Frame::Data { message, .. } = frame else {

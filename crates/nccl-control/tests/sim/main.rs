@@ -1,4 +1,4 @@
-//! The machines of the control plane as they ship, many of them in one virtual time.
+//! Many machines of the control plane, in their shipped form, in one virtual time.
 //!
 //! ```console
 //! $ cargo run --release -p nccl-control-sim -- random --schedules 1400000
@@ -9,8 +9,8 @@
 //! $ cargo run --release -p nccl-control-sim --features mistakes -- mistakes
 //! ```
 //!
-//! A schedule is drawn from its seed, so that what has broken a promise breaks it again. `all` runs those of a small kind, each of
-//! them: up to five ranks, of which one or two die before any of their first frames, with the network cut or whole.
+//! A schedule is drawn from its seed, so that a broken guarantee can be reproduced. `all` runs every schedule of a small
+//! kind: up to five ranks, of which one or two die before any of their first frames, with the network cut or whole.
 
 mod large;
 mod network;
@@ -110,7 +110,7 @@ fn mistakes() -> ExitCode {
 /// Makes the schedule with a number.
 type Make<'m> = &'m (dyn Fn(u64) -> Schedule + Sync);
 
-/// Runs schedules until the time is over, or so many on each core have broken a promise.
+/// Runs schedules until the time is over, or so many on each core have broken a guarantee.
 fn on_all_cores(
     limit: Duration,
     last: u64,
@@ -148,14 +148,14 @@ fn on_all_cores(
     })
 }
 
-/// How many broken promises are shown.
+/// How many broken guarantees are shown.
 const SHOWN: usize = 4;
 
 fn random(limit: Duration, last: u64) -> ExitCode {
     report(limit, last, &Schedule::draw)
 }
 
-/// Schedules until the time is over, on all cores.
+/// Runs schedules until the time is over, on all cores.
 fn report(limit: Duration, last: u64, make: Make<'_>) -> ExitCode {
     let begun = Instant::now();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

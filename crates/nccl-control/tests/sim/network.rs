@@ -1,8 +1,8 @@
 //! Processes and the network between them, in virtual time.
 //!
-//! A connection keeps its order and loses nothing while it stands. What can go wrong is what the kernels do: a path that drops
-//! packets for longer than [`UNACKNOWLEDGED`] ends the connections over it, later and at different moments on both sides; one that
-//! rejects ends them at once; a process that ends closes its own.
+//! A connection keeps its order and loses nothing while it stands. It can fail as the kernels let it fail: a path that drops
+//! packets for longer than [`UNACKNOWLEDGED`] ends the connections over it, later and at different moments on both sides; a path that
+//! rejects packets ends them at once; a process that ends closes its own.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,7 +17,7 @@ use nccl_base::departure::ProcessEnd;
 /// How long the kernel waits for an acknowledgement (`TCP_USER_TIMEOUT`).
 pub(crate) const UNACKNOWLEDGED: u64 = 2000 * MILLI;
 
-/// What a path between two kernels does.
+/// The state of a path between two kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     Open,
@@ -25,7 +25,7 @@ pub(crate) enum Path {
     Rejects,
 }
 
-/// What a process is.
+/// The machine of a process.
 #[allow(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub(crate) enum Machine {
     Member(Member),
@@ -42,10 +42,10 @@ macro_rules! of_both {
     };
 }
 
-/// One life of one process.
+/// One incarnation of one process.
 pub(crate) struct Process {
     pub(crate) machine: Machine,
-    /// An observer that has started all others, and hears how they end.
+    /// An observer that has started all others, and learns how they end.
     pub(crate) parent: bool,
     /// When it was killed.
     pub(crate) killed: Option<u64>,
@@ -53,11 +53,11 @@ pub(crate) struct Process {
     pub(crate) kernel: usize,
     pub(crate) alive: bool,
     pub(crate) frozen: bool,
-    /// It dies after so many more frames.
+    /// The number of frames after which it dies.
     pub(crate) fuse: Option<u32>,
-    /// What its clock has jumped.
+    /// How far its clock has jumped.
     jumped: u64,
-    /// When it is woken; what was planned for another time does not count.
+    /// When it is woken; wakes planned for another time do not count.
     wakes: u64,
     backlog: VecDeque<Input>,
     pub(crate) seen: Seen,
@@ -73,7 +73,7 @@ impl Process {
     }
 }
 
-/// What the program of a process has seen.
+/// The events that the program of a process has seen.
 #[derive(Default)]
 pub(crate) struct Seen {
     pub(crate) events: Vec<(u64, Event)>,
@@ -88,7 +88,7 @@ struct Line {
     overtaken: [u64; 2],
     /// Frames that a path does not let through.
     held: [VecDeque<Frame>; 2],
-    /// Whether a check is due whether the path is open again.
+    /// Whether a check is planned of whether the path is open again.
     checked: bool,
 }
 
@@ -113,7 +113,7 @@ enum Happening {
     Step(usize),
 }
 
-/// See the module.
+/// The simulated network; see the module.
 pub(crate) struct Network {
     pub(crate) now: u64,
     pub(crate) processes: Vec<Process>,
@@ -129,15 +129,15 @@ pub(crate) struct Network {
     pub(crate) random: fastrand::Rng,
     pub(crate) timing: Timing,
     pub(crate) mistakes: Mistakes,
-    /// Whether a launcher says how the processes that it has started end.
+    /// Whether a launcher reports how the processes that it has started end.
     pub(crate) launcher: bool,
-    /// Whether processes hear of the ends of those of their kernel.
+    /// Whether processes learn of the ends of processes of their kernel.
     pub(crate) watches: bool,
     /// Whether frames are printed.
     pub(crate) trace: bool,
-    /// Steps of the schedule whose time has come.
+    /// The steps of the schedule whose time has come.
     pub(crate) due: Vec<usize>,
-    /// Processes that have seen something since it was emptied.
+    /// The processes that have seen an event since this was emptied.
     pub(crate) touched: Vec<usize>,
     /// Called with each frame that is sent.
     pub(crate) measure: Option<fn(&Frame) -> usize>,
@@ -181,24 +181,24 @@ impl Network {
         };
         self.slab[slot] = Some(happening);
         self.order += 1;
-        // The slot in the low half: times of one moment stay in their order.
+        // The slot is in the low half, so that events of one moment stay in their order.
         self.heap
             .push(Reverse((time, self.order << 24 | slot as u64)));
     }
 
-    /// A step of the schedule comes due then.
+    /// Plans a step of the schedule for that time.
     pub(crate) fn plan(&mut self, time: u64, step: usize) {
         self.at(time, Happening::Step(step));
     }
 
-    /// Gives an input to a process after a while.
+    /// Gives an input to a process after a delay.
     pub(crate) fn input_in(&mut self, delay: u64, process: usize, input: Input) {
         self.at(self.now + delay, Happening::Input(process, input));
     }
 
     fn delay(&mut self) -> u64 {
         let micros = self.random.u64(20..400);
-        // Once in a while the way is long.
+        // Sometimes the delay is long.
         let micros = if self.random.u8(..) == 0 {
             micros * 50
         } else {
@@ -207,7 +207,7 @@ impl Network {
         micros * 1000
     }
 
-    /// Starts a process, which listens at the address of its slot, as the one before it did.
+    /// Starts a process, which listens at the address of its slot, as its predecessor did.
     pub(crate) fn start(
         &mut self,
         slot: u32,
@@ -220,7 +220,7 @@ impl Network {
         self.start_with(slot, incarnation, kernel, false, member)
     }
 
-    /// The same for an observer that looks for the coordinator at the addresses of these slots.
+    /// As [`start`](Self::start), for an observer that looks for the coordinator at the addresses of these slots.
     pub(crate) fn observe(&mut self, slot: u32, kernel: usize, parent: bool, ranks: u32) -> usize {
         let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
         let at = (0..ranks).map(|slot| slot.to_string()).collect();
@@ -282,12 +282,12 @@ impl Network {
         }
     }
 
-    /// Whether packets go both ways.
+    /// Whether packets pass both ways.
     pub(crate) fn is_connected(&self, one: usize, other: usize) -> bool {
         self.path(one, other) == Path::Open && self.path(other, one) == Path::Open
     }
 
-    /// Runs until something is due, or until `limit`. Whether anything has happened.
+    /// Runs until a step is due, or until `limit`. Returns whether anything has happened.
     pub(crate) fn step(&mut self, limit: u64) -> bool {
         let Some(&Reverse((time, key))) = self.heap.peek() else {
             return false;
@@ -345,12 +345,12 @@ impl Network {
         self.pump(process);
     }
 
-    /// A command of the program.
+    /// Gives a command of the program to the machine.
     pub(crate) fn command(&mut self, process: usize, command: Command) {
         self.give(process, Input::Command(command));
     }
 
-    /// Does what the machine of a process asks for.
+    /// Carries out the outputs of a process's machine.
     fn pump(&mut self, process: usize) {
         while let Some(output) = of_both!(self.processes[process].machine, poll()) {
             match output {
@@ -380,7 +380,7 @@ impl Network {
         let own = &mut self.processes[process];
         let next = of_both!(own.machine, next_timeout());
         let at = next.0.saturating_sub(own.jumped).max(self.now + 1);
-        // One that is planned for an earlier time looks again.
+        // A wake planned for an earlier time checks again.
         if next != Time::NEVER && at < own.wakes {
             own.wakes = at;
             self.at(at, Happening::Wake(process));
@@ -483,7 +483,7 @@ impl Network {
         self.close_other(line, side);
     }
 
-    /// The other side hears that this one has closed, behind what was sent.
+    /// Tells the other side that this one has closed, after its earlier frames.
     fn close_other(&mut self, line: usize, side: usize) {
         let [one, other] = [side, 1 - side].map(|side| self.lines[line].ends[side]);
         if self.lines[line].open[1 - side] && self.path(one, other) != Path::Drops {
@@ -496,7 +496,7 @@ impl Network {
         }
     }
 
-    /// Both sides hear at once that the connection is gone; what is on its way is lost.
+    /// Tells both sides at once that the connection is gone; frames on their way are lost.
     pub(crate) fn reset(&mut self, line: usize) {
         for side in 0..2 {
             let delay = self.delay();
@@ -504,7 +504,7 @@ impl Network {
         }
     }
 
-    /// The open connections between two processes.
+    /// Returns the open connections between two processes.
     pub(crate) fn between(&self, one: usize, other: usize) -> Vec<usize> {
         let ends = |line: &Line| line.ends == [one, other] || line.ends == [other, one];
         let lines = self.lines.iter().enumerate();
@@ -514,7 +514,7 @@ impl Network {
             .collect()
     }
 
-    /// A path changes.
+    /// Changes a path.
     pub(crate) fn set_path(&mut self, from: usize, to: usize, path: Path) {
         self.paths[from][to] = path;
         for line in 0..self.lines.len() {
@@ -534,7 +534,7 @@ impl Network {
         }
     }
 
-    /// What was held goes on its way, where the path is open.
+    /// Sends the held frames, where the path is open.
     fn release(&mut self, line: usize) {
         for side in 0..2 {
             let (from, to) = (self.lines[line].ends[side], self.lines[line].ends[1 - side]);
@@ -542,7 +542,7 @@ impl Network {
                 continue;
             }
             if !self.lines[line].open[side] {
-                // The kernel of a process that ended says so when it is asked.
+                // The kernel of an ended process answers with a reset.
                 self.close_other(line, side);
             }
             let again = self.random.u64(1..300) * MILLI;
@@ -557,7 +557,7 @@ impl Network {
         }
     }
 
-    /// So long after a path was closed, the kernels give its connections up.
+    /// Gives up the connections of a path that has been closed for so long, as the kernels do.
     fn check(&mut self, line: usize) {
         self.lines[line].checked = false;
         let [one, other] = self.lines[line].ends;
@@ -570,7 +570,7 @@ impl Network {
         }
     }
 
-    /// The process ends, as by SIGKILL.
+    /// Ends the process, as by SIGKILL.
     pub(crate) fn kill(&mut self, process: usize) {
         let own = &mut self.processes[process];
         if !own.alive {
@@ -605,7 +605,7 @@ impl Network {
         }
     }
 
-    /// A driver that begins to watch the processes of its kernel hears of those that have ended before.
+    /// Tells a driver that begins to watch the processes of its kernel which of them have ended before.
     pub(crate) fn watch(&mut self, process: usize, membership: &SharedMembership) {
         for peer in membership.voters() {
             let Some(of) = self
@@ -628,7 +628,7 @@ impl Network {
 
     pub(crate) fn thaw(&mut self, process: usize) {
         self.processes[process].frozen = false;
-        // What the sockets and the pidfds have is read in any order, each in its own.
+        // Inputs of sockets and pidfds are read in any order between the two, and in order within each.
         let mut backlog: Vec<_> = std::mem::take(&mut self.processes[process].backlog).into();
         if self.random.bool() {
             backlog.sort_by_key(|input| !matches!(input, Input::Ended(..)));
@@ -641,7 +641,7 @@ impl Network {
         }
     }
 
-    /// The clock of a process jumps ahead.
+    /// Lets the clock of a process jump ahead.
     pub(crate) fn jump(&mut self, process: usize, by: u64) {
         self.processes[process].jumped += by;
         if self.processes[process].alive && !self.processes[process].frozen {

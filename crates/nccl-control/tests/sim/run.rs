@@ -1,4 +1,4 @@
-//! Runs a schedule and checks what is promised (`nccl_control::proto`, numbers 1 to 6).
+//! Runs a schedule and checks the guarantees (`nccl_control::proto`, numbers 1 to 6).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,29 +14,29 @@ use super::schedule::KINDS;
 use super::schedule::{Schedule, Step};
 use nccl_base::departure::Departure;
 
-/// How long after the last step everything has to have come to rest.
+/// How long after the last step the job has to be at rest.
 const BOUND: u64 = 45_000 * MILLI;
 
-/// How often it is looked at whether it has.
+/// How often that is checked.
 const CHECK: u64 = 300 * MILLI;
 
-/// So many frames are sent by no schedule that comes to rest.
+/// No schedule that comes to rest sends so many frames.
 const MOST_FRAMES: u64 = 100_000;
 
 /// How long the programs wait for a next generation.
 const PATIENCE: u64 = 3000 * MILLI;
 
-/// How often NCCL is seen to make progress.
+/// How often NCCL reports progress.
 const PROGRESS: u64 = 500 * MILLI;
 
-/// How long it goes on behind an outage that is to end nothing: until the last process has dialled again.
+/// How long that goes on after an outage that is to end nothing: until the last process has dialled again.
 const DIALS_AGAIN: u64 = 6000 * MILLI;
 
 /// How long the programs wait for the first generation: the coordinator's, and the others'.
 const FORMS: u64 = 3000 * MILLI;
 const JOINS: u64 = 8000 * MILLI;
 
-/// What was promised and not kept.
+/// A broken guarantee.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) promise: u8,
@@ -52,7 +52,7 @@ impl fmt::Display for Broken {
     }
 }
 
-/// In the place of a promise: a rule that keeps one of them.
+/// In place of a guarantee's number: a rule on which one of them rests.
 const RULE: u8 = 0;
 
 fn broken<T>(promise: u8, how: impl Into<String>) -> Result<T, Broken> {
@@ -60,10 +60,10 @@ fn broken<T>(promise: u8, how: impl Into<String>) -> Result<T, Broken> {
     Err(Broken { promise, how })
 }
 
-/// What a schedule came to.
+/// The outcome of a schedule.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// A process that coordinated ended, or packets were kept from going between two kernels.
+    /// Whether a process that coordinated ended, or packets between two kernels were blocked.
     pub(crate) counts: bool,
     pub(crate) kinds: [u32; KINDS.len()],
     pub(crate) generations: u64,
@@ -71,10 +71,10 @@ pub(crate) struct Outcome {
     pub(crate) seconds: u64,
 }
 
-/// What the checker knows of a process.
+/// The checker's knowledge of a process.
 #[derive(Default)]
 struct Notes {
-    /// Events that were looked at.
+    /// How many of its events were checked.
     looked: usize,
     generation: Option<Generation>,
     log: Vec<Arc<Entry>>,
@@ -84,11 +84,11 @@ struct Notes {
     leaves: bool,
     told: BTreeSet<Vec<u8>>,
     wished: bool,
-    /// There will be no first generation.
+    /// Whether it knows that there will be no first generation.
     dismissed: bool,
     /// Since when it abstains.
     abstains: Option<u64>,
-    /// What it has asked, and whether there was a reply.
+    /// Its requests, and whether there was a reply.
     asked: BTreeMap<u32, bool>,
 }
 
@@ -96,18 +96,18 @@ pub(crate) struct Run<'s> {
     schedule: &'s Schedule,
     pub(crate) net: Network,
     notes: Vec<Notes>,
-    /// The process that has each slot now.
+    /// The current process of each slot.
     slots: Vec<usize>,
-    /// Which slots are those of ranks, and which are those of voters.
+    /// How many slots, from 0 on, are those of ranks, and how many those of voters.
     ranks: usize,
     voters: usize,
     /// Each generation by its number, and when it became active.
     active: BTreeMap<u64, (u64, SharedMembership)>,
-    /// Whether nothing happens that could keep one process from another for a while.
+    /// Whether no event can keep two processes from each other for a while.
     is_reachable: bool,
     /// Whether processes are late, and nothing else happens.
     is_calm: bool,
-    /// What the members of a successor had heard before it.
+    /// The entries that the members of a successor had received before it.
     heard: BTreeMap<u64, Vec<Arc<Entry>>>,
     claimed: BTreeSet<u64>,
     said: u32,
@@ -185,7 +185,7 @@ impl<'s> Run<'s> {
         if !self.form()? {
             return Ok(self.outcome);
         }
-        // The leases, too.
+        // Until the leases are given, too.
         let begun = self.net.now + 20 * MILLI;
         while self.net.step(begun) {
             self.look()?;
@@ -198,7 +198,7 @@ impl<'s> Run<'s> {
         let mut rests = 0;
         loop {
             if !self.net.step(check) {
-                // Twice, so that nothing is merely between two steps.
+                // Twice, so that the job is not merely between two steps.
                 rests = if self.rests().is_ok() { rests + 1 } else { 0 };
                 if rests == 2 {
                     break;
@@ -230,7 +230,7 @@ impl<'s> Run<'s> {
         Ok(self.outcome)
     }
 
-    /// Whether the first generation is active, or all know that there will be none.
+    /// Runs until the first generation is active, or all know that there will be none; returns whether it is.
     fn form(&mut self) -> Result<bool, Broken> {
         let forming = &self.schedule.forming;
         if forming.is_empty() {
@@ -268,7 +268,7 @@ impl<'s> Run<'s> {
         Ok(formed)
     }
 
-    /// The processes that wait for the first generation.
+    /// Returns the processes that wait for the first generation.
     fn forms(&self) -> impl Iterator<Item = usize> {
         let waits = |process: &usize| {
             let (own, notes) = (&self.net.processes[*process], &self.notes[*process]);
@@ -401,7 +401,7 @@ impl<'s> Run<'s> {
             .input_in(1, process, Input::Command(Command::Ask(bytes)));
     }
 
-    /// The operator ends every member that is not on these kernels in the latest generation, and says that the others may go on.
+    /// Ends, as the operator, every member that is not on these kernels in the latest generation, and decides that the others may go on.
     fn operator(&mut self, side: u32) {
         let latest = self.active.keys().next_back().copied().unwrap_or(0);
         let (mut all, mut others) = (Vec::new(), Vec::new());
@@ -459,7 +459,7 @@ impl<'s> Run<'s> {
         );
     }
 
-    /// Looks at what the processes have seen.
+    /// Checks the new events of the processes.
     fn look(&mut self) -> Result<(), Broken> {
         while let Some(process) = self.net.touched.pop() {
             while let Some((_, event)) = self.net.processes[process]
@@ -623,7 +623,7 @@ impl<'s> Run<'s> {
                 self.net.input_in(later, process, Input::Command(dismiss));
             }
             Event::Ended(open) => {
-                // It knows the members of one generation. They may all be gone, and others have come.
+                // The operator knows the members of one generation. They may all be gone, and others have come.
                 let latest = self.active.last_key_value().map(|(number, _)| *number);
                 let is_there = |id: &MemberId| {
                     let of = self.net.process_of(*id).filter(|of| self.takes_part(*of));
@@ -664,7 +664,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Whether nothing is to be waited for any more.
+    /// Checks that nothing is pending any more.
     fn rests(&self) -> Result<(), String> {
         let processes = &self.net.processes;
         for (number, process) in processes.iter().enumerate() {
@@ -682,7 +682,7 @@ impl<'s> Run<'s> {
             if !member.is_settled() {
                 return say("waits");
             }
-            // A process that is frozen cannot be told from the one that it was before at its address.
+            // A frozen process cannot be told from its predecessor at its address.
             let at_its_address = &processes[self.slots[member.coordinator().slot as usize]];
             if at_its_address.alive && at_its_address.frozen {
                 continue;
@@ -739,7 +739,7 @@ impl<'s> Run<'s> {
         !notes.left && !notes.leaves && notes.excluded.is_none() && !notes.log.iter().any(is_own)
     }
 
-    /// Whether an observer watches the coordinator, if it can reach one.
+    /// Checks that an observer watches the coordinator, if it can reach one.
     fn observer_rests(&self, number: usize) -> Result<(), String> {
         let processes = &self.net.processes;
         let own = &processes[number];
@@ -788,7 +788,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Of two generations that could become active, one has no majority: a member that was left out counts no end that came after.
+    /// Checks that of two generations that could become active, one has no majority: a member that was left out counts no later end.
     fn counts_by_the_rule(&self) -> Result<(), Broken> {
         let members = self
             .net
@@ -805,7 +805,7 @@ impl<'s> Run<'s> {
                 continue;
             };
             for peer in member.membership().voters() {
-                // One that had left before is counted for that.
+                // A process that had left before is counted for that.
                 let of = self.net.process_of(peer.id);
                 let of = of.filter(|of| self.takes_part(*of));
                 let killed = of.and_then(|of| self.net.processes[of].killed);
@@ -822,7 +822,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Nothing ends where nothing happens but one outage, during which NCCL reaches all, and some seconds longer.
+    /// Checks that nothing ends if the only event is one outage, and NCCL connects all ranks during it and some seconds longer.
     fn is_tolerated(&self) -> Result<(), Broken> {
         let schedule = self.schedule;
         let (mut cut, mut healed, mut reaches) = (None, None, None);
@@ -832,7 +832,7 @@ impl<'s> Run<'s> {
                 Step::Heal { .. } => healed = Some(*time),
                 Step::Progress(long) if reaches.is_none() => reaches = Some((*time, time + long)),
                 Step::Tell(..) => {}
-                // What the coordinator's side alone has heard of what is said parts it from the others.
+                // Messages that only the coordinator's side has received part it from the others.
                 _ => return Ok(()),
             }
         }
@@ -856,7 +856,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Where nothing happens but that the network is cut for good: ranks that all reach each other, and are a majority, stay
+    /// Checks, if the only event is that the network is cut for good, that ranks that all reach each other, and are a majority, stay
     /// together, also when others fall out of reach while the next generation is made.
     fn majority_goes_on(&self) -> Result<(), Broken> {
         let is_cut = |step: &Step| matches!(step, Step::Cut { .. });
@@ -894,7 +894,7 @@ impl<'s> Run<'s> {
                 .filter(|rank| side & (1 << kernels[*rank]) != 0)
                 .collect::<Vec<_>>()
         });
-        // The members of one need not stay together with those of another that has some of them.
+        // The members of one side need not stay together with those of another that has some of them.
         let sides: Vec<_> = sides.filter(is_side).collect();
         let Some(side) = sides.iter().max_by_key(|side| side.len()) else {
             return Ok(());
@@ -925,7 +925,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// A side that may go on does.
+    /// Checks that a side that may go on does.
     fn is_available(&self) -> Result<(), Broken> {
         let steps = self.schedule.steps.iter().map(|(_, step)| step);
         let may_exclude = |step: &Step| {
@@ -968,7 +968,7 @@ impl<'s> Run<'s> {
     }
 }
 
-/// Whether these words say that a process ended.
+/// Whether this departure says that a process ended.
 fn calls_dead(departure: &Departure) -> bool {
     use nccl_base::departure::How;
     match departure {

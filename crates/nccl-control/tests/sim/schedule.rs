@@ -1,14 +1,14 @@
-//! What happens to a job, drawn at random from a seed.
+//! The events of a job, drawn at random from a seed.
 
 use std::fmt;
 
 use nccl_control::proto::MILLI;
 
-/// One thing that happens. Processes are named by the slot in which they began.
+/// One event. Processes are named by the slot in which they began.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Step {
     Kill(usize),
-    /// It dies after so many more frames.
+    /// The process dies after so many more frames.
     Fuse(usize, u32),
     Freeze(usize),
     Thaw(usize),
@@ -30,18 +30,18 @@ pub(crate) enum Step {
     GoOn(usize),
     Jump(usize, u64),
     Leave(usize),
-    /// It is not scheduled until it thaws.
+    /// The process is not scheduled until it thaws.
     Late(usize),
     Abstain(usize),
     Ask(usize),
-    /// The operator ends all processes whose kernels are not in this set, and says that the others may go on.
+    /// The operator ends all processes whose kernels are not in this set, and decides that the others may go on.
     Operator(u32),
-    /// NCCL reaches all from all for so long, whatever the network does to their connections.
+    /// NCCL connects all ranks for so long, whatever the network does to their connections.
     Progress(u64),
 }
 
 impl Step {
-    /// Its place in the histogram.
+    /// Returns its place in the histogram.
     pub(crate) fn kind(&self) -> usize {
         match self {
             Self::Kill(_) => 0,
@@ -90,7 +90,7 @@ pub(crate) const KINDS: [&str; 19] = [
     "progress",
 ];
 
-/// A job and what happens to it.
+/// A job and its events.
 #[derive(Clone)]
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
@@ -101,17 +101,17 @@ pub(crate) struct Schedule {
     pub(crate) observers: Vec<usize>,
     /// Whether the first observer is the parent of all others.
     pub(crate) parent: bool,
-    /// Whether processes hear of the ends of those of their kernel.
+    /// Whether processes learn of the ends of processes of their kernel.
     pub(crate) watches: bool,
     pub(crate) launcher: bool,
     /// Whether the job has a `Discovery` that decides between two halves.
     pub(crate) claims: bool,
-    /// Whether programs go on when they hear of a fault, and whether they leave others behind.
+    /// Whether programs go on when they learn of a fault, and whether they leave others behind.
     pub(crate) goes_on: bool,
     pub(crate) leaves_behind: bool,
-    /// What happens before the first generation is active. Times are from the start.
+    /// The events before the first generation is active. Times are from the start.
     pub(crate) forming: Vec<(u64, Step)>,
-    /// Times are from the moment at which the first generation is active.
+    /// The events after that. Times are from the moment at which the first generation is active.
     pub(crate) steps: Vec<(u64, Step)>,
 }
 
@@ -237,7 +237,7 @@ impl Schedule {
             })
             .collect();
         let many = kernels.iter().max().map_or(1, |most| most + 1);
-        // Few of them: most of what goes wrong needs none.
+        // Few of them: most mistakes need none.
         let mut beside = |one_in: u8| -> Vec<_> {
             let count = match random.u8(0..one_in) {
                 0 => random.usize(1..=2),
@@ -248,14 +248,14 @@ impl Schedule {
         let (witnesses, observers) = (beside(6), beside(8));
         let parent = !observers.is_empty() && random.bool();
         let watches = !parent || random.bool();
-        // Now and then processes are late, and nothing else is wrong.
+        // Sometimes processes are late, and nothing else is wrong.
         let calm = random.u8(0..64) == 0;
         let voters = size + witnesses.len();
         let everybody = voters + observers.len();
         let mut steps = Vec::new();
         let mut time = 0;
         for _ in 0..random.u8(1..=5) {
-            // Many things at once, or one after another, or much later.
+            // Many events at once, or one after another, or much later.
             time += match random.u8(0..6) {
                 0..=2 => random.u64(0..3 * MILLI),
                 3 | 4 => random.u64(0..1500) * MILLI,

@@ -1,13 +1,13 @@
-//! Which way an all-to-all takes.
+//! The algorithms of an all-to-all.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-/// Which way an all-to-all takes.
+/// The algorithm of an all-to-all.
 ///
-/// Its text is that of benchmarks: `auto`, `native`, `grouped`, `chunked:4`, `pairwise:2`, `two-level`, `copy-engine`; without a
-/// number there are 4 pieces and 1 peer.
+/// Its text form is used in benchmarks: `auto`, `native`, `grouped`, `chunked:4`, `pairwise:2`, `two-level`, `copy-engine`;
+/// without a number there are 4 pieces and 1 peer.
 ///
 /// ```
 /// use nccl::AllToAllAlgorithm;
@@ -20,34 +20,34 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// What the cost model holds for the fastest, in a plan ([`AllToAll`](crate::AllToAll)); in a single call NCCL's own call
-    /// where the release has it, grouped messages elsewhere.
+    /// In a plan ([`AllToAll`](crate::AllToAll)), the fastest algorithm by the cost model; in a single call `ncclAlltoAll`
+    /// where the release has it, and grouped messages elsewhere.
     #[default]
     Auto,
-    /// NCCL's own call (`ncclAlltoAll`, NCCL ≥ 2.28.3): equal parts only.
+    /// `ncclAlltoAll` (NCCL ≥ 2.28.3): equal parts only.
     Native,
     /// One message to and one from every rank, in one group.
     Grouped,
-    /// Every part in so many pieces, and a group for each piece of all parts: what comes after can begin on the first
+    /// Every part in several pieces, and one group for each piece of all parts: later work can begin on the first
     /// pieces, and NCCL's buffers are held for less at a time.
     Chunked {
-        /// How many.
+        /// The number of pieces.
         pieces: NonZeroUsize,
     },
-    /// Groups of so many peers, so that a rank receives from no more at a time.
+    /// Groups of a few peers, so that a rank receives from no more peers at a time.
     Pairwise {
-        /// How many.
+        /// The number of peers in a group.
         width: NonZeroUsize,
     },
-    /// First inside of the nodes, then one message to each other node: for many nodes and small parts. Only in
-    /// a plan, which has the memory that it needs.
+    /// First inside the nodes, then one message to each other node: for many nodes and small parts. Only in
+    /// a plan, which allocates the memory for it.
     TwoLevel,
-    /// NCCL's own call by the copy engines, without multiprocessors: for buffers in symmetric windows of a communicator whose
+    /// `ncclAlltoAll` by the copy engines, without multiprocessors: for buffers in symmetric windows of a communicator whose
     /// policy is [`CtaPolicy::Zero`](crate::CtaPolicy::Zero).
     CopyEngine,
 }
 
-/// The numbers that stand for those that a text leaves out.
+/// The defaults for a text without a number.
 const PIECES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 const WIDTH: NonZeroUsize = NonZeroUsize::MIN;
 

@@ -1,4 +1,4 @@
-//! What a program calls on a communicator to exchange parts, and to connect all ranks beforehand.
+//! The public functions of a communicator that exchange parts, and that connect all ranks beforehand.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::request::Request;
 
 impl Communicator {
-    /// Gives block `j` of `x` to rank `j`, and puts the block of rank `j` at block `j` of `y`.
+    /// Sends block `j` of `x` to rank `j`, and receives the block of rank `j` into block `j` of `y`.
     ///
     /// `x` and `y` have the same number of elements, a multiple of the number of ranks and the same on
     /// all ranks. With one buffer for both, use [`all_to_all_in_place`](Self::all_to_all_in_place).
@@ -44,11 +44,11 @@ impl Communicator {
         self.all_to_all_with(x, y, Algorithm::Auto)
     }
 
-    /// [`all_to_all`](Self::all_to_all) by the way that `algorithm` says.
+    /// Does the same as [`all_to_all`](Self::all_to_all), by `algorithm`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] when the loaded NCCL does not have it, [`ErrorKind::InvalidConfig`] for one that needs
-    /// more than the two buffers, for which there are plans ([`AllToAll`](crate::AllToAll)).
+    /// [`ErrorKind::Unsupported`] when the loaded NCCL does not have the algorithm, [`ErrorKind::InvalidConfig`] for an algorithm
+    /// that is only available in plans ([`AllToAll`](crate::AllToAll)).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -69,16 +69,16 @@ impl Communicator {
         uniform::exchange(self, x, y, algorithm)
     }
 
-    /// Gives each rank its part of `x`, and puts what each rank gives into its part of `y`.
+    /// Sends each rank its part of `x`, and receives the part of each rank into its part of `y`.
     ///
-    /// The parts lie one after another in the order of the ranks: rank `j`'s part of `x` begins behind
-    /// the first `j` of `send_counts` and has `send_counts[j]` elements, likewise in `y`. Both buffers may
-    /// be longer than the sum. What rank `i` sends to rank `j` must be as long as what rank `j` receives
+    /// The parts are contiguous in the order of the ranks: rank `j`'s part of `x` begins after
+    /// the parts of the ranks before it and has `send_counts[j]` elements, likewise in `y`. Both buffers may
+    /// be longer than the sum. The part that rank `i` sends to rank `j` must be as long as the part that rank `j` receives
     /// from rank `i`; parts without elements are neither sent nor received.
     ///
     /// # Errors
     /// [`ErrorKind::Length`] when there is not one count for each rank, when a buffer is shorter than the
-    /// sum, or when a rank would not receive from itself what it sends; otherwise as
+    /// sum, or when this rank's part for itself differs between both counts; otherwise as
     /// [`all_reduce`](Self::all_reduce).
     ///
     /// Wraps `ncclSend` and `ncclRecv` in a group.
@@ -109,9 +109,9 @@ impl Communicator {
         self.all_to_all_v_at(x, Parts::packed(send_counts), y, Parts::packed(recv_counts))
     }
 
-    /// As [`all_to_all_v`](Self::all_to_all_v), with parts that begin anywhere in the buffers.
+    /// Does the same as [`all_to_all_v`](Self::all_to_all_v), with parts that begin anywhere in the buffers.
     ///
-    /// What is received may not overlap; what is sent may.
+    /// Received parts may not overlap; sent parts may.
     ///
     /// # Errors
     /// As [`all_to_all_v`](Self::all_to_all_v); [`ErrorKind::InvalidConfig`] for parts that overlap in `y`.
@@ -147,13 +147,13 @@ impl Communicator {
         variable::exchange(self, x.erase(), send, y.erase_mut(), recv)
     }
 
-    /// Gives block `j` of `y` to rank `j`, and puts the block of rank `j` in its place.
+    /// Sends block `j` of `y` to rank `j`, and receives the block of rank `j` in its place.
     ///
-    /// `y` has a multiple of as many elements as there are ranks, the same on all. What NCCL calls in place would
-    /// overwrite blocks that were not sent yet; here pairs of ranks exchange theirs, and what comes waits in `scratch`
-    /// until the block that it replaces has gone. `scratch` may be of any type and hold anything, and holds nothing of
-    /// use afterwards. It has room for one block at least (each begins at a multiple of 16 bytes); with room for as many
-    /// as there are ranks, everything goes at once, in one group, and with less in as many groups as it takes.
+    /// The length of `y` is a multiple of the number of ranks, the same on all. NCCL's own call would, in place,
+    /// overwrite blocks that were not sent yet; here pairs of ranks exchange their blocks, and a received block waits in `scratch`
+    /// until the block that it replaces has been sent. `scratch` may be of any type; its contents are ignored and
+    /// overwritten. It has room for one block at least (each begins at a multiple of 16 bytes); with room for one block per
+    /// rank, everything goes in one group, and with less in as many groups as needed.
     ///
     /// # Errors
     /// [`ErrorKind::Length`] when `y` cannot be divided among the ranks, or `scratch` has no room for a block; otherwise
@@ -181,11 +181,11 @@ impl Communicator {
         in_place::exchange(self, y.erase_mut(), scratch.erase_mut())
     }
 
-    /// Connects this rank with all others, and waits until that is done, at most for `limit`, over
-    /// which `NCCL_RUN_TIMEOUT` in the environment wins.
+    /// Connects this rank with all others, and waits for that, at most for `limit`;
+    /// `NCCL_RUN_TIMEOUT` in the environment overrides `limit`.
     ///
-    /// NCCL connects two ranks when they first need each other, which takes from milliseconds to seconds
-    /// and waits for both. A service pays that here, before its first request. All ranks have to call it.
+    /// NCCL connects two ranks when they first communicate, which takes from milliseconds to seconds
+    /// and waits for both. A service can do that here, before its first request. All ranks have to call it.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when not all ranks came in time; the communicator is aborted then.

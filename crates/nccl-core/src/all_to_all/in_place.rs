@@ -10,7 +10,7 @@ use crate::issuing::{Frame, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 
-/// Gives block `j` of `y` to rank `j`, and puts the block of rank `j` in its place.
+/// Sends block `j` of `y` to rank `j`, and receives the block of rank `j` in its place.
 pub(super) fn exchange<'a>(
     comm: &'a Communicator,
     y: ErasedMut<'a>,
@@ -41,7 +41,7 @@ fn record_in_place<'a>(
     let room = (scratch.range().end - scratch.range().start) as usize;
     let payloads = [Payload::uniform(data_type, size, ranks, count)];
     let block = beside([count * size].into_iter());
-    // Nothing has to wait where there is nothing, or nobody else.
+    // No scratch is needed for empty blocks, or for a single rank.
     let width = match block {
         _ if ranks == 1 => 1,
         0 => ranks,

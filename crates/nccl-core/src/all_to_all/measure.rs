@@ -1,15 +1,15 @@
-//! The constants of the model, measured with the communicator itself.
+//! Measures the constants of the model with the communicator itself.
 //!
-//! All ranks do the same exchanges at the same time, and take the longest of their times, so that all come to the same
+//! All ranks do the same exchanges at the same time, and take the longest of their times, so that all get the same
 //! constants:
 //!
-//! - short messages with one neighbour, and with all neighbours: a launch, and what a message costs;
-//! - long messages with all neighbours: the bandwidth inside of a node;
-//! - likewise with the ranks of one's rail on the other nodes, and with all ranks there;
+//! - short messages with one neighbour, and with all neighbours: the cost of a launch, and of a message;
+//! - long messages with all neighbours: the bandwidth inside a node;
+//! - likewise with the ranks of the same rail on the other nodes, and with all ranks there;
 //! - short and long copies of rows on the device.
 //!
-//! An exchange is repeated, twice as often each time, until that has taken a while; then the median of several such
-//! series counts. What is slow by itself, or because the machine is busy, is measured less often instead of for long.
+//! A series repeats an exchange, twice as often each time, until the series takes long enough; then the median of several such
+//! series counts. An exchange that is slow is measured in fewer series, so that the measurement does not take longer.
 
 use std::time::{Duration, Instant};
 
@@ -26,23 +26,23 @@ use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 use nccl_base::reduce_op::ReduceOp;
 
-/// Bytes of a short message: nothing but overhead.
+/// Bytes of a short message, which costs only overhead.
 const SHORT: usize = 8;
-/// Bytes of long messages, all together.
+/// Total bytes of long messages.
 const LONG: usize = 32 << 20;
-/// Of these the median counts.
+/// The maximum number of series, whose median counts.
 const SERIES: usize = 5;
-/// After how long there are no more of them.
+/// The total time after which no further series is measured.
 const ENOUGH: Duration = Duration::from_millis(20);
-/// How long a series takes at least, and how often it repeats the exchange at most.
+/// The minimum duration of a series, and the maximum number of exchanges in it.
 const WHILE: Duration = Duration::from_millis(2);
 const MOST: usize = 1024;
 
 impl CostModel {
-    /// Measures the constants on `comm`, whose ranks are divided into `nodes`. All ranks do it at the same time, and come to the
-    /// same constants. It takes some 50 ms and 64 MiB of device memory on each rank; nothing else should run meanwhile.
+    /// Measures the constants on `comm`, whose ranks are divided into `nodes`. All ranks have to call it at the same time, and get
+    /// the same constants. It takes some 50 ms and 64 MiB of device memory on each rank; nothing else should run meanwhile.
     ///
-    /// What a communicator of one node, or of one rank, does not have is as [`published`](Self::published).
+    /// Constants that a communicator of one node, or of one rank, cannot measure are those of [`published`](Self::published).
     ///
     /// # Errors
     /// As [`Communicator::group`], and [`ErrorKind::Cuda`](crate::ErrorKind::Cuda) where there is no memory.
@@ -70,7 +70,7 @@ impl CostModel {
             .collect();
         let beside = first + (rank + 1) % local;
         let before = first + (rank + local - 1) % local;
-        // With one rank to itself there is at least the launch.
+        // An exchange with this rank itself costs at least the launch.
         let launch = bench.exchange(&[(rank, rank)], SHORT)?;
         model.launch_us = launch;
         if !inside.is_empty() {
@@ -120,10 +120,10 @@ impl CostModel {
     }
 }
 
-/// Nothing takes less, µs: differences of noisy times may be anything.
+/// The least time that counts, µs: differences of noisy times may be negative.
 const LEAST: f64 = 1e-3;
 
-/// Rows of a copy.
+/// The number of rows of a copy.
 const ROWS: usize = 8;
 
 struct Bench<'c> {
@@ -146,7 +146,7 @@ impl<'c> Bench<'c> {
         })
     }
 
-    /// How long one group takes of a message to and from each of these, µs.
+    /// Returns the time of one group with a message to and from each of these peers, µs.
     fn exchange(&mut self, peers: &[(usize, usize)], bytes: usize) -> Result<f64> {
         let Self { comm, x, y } = self;
         series(comm, || {
@@ -161,7 +161,7 @@ impl<'c> Bench<'c> {
         })
     }
 
-    /// How long a copy takes of rows that do not lie together, to where they do, µs.
+    /// Returns the time of a copy of separate rows into contiguous memory, µs.
     fn copies(&mut self, width: usize) -> Result<f64> {
         let Self { comm, x, y } = self;
         series(comm, || {
@@ -183,7 +183,7 @@ impl<'c> Bench<'c> {
     }
 }
 
-/// The median of several series of `work`, for one, µs; of all ranks the longest.
+/// Returns the median of several series of `work`, per repetition, µs; of all ranks the longest.
 fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Result<f64> {
     let mut time = |times: usize| {
         let begun = Instant::now();
@@ -194,9 +194,9 @@ fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Res
         last.map_or(Ok(()), |last: Request| last.wait())?;
         Ok::<_, Error>(begun.elapsed())
     };
-    // The first of its kind connects the ranks.
+    // The first exchange with a peer connects the ranks.
     time(1)?;
-    // All ranks go by the same times, and so repeat it as often.
+    // All ranks use the longest time, and so repeat equally often.
     let mut times = 1;
     let mut series: Vec<f64> = Vec::with_capacity(SERIES);
     let mut spent = 0.0;
@@ -213,7 +213,7 @@ fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Res
     Ok(series[series.len() / 2] * 1e6)
 }
 
-/// Of what all ranks have.
+/// Returns the maximum over all ranks.
 fn longest(comm: &Communicator, own: f64) -> Result<f64> {
     let stream = comm.stream();
     let cuda = Error::cuda("comparing times");

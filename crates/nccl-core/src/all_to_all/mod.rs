@@ -1,15 +1,15 @@
 //! All-to-all: every rank gives every rank one part.
 //!
-//! Part `j` of rank `i`'s send buffer becomes part `i` of rank `j`'s receive buffer. Several ways lead there
+//! Part `j` of rank `i`'s send buffer becomes part `i` of rank `j`'s receive buffer. There are several algorithms
 //! ([`Algorithm`]), and none is the fastest everywhere.
 //!
-//! - `communicator`: what a program calls; `uniform`, `variable`, `in_place`: parts of equal length and others, and with
-//!   one buffer;
-//! - `plan`: the same, checked once and done often, by the way that the model holds for the fastest;
-//! - `schedule`: what a rank does for it, step by step, as values;
+//! - `communicator`: the public functions; `uniform`, `variable`, `in_place`: parts of equal length, of unequal length, and
+//!   with one buffer;
+//! - `plan`: an all-to-all that is checked once and issued often, by the algorithm that the model predicts to be the fastest;
+//! - `schedule`: the steps of one rank, as values;
 //! - `record`: from a schedule to an operation;
-//! - `warm_up`: the first contact of all pairs of ranks;
-//! - `model`: how long each way takes, as far as a formula says; `measure`: its constants.
+//! - `warm_up`: connects all pairs of ranks;
+//! - `model`: a cost model of each algorithm; `measure`: its constants.
 
 mod algorithm;
 mod communicator;

@@ -1,4 +1,4 @@
-//! How long each algorithm takes, as far as a formula says.
+//! A cost model of the algorithms.
 //!
 //! With `n` ranks, `g` on each of `N` nodes, and `m` bytes from each rank to each other; times are µs, bandwidths bytes/µs:
 //!
@@ -6,16 +6,16 @@
 //! |---|---|
 //! | native, grouped | `launch + max(inside(1, m), between(n-g, m))` |
 //! | chunked, `k` pieces | `k · launch + max(inside(k, m/k), between((n-g)·k, m/k))` |
-//! | pairwise, `w` peers | one `launch`, and `wire` if a peer is on another node, for each group of `w`, and what its messages take |
+//! | pairwise, `w` peers | one `launch`, and `wire` if a peer is on another node, for each group of `w`, plus the time of its messages |
 //! | two levels | `2 · launch + inside(1, N·m) + between(N-1, g·m)` + the copies: `2·g·copy + 2·n·m / copied` |
 //!
 //! `inside(s, m) = s·(g-1)·(message + m/bandwidth)` with the constants of a node, and
-//! `between(s, m) = wire + s·max(message, m/bandwidth)` with those of the network: inside of a node the ranks copy messages
-//! themselves, one after another; over the network an adapter carries one while the next is prepared, so that many short
-//! ones are limited by their number, and long ones by the link. Two levels without packing send `N` messages for each
-//! neighbour instead of one, and copy nothing, unless unequal parts have to be moved to where they belong.
+//! `between(s, m) = wire + s·max(message, m/bandwidth)` with those of the network: inside a node the ranks copy messages
+//! themselves, one after another; over the network an adapter carries one message while the next is prepared, so that many
+//! short messages are limited by their number, and long ones by the link. Two levels without packing send `N` messages to each
+//! neighbour instead of one, and copy nothing, unless unequal parts have to be moved to their places.
 //!
-//! It is a model: it orders algorithms, and its results are no measurements.
+//! This is a model: it ranks algorithms, and its results are no measurements.
 
 use std::fmt;
 use std::path::Path;
@@ -34,19 +34,19 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkCost {
-    /// What a message costs however short it is, µs.
+    /// The cost of a message of any length, µs.
     pub message_us: f64,
-    /// What a rank sends, and receives at the same time, 10⁹ bytes/s.
+    /// The rate at which a rank sends, and receives at the same time, 10⁹ bytes/s.
     pub bandwidth_gbps: f64,
 }
 
 impl LinkCost {
-    /// A message that is copied by those who send and receive it: its overhead, and then its bytes.
+    /// Returns the time of a message that the ranks copy themselves: its overhead plus its bytes.
     fn in_turn(&self, bytes: u64) -> f64 {
         self.message_us + self.link(bytes)
     }
 
-    /// A message that an adapter carries while the next is being prepared: its overhead or its bytes.
+    /// Returns the time of a message that an adapter carries while the next is prepared: the greater of overhead and bytes.
     fn overlapped(&self, bytes: u64) -> f64 {
         self.message_us.max(self.link(bytes))
     }
@@ -56,7 +56,7 @@ impl LinkCost {
     }
 }
 
-/// Where the ranks of a communicator are: nodes of equally many ranks, which follow each other.
+/// The placement of the ranks of a communicator: nodes with equal numbers of consecutive ranks.
 ///
 /// ```
 /// let nodes = nccl::Nodes::new(64, 8)?;
@@ -71,10 +71,10 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// `ranks` in all, so many on each node.
+    /// Divides `ranks` into nodes of `ranks_per_node`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] when they cannot be divided like that.
+    /// [`ErrorKind::InvalidConfig`] when the ranks cannot be divided like that.
     ///
     /// ```
     /// let one = nccl::Nodes::new(8, 8)?;
@@ -94,7 +94,7 @@ impl Nodes {
         })
     }
 
-    /// All ranks.
+    /// Returns the number of ranks.
     ///
     /// ```
     /// assert_eq!(nccl::Nodes::new(16, 8)?.ranks(), 16);
@@ -105,7 +105,7 @@ impl Nodes {
         self.ranks
     }
 
-    /// The ranks of each node.
+    /// Returns the number of ranks on each node.
     ///
     /// ```
     /// assert_eq!(nccl::Nodes::new(16, 8)?.ranks_per_node(), 8);
@@ -116,7 +116,7 @@ impl Nodes {
         self.ranks_per_node
     }
 
-    /// How many nodes.
+    /// Returns the number of nodes.
     ///
     /// ```
     /// assert_eq!(nccl::Nodes::new(16, 8)?.count(), 2);
@@ -128,9 +128,9 @@ impl Nodes {
     }
 }
 
-/// What a group, a message, a byte cost: from which [`Algorithm::Auto`] decides.
+/// The costs of a group, a message and a byte, from which [`Algorithm::Auto`] chooses.
 ///
-/// As JSON, which [`read`](Self::read) reads and serde writes:
+/// The JSON form, which [`read`](Self::read) reads and serde writes:
 ///
 /// ```
 /// let text = r#"{
@@ -148,17 +148,17 @@ impl Nodes {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {
-    /// A group, from the call to when its first bytes move, µs.
+    /// The time of a group from the call until its first bytes move, µs.
     pub launch_us: f64,
     /// Messages between ranks of a node.
     pub inside: LinkCost,
-    /// From a node to another, µs.
+    /// The time from a node to another, µs.
     pub wire_us: f64,
     /// Messages between ranks of different nodes.
     pub between: LinkCost,
-    /// A copy of rows on the device, however few, µs.
+    /// The time of a copy of rows on the device, however few, µs.
     pub copy_us: f64,
-    /// What such a copy moves, 10⁹ bytes/s.
+    /// The rate of such a copy, 10⁹ bytes/s.
     pub copied_gbps: f64,
 }
 
@@ -170,8 +170,8 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// Fitted to what is published of NCCL on GPUs with NVLink and a network adapter each: `launch` and `inside` to the
-    /// times of its all-to-all on 8 and 32 GB200 (`contrib/custom_algos/alltoall` in NVIDIA/nccl), `between` to the
+    /// Returns constants fitted to published results of NCCL on GPUs with NVLink and a network adapter each: `launch` and `inside`
+    /// to the times of NCCL's all-to-all on 8 and 32 GB200 (`contrib/custom_algos/alltoall` in NVIDIA/nccl), `between` to the
     /// shape of one-token exchanges of `torch` over InfiniBand in perplexity's pplx-kernels; the rest are estimates.
     ///
     /// ```
@@ -195,10 +195,10 @@ impl CostModel {
         }
     }
 
-    /// From a file of JSON.
+    /// Reads the constants from a JSON file.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] when it cannot be read, is no such JSON, or has a constant that is no positive
+    /// [`ErrorKind::InvalidConfig`] when the file cannot be read, is no such JSON, or has a constant that is no positive
     /// number.
     ///
     /// ```
@@ -229,7 +229,7 @@ impl CostModel {
         Ok(())
     }
 
-    /// With their names.
+    /// Returns the constants with their names.
     fn constants(&self) -> [(&'static str, f64); 8] {
         [
             ("launch_us", self.launch_us),
@@ -243,8 +243,8 @@ impl CostModel {
         ]
     }
 
-    /// How long an all-to-all of `bytes` from each rank to each other takes, µs; `None` where the algorithm cannot be
-    /// used, or is none by itself.
+    /// Returns how long an all-to-all of `bytes` from each rank to each other takes, µs; `None` where the algorithm cannot be
+    /// used, and for [`Algorithm::Auto`].
     ///
     /// ```
     /// use nccl::{AllToAllAlgorithm as By, CostModel, Nodes};
@@ -276,8 +276,8 @@ impl CostModel {
         })
     }
 
-    /// The same for unequal parts of `bytes` in the mean, which are not brought together inside of a node. `scattered`:
-    /// they do not lie one behind the other where they arrive, and are moved there.
+    /// Returns the same for unequal parts of `bytes` on average, which are not packed inside a node. `scattered`:
+    /// the parts are not contiguous in the receive buffer, and are moved there.
     pub(super) fn microseconds_of_parts(
         &self,
         algorithm: Algorithm,
@@ -318,14 +318,14 @@ impl CostModel {
     fn pairwise(&self, nodes: Nodes, width: usize, bytes: u64) -> f64 {
         let groups = nodes.ranks.div_ceil(width);
         let outside = nodes.ranks - nodes.ranks_per_node;
-        // In how many groups there is one from another node, at most.
+        // The maximum number of groups with a peer on another node.
         let waits = groups.min(outside) as f64;
         let inside = self.inside(nodes, 1, bytes);
         let between = outside as f64 * self.between.overlapped(bytes);
         groups as f64 * self.launch_us + waits * self.wire_us + inside.max(between)
     }
 
-    /// Whether blocks for one neighbour are brought together first, or sent as they lie.
+    /// Whether packing the blocks for one neighbour is faster than sending them one by one.
     pub(super) fn packs(&self, nodes: Nodes, bytes: u64) -> bool {
         self.two_level(nodes, true, bytes) < self.two_level(nodes, false, bytes)
     }
@@ -345,7 +345,7 @@ impl CostModel {
         2.0 * self.launch_us + inside + between
     }
 
-    /// From how many bytes on for each pair it is no longer faster to go over two levels; `None` where it never is.
+    /// Returns from how many bytes per pair on two levels are not faster any more; `None` where they never are.
     ///
     /// ```
     /// use nccl::{CostModel, Nodes};
@@ -458,7 +458,7 @@ mod tests {
         assert!(MODEL.microseconds(TwoLevel, alone, 1).is_none());
     }
 
-    /// What is not packed has a message for each block inside of the node, which costs more than it saves outside.
+    /// Without packing there is a message for each block inside the node, which costs more than it saves outside.
     #[test]
     fn unequal_parts_are_not_counted_as_packed() {
         for ranks in [256, 1024] {

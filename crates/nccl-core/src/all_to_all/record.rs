@@ -1,4 +1,4 @@
-//! From a schedule and the addresses of buffers to what is issued.
+//! Records an operation from a schedule and the addresses of its buffers.
 
 use nccl_sys as sys;
 
@@ -10,13 +10,13 @@ use crate::op::Function;
 use crate::recorded::{More, Recorded};
 use nccl_base::data_type::DataType;
 
-/// Where the buffers of a schedule begin.
+/// The start addresses of the buffers of a schedule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bases<'b> {
     /// By payload.
     pub(super) send: &'b [u64],
     pub(super) recv: &'b [u64],
-    /// Where the schedule needs none, anything.
+    /// Ignored if the schedule needs no scratch.
     pub(super) scratch: u64,
 }
 
@@ -31,7 +31,7 @@ impl Bases<'_> {
     }
 }
 
-/// Records all steps of `schedule`, made for rank `own` of these payloads, whose buffers `frame` has.
+/// Records all steps of `schedule`, which was made for rank `own` and these payloads; `frame` holds the buffers.
 pub(super) fn record(
     schedule: &Schedule,
     payloads: &[Payload],
@@ -40,7 +40,7 @@ pub(super) fn record(
     frame: &mut Frame<'_>,
 ) {
     let whole = match &schedule.steps[..] {
-        // One group, as operations usually are.
+        // One group, as in most operations.
         [only] if only.moves.is_empty() => true,
         _ => false,
     };
@@ -81,7 +81,7 @@ pub(super) fn record(
     }
 }
 
-/// What this rank asks of an exchange of `payloads`.
+/// Returns this rank's exchange of `payloads`.
 pub(super) fn exchange_of<'p>(comm: &Communicator, payloads: &'p [Payload]) -> Exchange<'p> {
     Exchange {
         rank: comm.rank(),
@@ -90,13 +90,13 @@ pub(super) fn exchange_of<'p>(comm: &Communicator, payloads: &'p [Payload]) -> E
     }
 }
 
-/// The host of each rank, where a world knows them.
+/// Returns the host of each rank, if a world knows them.
 pub(super) fn hosts(comm: &Communicator) -> Option<Vec<String>> {
     let board = comm.inner.board.as_ref()?;
     board.peers().hosts(board.members())
 }
 
-/// The bytes of an element that the loaded NCCL knows.
+/// Returns the size of an element, if the loaded NCCL supports the type.
 pub(super) fn element_size(comm: &Communicator, data_type: DataType) -> Result<usize> {
     comm.library().admit(data_type)?;
     data_type
@@ -104,7 +104,7 @@ pub(super) fn element_size(comm: &Communicator, data_type: DataType) -> Result<u
         .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))
 }
 
-/// A buffer that is not as long as it has to be.
+/// Returns the error for a buffer of the wrong length.
 #[cold]
 pub(super) fn length(
     buffer: &'static str,
@@ -120,7 +120,7 @@ pub(super) fn length(
     })
 }
 
-/// How many elements each rank has of `given`, which has to be a multiple of the number of ranks.
+/// Returns how many elements of `given` belong to each rank; `given` has to be a multiple of the number of ranks.
 pub(super) fn per_rank(buffer: &'static str, given: usize, ranks: usize) -> Result<usize> {
     match given.is_multiple_of(ranks) {
         true => Ok(given / ranks),

@@ -14,7 +14,7 @@ use crate::library::Capability;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 
-/// Gives block `j` of `x` to rank `j`, by the way that `algorithm` says.
+/// Sends block `j` of `x` to rank `j`, by `algorithm`.
 pub(super) fn exchange<'a, S, R>(
     comm: &'a Communicator,
     x: S,

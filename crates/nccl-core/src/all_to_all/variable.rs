@@ -1,4 +1,4 @@
-//! All-to-all with a length of its own for each pair of ranks, as grouped messages.
+//! All-to-all with parts of unequal length, as grouped messages.
 
 use super::record;
 use super::schedule::Part;
@@ -14,7 +14,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
 use crate::request::Request;
 
-/// What a buffer has for each rank, or takes from it.
+/// The parts of a buffer, one for each rank.
 ///
 /// ```
 /// use nccl::Parts;
@@ -31,7 +31,7 @@ pub struct Parts<'p> {
 }
 
 impl<'p> Parts<'p> {
-    /// Parts of so many elements, one for each rank, one behind the other.
+    /// Returns contiguous parts of `counts` elements, one for each rank.
     ///
     /// ```
     /// let parts = nccl::Parts::packed(&[3, 0, 1]);
@@ -45,7 +45,7 @@ impl<'p> Parts<'p> {
         }
     }
 
-    /// Parts of so many elements, which begin at these elements of the buffer.
+    /// Returns parts of `counts` elements that begin at the elements `displacements` of the buffer.
     ///
     /// ```
     /// let parts = nccl::Parts::at(&[3, 1], &[0, 16]);
@@ -59,7 +59,7 @@ impl<'p> Parts<'p> {
         }
     }
 
-    /// The elements of each part.
+    /// Returns the number of elements of each part.
     ///
     /// ```
     /// assert_eq!(nccl::Parts::packed(&[3, 1]).counts(), [3, 1]);
@@ -69,7 +69,7 @@ impl<'p> Parts<'p> {
         self.counts
     }
 
-    /// How many elements the buffer needs to have; `None` for more than can be counted.
+    /// Returns how many elements the buffer must have; `None` on overflow.
     ///
     /// ```
     /// assert_eq!(nccl::Parts::packed(&[usize::MAX, 1]).end(), None);
@@ -87,7 +87,7 @@ impl<'p> Parts<'p> {
         })
     }
 
-    /// The parts, each with where it begins; of parts whose [`end`](Self::end) is known.
+    /// Returns the parts with their offsets, for parts whose [`end`](Self::end) is known.
     pub(super) fn each(self) -> impl Iterator<Item = Part> {
         let mut next = 0;
         self.counts.iter().enumerate().map(move |(rank, &count)| {
@@ -100,7 +100,7 @@ impl<'p> Parts<'p> {
         })
     }
 
-    /// No element is written by two ranks.
+    /// Refuses parts that overlap, so that two ranks would write the same element.
     pub(super) fn check_apart(self) -> Result<()> {
         if self.displacements.is_none() {
             return Ok(());
@@ -114,7 +114,7 @@ impl<'p> Parts<'p> {
         };
         let parts = || self.each().enumerate().filter(|(_, part)| part.count > 0);
         let ends_before = |one: Part, other: Part| one.offset + one.count <= other.offset;
-        // As they usually are, without memory for sorting.
+        // Parts are usually in order: checks that without memory for sorting.
         let mut pairs = parts().zip(parts().skip(1));
         if pairs.all(|(one, other)| ends_before(one.1, other.1)) {
             return Ok(());
@@ -129,7 +129,7 @@ impl<'p> Parts<'p> {
     }
 }
 
-/// One side of an exchange.
+/// A side of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sides {
     Send,
@@ -137,7 +137,7 @@ pub(super) enum Sides {
 }
 
 impl Sides {
-    /// What errors call it: its counts, its displacements, its buffer.
+    /// Returns the names of its counts, its displacements and its buffer in errors.
     fn names(self) -> [&'static str; 3] {
         match self {
             Self::Send => [
@@ -153,7 +153,7 @@ impl Sides {
         }
     }
 
-    /// A buffer has at least so many elements.
+    /// Refuses a buffer with fewer than `needed` elements.
     pub(super) fn holds(self, given: usize, needed: usize) -> Result<()> {
         let [.., buffer] = self.names();
         match given >= needed {
@@ -167,7 +167,7 @@ impl Sides {
         }
     }
 
-    /// One count, and one displacement if there are any, for each rank, and a buffer of `length` that holds all parts.
+    /// Checks that there is one count, and one displacement if any, for each rank, and that a buffer of `length` holds all parts.
     fn check(self, parts: Parts<'_>, length: usize, ranks: usize) -> Result<()> {
         let [counts, displacements, _] = self.names();
         let wrong = |what, given| Err(record::length(what, given, ranks, "one for each rank"));
@@ -180,7 +180,7 @@ impl Sides {
         }
     }
 
-    /// Both sides fit their buffers, and a rank receives from itself what it sends.
+    /// Checks that both sides fit their buffers, and that a rank receives from itself what it sends.
     pub(super) fn check_both(
         (send, send_len): (Parts<'_>, usize),
         (recv, recv_len): (Parts<'_>, usize),
@@ -201,7 +201,7 @@ impl Sides {
     }
 }
 
-/// Gives each rank its part of `x`, and puts what each rank gives into its part of `y`.
+/// Sends each rank its part of `x`, and receives the part of each rank into `y`.
 pub(super) fn exchange<'a>(
     comm: &'a Communicator,
     x: Erased<'a>,

@@ -1,4 +1,4 @@
-//! The first contact of all pairs of ranks, at a time of one's own choosing.
+//! Connects all pairs of ranks, at a time that the program chooses.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::forked;
 use nccl_base::from_outside;
 use nccl_base::reduce_op::ReduceOp;
 
-/// Connects this rank with all others, and waits until that is done, at most for `limit`.
+/// Connects this rank with all others, and waits for that, at most for `limit`.
 pub(super) fn warm_up(comm: &Communicator, limit: Duration) -> Result<()> {
     forked::check()?;
     let started = Instant::now();
@@ -19,7 +19,7 @@ pub(super) fn warm_up(comm: &Communicator, limit: Duration) -> Result<()> {
         Duration::MAX => limit,
         _ => limit.saturating_sub(started.elapsed()),
     };
-    // A stream of its own, so that work on the user's is neither waited for nor timed.
+    // On a stream of its own, so that work on the program's stream is neither waited for nor timed.
     let context = &comm.inner.context;
     let stream = driver::undisturbed(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
@@ -30,7 +30,7 @@ pub(super) fn warm_up(comm: &Communicator, limit: Duration) -> Result<()> {
     };
     let x = zeros(comm.world_size())?;
     let mut y = zeros(comm.world_size())?;
-    // Messages connect all pairs; the collectives have connections of their own.
+    // The messages connect all pairs; collectives have connections of their own.
     comm.all_to_all_with(&x, &mut y, Algorithm::Grouped)?;
     let comm = Communicator {
         limit: left(),

@@ -1,4 +1,4 @@
-//! One collective, from its buffers to what is recorded.
+//! A collective, from its buffers to the recorded operation.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
 use nccl_base::data_type::DataType;
 
-/// A collective that was asked for: its row of the table, and its buffers.
+/// A requested collective: its row of the table, and its buffers.
 ///
-/// What depends on the kinds of the buffers is no more than to ask them for their lengths and addresses,
-/// because it is compiled for each.
+/// Only the queries of lengths and addresses depend on the kinds of buffers,
+/// because that code is compiled for each kind.
 pub(crate) struct Collective<X, Y> {
     asked: Asked,
     buffers: Buffers<X, Y>,
@@ -32,7 +32,7 @@ enum Buffers<X, Y> {
     InPlace(Y),
 }
 
-/// All but the buffers.
+/// Arguments without buffers.
 struct Asked {
     rule: Rule,
     root: Option<usize>,
@@ -41,7 +41,7 @@ struct Asked {
     made_of_messages: bool,
 }
 
-/// What the buffers hold; there is no `send` in place.
+/// The contents of the buffers; there is no `send` in place.
 #[derive(Clone, Copy)]
 struct Given {
     send: Option<Elements>,
@@ -55,12 +55,12 @@ struct Elements {
     data_type: DataType,
 }
 
-/// Whose checks are done.
+/// The result of the checks.
 struct Checked {
     count: usize,
     data_type: DataType,
     root: i32,
-    /// Bytes from the start of the one buffer; 0 where there are two.
+    /// In bytes from the start of the one buffer; 0 with two buffers.
     send_at: u64,
     recv_at: u64,
     reads: bool,
@@ -90,7 +90,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
         Ok(self)
     }
 
-    /// Makes it of messages, although the library may have it as one call.
+    /// Makes it from messages, even if the library has a call for it.
     #[inline]
     pub(crate) fn made_of_messages(mut self) -> Self {
         self.asked.made_of_messages = true;
@@ -102,9 +102,9 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
         self.buffers.given()
     }
 
-    /// Checks everything that can be checked, and records the operation; its count. Nothing is recorded
-    /// for no elements.
-    // Always, and in two parts: what is passed through memory as a whole is most of what a collective costs.
+    /// Checks everything that can be checked, records the operation, and returns its count. Without
+    /// elements, nothing is recorded.
+    // Always inlined, and in two parts: passing it through memory as a whole is most of the cost of a collective.
     #[inline(always)]
     pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<usize> {
         let Self { asked, buffers } = self;
@@ -118,7 +118,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
 }
 
 impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
-    /// Whether all are of this stream, and cudarc does not order them.
+    /// Whether all buffers belong to this stream, and cudarc does not order streams.
     #[inline(always)]
     fn are_taken_without_cuda(&self, stream: &Arc<CudaStream>) -> bool {
         let is_home = |home: &Arc<CudaStream>| Arc::ptr_eq(home, stream);
@@ -148,7 +148,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
         }
     }
 
-    /// Takes those that the operation reads and writes; their addresses.
+    /// Takes the buffers that the operation reads and writes; returns their addresses.
     #[inline(always)]
     fn take(self, checked: &Checked, frame: &mut Frame<'a>) -> Result<(u64, u64)> {
         Ok(match self {
@@ -236,7 +236,7 @@ impl Asked {
         let root = rule.root(place)?;
         let data_type = match (given.send, given.recv) {
             (Some(x), Some(y)) => same_type(x.data_type, y.data_type)?,
-            // With neither, `count` refuses it below, or has nothing to do.
+            // With neither buffer, `count` refuses the operation below, or there is nothing to do.
             _ => given.data_type().unwrap_or(DataType::UINT8),
         };
         comm.library().admit(data_type)?;
@@ -262,7 +262,7 @@ impl Asked {
         Ok(checked)
     }
 
-    /// Records what reads at `send` and writes at `recv`.
+    /// Records the operation that reads at `send` and writes at `recv`.
     fn push(
         self,
         comm: &Communicator,
@@ -294,7 +294,7 @@ impl Asked {
     }
 }
 
-/// Records the messages that do what one call does in newer releases.
+/// Records the messages that replace a call of newer releases.
 ///
 /// Their order does not matter: NCCL serves the peers of a group in an order of its own.
 fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<'_>) -> Result<()> {
@@ -316,7 +316,7 @@ fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<
             }
         }
         Function::Gather => {
-            // In place, the root's own block is where it belongs.
+            // In place, the root's own block is already in its place.
             let in_place = own == root && send == block(recv, own);
             if !in_place {
                 push(Function::Send, send, root);
@@ -346,7 +346,7 @@ fn size_of(data_type: DataType) -> Result<usize> {
         .ok_or_else(|| Error::new(ErrorKind::UnknownDataType(data_type)))
 }
 
-/// Both buffers hold the same type, which the compiler cannot see for erased ones.
+/// Checks that both buffers hold the same type, which the compiler cannot check for erased buffers.
 #[inline]
 #[doc(hidden)]
 pub fn same_type(send: DataType, receive: DataType) -> Result<DataType> {
@@ -357,7 +357,7 @@ pub fn same_type(send: DataType, receive: DataType) -> Result<DataType> {
     }
 }
 
-/// Issues one collective by itself.
+/// Issues a single collective.
 #[inline(always)]
 pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
     comm: &'a Communicator,
@@ -376,7 +376,7 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
         data_type: given.data_type(),
         reduction: op::reduction(rule.function, asked.op),
     };
-    // Taking buffers may ask CUDA about their streams; the issue looks after itself.
+    // Taking buffers may query CUDA about their streams; the issue has its own supervision.
     let asks = !buffers.are_taken_without_cuda(&comm.stream);
     let inside = asks.then(|| comm.inner.enter(inside::Place::Issue, comm.limit));
     let failed = |error| {
@@ -394,7 +394,7 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
     issue(comm, &frame, kind, Shape { count, ..shape })
 }
 
-/// The elements that the C function would count; none where the lengths make none.
+/// Returns the count for the C function, or `None` where the lengths give none.
 #[cold]
 fn count_of(comm: &Communicator, rule: Rule, root: Option<usize>, given: &Given) -> Option<usize> {
     let place = Place {

@@ -1,4 +1,4 @@
-//! What a program calls on a communicator: the collectives, each issued at once, and the operators for them.
+//! The public functions of a communicator: the collectives, each issued at once, and their operators.
 
 use super::collective::issue_collective;
 use super::{Collective, rules};
@@ -14,8 +14,8 @@ use crate::request::Request;
 impl Communicator {
     /// Reduces the `x` of all ranks, element by element, into the `y` of every rank.
     ///
-    /// `x` and `y` have the same number of elements, the same on all ranks. With no elements this is
-    /// done at once.
+    /// `x` and `y` have the same number of elements, the same on all ranks. Without elements this returns
+    /// at once.
     ///
     /// # Errors
     /// [`ErrorKind::Length`] and [`ErrorKind::DataTypeMismatch`] for buffers that do not fit,
@@ -74,14 +74,14 @@ impl Communicator {
         issue_collective(self, rules::ALL_REDUCE.kind, collective)
     }
 
-    /// Gives the `x` of rank `root` to the `y` of every rank.
+    /// Sends the `x` of rank `root` to the `y` of every rank.
     ///
-    /// Only the root needs `x`; what the others pass is not looked at. All buffers have the same number of
+    /// Only the root needs `x`; the `x` of other ranks is ignored. All buffers have the same number of
     /// elements.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclBroadcast`.
     ///
@@ -106,11 +106,11 @@ impl Communicator {
         issue_collective(self, rules::BROADCAST.kind, collective)
     }
 
-    /// Gives the `y` of rank `root` to the `y` of every rank.
+    /// Sends the `y` of rank `root` to the `y` of every rank.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclBroadcast`.
     ///
@@ -134,12 +134,12 @@ impl Communicator {
 
     /// Reduces the `x` of all ranks, element by element, into the `y` of rank `root`.
     ///
-    /// Only the root needs `y`; what the others pass is not touched. All buffers have the same number of
+    /// Only the root needs `y`; the `y` of other ranks is not touched. All buffers have the same number of
     /// elements.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclReduce`.
     ///
@@ -169,11 +169,11 @@ impl Communicator {
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of rank `root`.
     ///
-    /// The `y` of the other ranks keeps what it holds.
+    /// The `y` of the other ranks is unchanged.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclReduce`.
     ///
@@ -289,7 +289,7 @@ impl Communicator {
 
     /// Reduces block `i` of the `y` of all ranks, element by element, into block `i` of the `y` of rank `i`.
     ///
-    /// `y` has a block for each rank. The other blocks hold nothing of use afterwards.
+    /// `y` has a block for each rank. The contents of the other blocks are undefined afterwards.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -318,11 +318,11 @@ impl Communicator {
     /// Puts the `x` of rank `i` at block `i` of the `y` of rank `root`.
     ///
     /// With `n` elements in `x`, the same on all ranks, the root's `y` has `n` for each rank. Only the root
-    /// needs `y`; what the others pass is not touched.
+    /// needs `y`; the `y` of other ranks is not touched.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclGather`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
     ///
@@ -354,7 +354,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclGather`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
     ///
@@ -379,11 +379,11 @@ impl Communicator {
     /// Puts block `i` of the `x` of rank `root` into the `y` of rank `i`.
     ///
     /// With `n` elements in `y`, the same on all ranks, the root's `x` has `n` for each rank. Only the root
-    /// needs `x`; what the others pass is not looked at.
+    /// needs `x`; the `x` of other ranks is ignored.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclScatter`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
     ///
@@ -415,7 +415,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::NoSuchRank`] for a root that does not exist,
-    /// [`ErrorKind::NoBuffer`] when the root does not give the buffer that only it needs.
+    /// [`ErrorKind::NoBuffer`] when the root does not pass the buffer that only it needs.
     ///
     /// Wraps `ncclScatter`, or `ncclSend` and `ncclRecv` in a group before NCCL 2.28.3.
     ///
@@ -437,9 +437,9 @@ impl Communicator {
         issue_collective(self, rules::SCATTER.kind, collective)
     }
 
-    /// Makes an operator that multiplies this rank's values with `factor` and sums those of all ranks.
+    /// Makes an operator that multiplies this rank's values by `factor` and sums the results of all ranks.
     ///
-    /// Each rank makes its own, with its own factor.
+    /// Each rank makes its own operator, with its own factor.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use,

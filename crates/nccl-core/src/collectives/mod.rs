@@ -1,7 +1,7 @@
-//! Collectives: what all ranks of a communicator do together.
+//! Collectives: operations of all ranks of a communicator.
 //!
-//! Each is described by a row of the table in `rules`. `Communicator` issues it at once (`communicator`: what a program
-//! calls); [`Group`](crate::Group) records it, to be issued with others.
+//! Each is described by a row of the table in `rules`. `Communicator` issues it at once (`communicator`: the public
+//! functions); [`Group`](crate::Group) records it, to be issued with others.
 
 mod collective;
 mod communicator;

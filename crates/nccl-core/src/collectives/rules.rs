@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::Function;
 use crate::operation::OperationKind;
 
-/// How many elements a buffer holds.
+/// The number of elements in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// n
@@ -28,7 +28,7 @@ pub(crate) enum Extent {
     Blocks,
 }
 
-/// Which buffer only the root has.
+/// The buffer that only the root has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Root {
     None,
@@ -58,7 +58,7 @@ macro_rules! rules {
     };
 }
 
-/// The rows' names for what the rest of the crate calls them.
+/// The operation kinds, under the names of the rows.
 mod kind {
     use crate::operation::OperationKind as Kind;
     pub(super) const ALL_REDUCE: Kind = Kind::AllReduce;
@@ -94,12 +94,12 @@ rules! {
     SCATTER = Blocks, Block, Reads;
 }
 
-/// Who asks.
+/// The rank that calls an operation, and its root.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
-    /// `None` for an operation without one.
+    /// `None` for an operation without a root.
     pub(crate) root: Option<usize>,
 }
 
@@ -128,7 +128,7 @@ impl Rule {
         self.root != Root::Writes || place.is_root()
     }
 
-    /// The root as the C function wants it.
+    /// Returns the root as the C function expects it.
     pub(crate) fn root(&self, place: Place) -> Result<i32> {
         match place.root {
             None => Ok(0),
@@ -142,7 +142,7 @@ impl Rule {
         }
     }
 
-    /// The number of elements, from the lengths of the buffers that this rank has.
+    /// Returns the number of elements, from the lengths of this rank's buffers.
     pub(crate) fn count(
         &self,
         place: Place,
@@ -169,7 +169,7 @@ impl Rule {
         Ok(count)
     }
 
-    /// Where to read and write in the one buffer, of `length` elements, of an in-place operation.
+    /// Returns where an in-place operation reads and writes in its buffer of `length` elements.
     pub(crate) fn in_place(&self, place: Place, length: usize) -> Result<InPlace> {
         let with_blocks = match (self.send, self.recv, self.root) {
             (Extent::Block, Extent::Block, _) => None,
@@ -278,7 +278,7 @@ mod tests {
         assert!(SCATTER.count(root, None, Some(5)).is_err());
         assert_eq!(BROADCAST.count(other, None, Some(5)).unwrap(), 5);
         assert_eq!(REDUCE.count(other, Some(5), None).unwrap(), 5);
-        // What this rank does not use may have any length.
+        // A buffer that this rank does not use may have any length.
         assert_eq!(REDUCE.count(other, Some(5), Some(1)).unwrap(), 5);
     }
 

@@ -18,7 +18,7 @@ use crate::state::{State, retire};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, Roster};
 
-/// What is left of a communicator that was dropped.
+/// The remains of a dropped communicator.
 struct Dropped {
     library: Library,
     raw: RawComm,
@@ -27,7 +27,7 @@ struct Dropped {
     rank: usize,
     roster: Arc<Roster>,
     timeouts: Timeouts,
-    /// The one on which it captured, and its own.
+    /// The stream on which it captured, and the program's stream.
     streams: (Option<Arc<CudaStream>>, Arc<CudaStream>),
     in_use: Vec<Arc<CudaStream>>,
     board: Option<Arc<dyn Supervisor>>,
@@ -35,14 +35,14 @@ struct Dropped {
 }
 
 impl Drop for Inner {
-    /// Never blocks: a thread finalizes the communicator, and releases what it used only afterwards.
+    /// Never blocks: a thread finalizes the communicator, and only then releases its resources.
     fn drop(&mut self) {
         self.end_revoked();
         inside::forget();
         let raw = self.phase.remains(&mut self.handle.get_mut().raw);
         let Some(raw) = raw else {
             if self.phase.get() == State::Leaked {
-                // NCCL may still be at work in the context, with what it was given.
+                // NCCL may still be at work in the context, with these streams.
                 std::mem::forget((
                     self.own_stream.take(),
                     Arc::clone(&self.context),
@@ -84,7 +84,7 @@ fn reap(dropped: Dropped) {
             finalize_with(&dropped.library, raw, switch, deadline, interrupted)
         },
         |_| {
-            // The others may be waiting in an operation to which nobody comes from here.
+            // The others may be waiting in an operation that this rank never enters.
             if let (true, Some(board)) = (signal.is_aborted(), &board) {
                 Arc::clone(board).announce(Cause::asked("its abort signal was given"));
             }
@@ -116,6 +116,6 @@ fn reap(dropped: Dropped) {
         crate::events::leaked_communicator((&dropped.name, roster), rank, why);
         std::mem::forget((dropped.streams, dropped.in_use));
     }
-    // Only now: what other ranks wait for is over here, and the line may say goodbye.
+    // Only now: the part of this rank in the others' waits is over, and the line may say goodbye.
     drop(board);
 }

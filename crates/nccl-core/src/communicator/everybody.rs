@@ -1,11 +1,11 @@
-//! All communicators of the process, and their end together.
+//! All communicators of the process, and their joint abort.
 //!
-//! A communicator is in the list from before NCCL is asked for it. A call that is to make one is there from
-//! its start, so that it ends as well while it still looks for the other ranks.
+//! A communicator is in the list from before NCCL is called to make it. A call that is to make one is in the list from
+//! its start, so that an abort also ends it while it still waits for the other ranks.
 //!
-//! NCCL lets the ranks of one communicator that live in one process go with the last of them, and what one
-//! communicator waits for may be what another one is in. So none is waited for before all are told; and
-//! libraries that know how (2.22) abort all of them in one group.
+//! NCCL ends the ranks of one communicator that live in one process with the last of them, and one
+//! communicator may wait for a call inside another. So every communicator is told before any is waited for; and
+//! libraries that support it (2.22) abort all of them in one group.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,16 +41,16 @@ static EVERYBODY: Mutex<Everybody> = Mutex::new(Everybody {
 /// A call that is to make a communicator; over when this is dropped.
 pub(crate) struct Birth(Arc<Record>);
 
-/// What is known of it afterwards.
+/// The state of a [`Birth`], also after its end.
 struct Record {
     name: Arc<str>,
     rank: usize,
-    /// How long it may take to end when it is told to.
+    /// How long the call may take to end after an abort.
     limit: Duration,
     /// Given when all communicators of the process are aborted.
     signal: AbortSignal,
     reason: OnceLock<String>,
-    /// Of the communicator, from when there is one.
+    /// The phase of the communicator, once there is one.
     phase: OnceLock<Arc<Phase>>,
     over: AtomicBool,
 }
@@ -72,24 +72,24 @@ impl Birth {
         Arc::new(Self(record))
     }
 
-    /// Given when all communicators of the process are aborted.
+    /// Returns the signal that is given when all communicators of the process are aborted.
     pub(crate) fn signal(&self) -> &AbortSignal {
         &self.0.signal
     }
 
-    /// It has become a communicator.
+    /// Records the phase of the communicator that the call has made.
     pub(crate) fn lives(&self, phase: &Arc<Phase>) {
         let _ = self.0.phase.set(Arc::clone(phase));
     }
 
-    /// The error of a call that was ended by [`abort_all`].
+    /// Replaces the error of a call that was ended by [`abort_all`].
     pub(crate) fn explain(&self, error: Error) -> Error {
         match self.0.reason.get() {
             Some(reason) => {
                 let aborted = Error::new(ErrorKind::Aborted {
                     reason: reason.clone(),
                 });
-                // The others are told that this rank was asked to; here it is known why.
+                // The other ranks were told that this rank was asked to abort; here the reason is known.
                 match error.shared_fault() {
                     Some(fault) => aborted.before_nccl(fault),
                     None => aborted,
@@ -116,7 +116,7 @@ impl Record {
         self.over.load(Ordering::Acquire)
     }
 
-    /// How it ended; one that has never come to be counts as freed.
+    /// Returns how the communicator ended; one that was never made counts as aborted.
     fn state(&self) -> State {
         match (self.is_over(), self.phase.get()) {
             (_, Some(phase)) => phase.get(),
@@ -128,12 +128,12 @@ impl Record {
 
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
-/// One was leaked.
+/// Counts a leaked communicator.
 pub(super) fn leaks() {
     LEAKED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How many communicators of this process NCCL has not given back in time.
+/// Returns the number of communicators of this process that NCCL has not given back in time.
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
@@ -144,14 +144,14 @@ pub fn leaked_communicators() -> u64 {
     LEAKED.load(Ordering::Relaxed)
 }
 
-/// There is one more.
+/// Adds a communicator to the list.
 pub(crate) fn lives(inner: &Arc<Inner>) {
     let mut everybody = EVERYBODY.lock();
     everybody.lives.retain(|inner| inner.strong_count() > 0);
     everybody.lives.push(Arc::downgrade(inner));
 }
 
-/// What became of the communicators of a process; of [`abort_all`].
+/// The outcome of [`abort_all`] for all communicators of the process.
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
@@ -165,7 +165,7 @@ pub struct AbortReport {
     ended: Vec<EndedCommunicator>,
 }
 
-/// How one of the communicators of a process ended; of [`abort_all`].
+/// The outcome of [`abort_all`] for one communicator of the process.
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
@@ -180,7 +180,7 @@ pub struct EndedCommunicator {
     pub name: String,
     /// This process's rank in it.
     pub rank: usize,
-    /// [`Aborted`](State::Aborted) when NCCL has let go of it, or it never came to be;
+    /// [`Aborted`](State::Aborted) when NCCL has let go of it, or it was never made;
     /// [`Leaked`](State::Leaked) when NCCL has not within the communicator's abort limit;
     /// [`Finalized`](State::Finalized) when its orderly end came first.
     pub state: State,
@@ -188,7 +188,7 @@ pub struct EndedCommunicator {
 }
 
 impl AbortReport {
-    /// All of them, in the order in which they were made.
+    /// Returns all communicators in the order in which they were made; those that were still being made come last.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().unwrap();
@@ -199,7 +199,7 @@ impl AbortReport {
         &self.ended
     }
 
-    /// Those that NCCL did not give back: memory that they use must stay where it is.
+    /// Returns the communicators that NCCL did not give back: memory that they use must stay where it is.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().unwrap();
@@ -227,15 +227,15 @@ impl fmt::Display for AbortReport {
     }
 }
 
-/// Ends all communicators of this process now, whatever they are doing, from any thread; those that are being
-/// made as well, wherever the call that makes them is.
+/// Aborts all communicators of this process now, whatever they are doing, from any thread, including those that are still
+/// being made.
 ///
-/// As [`Communicator::abort`](crate::Communicator::abort) of each, but at once: none waits for another one of
-/// this process that would be aborted later. Libraries from 2.22.3 on do it in one group; with older ones,
-/// each is aborted on a thread of its own. Communicators that are made afterwards are not concerned.
+/// Does the same as [`Communicator::abort`](crate::Communicator::abort) of each, but at once: no abort waits for another
+/// communicator of this process that would be aborted later. Libraries from 2.22.3 on do it in one group; with older ones,
+/// each is aborted on a thread of its own. Communicators that are made afterwards are not affected.
 ///
-/// It takes no longer than the longest of their abort and confirm limits together, and a moment. What NCCL did
-/// not give back by then is leaked, and the report says which.
+/// Takes no longer than the longest of their abort and confirm limits together, and a moment. A communicator that NCCL did
+/// not give back by then is leaked, and the report names it.
 ///
 /// Wraps `ncclCommAbort` between `ncclGroupStart` and `ncclGroupEnd`.
 ///
@@ -275,7 +275,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
         let phase = birth.phase.get();
         phase.is_some_and(|phase| Arc::ptr_eq(phase, &inner.phase))
     };
-    // Some may have come to be at the last moment.
+    // Some communicators may have been completed at the last moment.
     let late = alive();
     let late = late
         .iter()
@@ -292,7 +292,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
         )
     });
     let of_births = births.iter().filter(listed);
-    // Of what has not come to be, it is not known which ranks it has.
+    // For a communicator that was never made, the ranks are unknown.
     let of_births = of_births.map(|birth| (&birth.name, birth.rank, birth.state(), Arc::default()));
     let ended = of_lives
         .chain(of_births)
@@ -313,18 +313,18 @@ impl Everybody {
     }
 }
 
-/// Those that have not ended.
+/// Returns the communicators that have not ended.
 fn alive() -> Vec<Arc<Inner>> {
-    // One whose last handle goes meanwhile ends here, which must not be under the lock.
+    // If the last handle of one is dropped meanwhile, it ends here, which must not happen under the lock.
     let mut lives = EVERYBODY.lock().lives();
     lives.retain(|inner| !inner.phase.get().is_final());
     lives
 }
 
-/// From now on all communicators of the context of `first` count as ended; those of which that begins here.
+/// Begins the end of all communicators of the context of `first`; returns those whose end began here.
 pub(super) fn begin_end_of_context(first: &Arc<Inner>, cause: &Cause) -> Vec<(Arc<Inner>, bool)> {
     let mut begun = Vec::new();
-    // What it was called on is told first: its cause names the operation.
+    // `first` begins first: its cause names the operation.
     if first.begin_abort(Why::own(cause.clone())) {
         begun.push((Arc::clone(first), true));
     }
@@ -342,15 +342,15 @@ pub(crate) fn abort_together<'i, 'w>(
     all: impl Iterator<Item = &'i Arc<Inner>>,
     why: impl Fn() -> Why<'w>,
 ) {
-    // All at once, before one is waited for.
+    // All aborts begin before any is waited for.
     let all: Vec<_> = all
         .map(|inner| (Arc::clone(inner), inner.begin_abort(why())))
         .collect();
     end_together(all);
 }
 
-/// Carries out the aborts that began here, and waits for the others; each has a thread of its own, because it
-/// also waits for what other ranks say.
+/// Carries out the aborts that began here, and waits for the others; each on a thread of its own, because it
+/// also waits for reports of other ranks.
 pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
     let mut own: Vec<&Arc<Inner>> = Vec::new();
     own.extend(
@@ -365,7 +365,7 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             .into_iter()
             .partition(|inner| inner.library.is(&library));
         own = others;
-        // One that blocks is aborted by itself: first its switch, and then it has to be drained.
+        // A blocking communicator is aborted separately: first its switch, and then it has to be drained.
         let same = same.into_iter().filter(|inner| inner.switch.is_none());
         let same: Vec<Arc<Inner>> = same.cloned().collect();
         if same.len() < 2 || !library.has(Capability::GroupAbort) {
@@ -405,13 +405,13 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     let limits = all.iter().map(|inner| inner.timeouts.abort);
     let limit = limits.min().unwrap_or_default();
     all.iter().for_each(Native::break_in);
-    // One whose call under way does not end must not keep the others.
+    // A communicator whose current call does not end must not hold up the others.
     let deadline = deadline_after(limit / 4);
     let mut taken: Vec<(&Arc<Inner>, RawComm)> = Vec::with_capacity(all.len());
     for inner in all {
         match inner.handle.take_until(deadline) {
-            // If somebody else has the pointer, it is freed there.
-            // The phase is not `Ready` any more, for those that look at the pointer without the lock.
+            // If another thread has the pointer, that thread frees it.
+            // `pointer` keeps its value, but the phase is not `Ready` any more, which its readers check.
             Some(mut handle) => taken.extend(handle.raw.take().map(|raw| (inner, raw))),
             None => {
                 let inner = Arc::clone(inner);
@@ -433,7 +433,7 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     let raws: Vec<RawComm> = taken.iter().map(|&(_, raw)| raw).collect();
     let launches = taken.iter().filter_map(|(inner, _)| inner.shared_launch());
     let mut launches: Vec<Arc<SharedLaunch>> = launches.collect();
-    // All in one order.
+    // Locked in one order by all threads.
     launches.sort_by_key(Arc::as_ptr);
     launches.dedup_by_key(|launch| Arc::as_ptr(launch));
     let _first: Vec<_> = launches.iter().map(|launch| launch.0.lock()).collect();

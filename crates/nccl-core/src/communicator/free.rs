@@ -1,4 +1,4 @@
-//! The calls that give a communicator back to NCCL.
+//! The calls that free a communicator in NCCL.
 //!
 //! `ncclCommDestroy` and `ncclCommAbort` may block although they should not, so each runs on a thread that
 //! can be given up.
@@ -31,7 +31,7 @@ impl Native for Arc<Inner> {
     }
 
     fn free(&self, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
-        // NCCL waits for graphs that hold the communicator. Whoever captured one had the lock, so that it is
+        // NCCL waits for graphs that hold the communicator. A capture holds the lock, so that every graph is
         // in the list by now.
         self.destroy_plans();
         if way == Way::Abort {
@@ -40,7 +40,7 @@ impl Native for Arc<Inner> {
         let launch = self.shared_launch();
         let _first = launch.as_ref().map(|launch| launch.0.lock());
         if way == Way::Abort && self.revoke_instead(raw) {
-            // NCCL has let go of all that was lent to it, and keeps itself.
+            // NCCL has let go of all borrowed memory, and keeps the communicator.
             return Ok(());
         }
         let freed = free_with(&self.library, way, raw, self.switch.as_deref());
@@ -49,19 +49,19 @@ impl Native for Arc<Inner> {
 }
 
 impl Inner {
-    /// NCCL refused to free it.
+    /// Logs that NCCL refused to free it.
     pub(super) fn tell_not_freed(&self, failure: &NcclFailure) {
         events::not_freed(Some((&self.name, self.roster(), self.rank)), failure);
     }
 
-    /// The launch under way, or left unfinished, that it shares with others. To be locked while it is freed.
+    /// Returns the launch under way, or left unfinished, that it shares with others; to be locked while the communicator is freed.
     pub(super) fn shared_launch(&self) -> Option<Arc<SharedLaunch>> {
         self.launch.lock().clone()
     }
 }
 
-/// Gives a communicator back together with the one that is its switch, which is first to end in an abort and
-/// last otherwise. As [`free`].
+/// Frees a communicator together with the parent in its switch: an abort frees the parent first, a destroy frees it
+/// last. See [`free`].
 pub(crate) fn free_with(
     library: &Library,
     way: Way,
@@ -83,7 +83,7 @@ pub(crate) fn free_with(
             if freed.is_err() {
                 switch.leak_place();
             }
-            // If it is the parent that came to nothing, it may have been split by then.
+            // If `raw` is an unfinished parent, the split may have written a child by then.
             let child = switch.take_child();
             let child = child.map_or(Ok(()), |child| free(library, way, child));
             let parent = match pulled {
@@ -95,16 +95,16 @@ pub(crate) fn free_with(
     }
 }
 
-/// Aborts a communicator that came too late, or to nothing: no [`Communicator`](crate::Communicator) is there to tell of it. Blocks
-/// for as long as NCCL likes.
+/// Aborts a communicator that was made too late, or incompletely, and for which there is no [`Communicator`](crate::Communicator).
+/// Blocks for as long as NCCL does.
 pub(crate) fn discard(library: &Library, raw: RawComm, switch: Option<&Switch>) {
     if let Err(failure) = free_with(library, Way::Abort, raw, switch) {
         events::not_freed(None, &failure);
     }
 }
 
-/// Aborts all of them in one group, so that none waits for another one that comes later; for each whether
-/// NCCL let go of it. May block for as long as NCCL likes.
+/// Aborts several communicators in one group, so that no abort waits for a later one; returns for each whether
+/// NCCL freed it. May block for as long as NCCL does.
 pub(super) fn abort_in_a_group(
     library: &Library,
     raws: &[RawComm],
@@ -127,7 +127,7 @@ pub(super) fn abort_in_a_group(
     }
 }
 
-/// Finalizes a communicator, and the one that is its switch.
+/// Finalizes a communicator, and then the parent in its switch.
 pub(super) fn finalize_with(
     library: &Library,
     raw: RawComm,
@@ -139,12 +139,12 @@ pub(super) fn finalize_with(
         return finalize_raw(library, raw, deadline, interrupted);
     };
     finalize_blocking(library, raw, switch, deadline, &interrupted)?;
-    // It has nothing to flush, but leaves together with those of the other ranks.
+    // The parent has nothing to flush, but ends together with the parents of the other ranks.
     let ended = switch.with_parent(|parent| finalize_raw(library, parent, deadline, &interrupted));
     ended.unwrap_or(Ok(()))
 }
 
-/// Finalizes a communicator whose calls block, on a thread of its own. When that takes too long, that thread is
+/// Finalizes a communicator whose calls block, on a thread of its own. If the deadline passes, that thread is
 /// still inside when this returns, until the switch is pulled.
 fn finalize_blocking(
     library: &Library,
@@ -164,14 +164,14 @@ fn finalize_blocking(
         drop(finalizing);
         let _ = sender.send(finalized);
     });
-    // Without a thread it is aborted; with one, nobody may take it for drained before that has begun.
+    // Without a thread the caller aborts; with one, `drained` must not succeed before the finalize has begun.
     if spawned.is_err() || inside.recv().is_err() {
         return Err(Unsettled::Interrupted);
     }
     loop {
         match receiver.recv_timeout(LOOK) {
             Ok(Ok(())) => return Ok(()),
-            // It was made to come out.
+            // The switch ended the finalize.
             Ok(Err(_)) if interrupted() => return Err(Unsettled::Interrupted),
             Ok(Err(failure)) => return Err(Unsettled::Failed(failure)),
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Unsettled::Interrupted),
@@ -198,17 +198,17 @@ fn finalize_raw(
     settle(library, raw, FINALIZE, deadline, interrupted)
 }
 
-/// The caller owns `raw`, and no other call on it is under way.
+/// Calls `ncclCommFinalize`. The caller owns `raw`, and no other call on it is under way.
 fn call_finalize(library: &Library, raw: RawComm) -> Result<(), NcclFailure> {
     let Some(finalize) = library.api().ncclCommFinalize else {
         return Ok(());
     };
-    // SAFETY: what the caller promises.
+    // SAFETY: guaranteed by the caller.
     let code = unsafe { finalize(raw.as_ptr()) };
     ffi::check(library, FINALIZE, code).map(drop)
 }
 
-/// Runs `work` on a thread of its own, and waits for it no longer than `limit`.
+/// Runs `work` on a thread of its own, and waits for the result for at most `limit`.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     name: &str,
@@ -223,14 +223,14 @@ pub(crate) fn within<T: Send + 'static>(
     }
 }
 
-/// Runs `work` on a thread of its own, which says what came of it, if there is a thread.
+/// Runs `work` on a thread of its own, which sends the result; an error if there is no thread.
 pub(super) fn apart<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<mpsc::Receiver<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     threads::spawn(name, move || {
-        // Nobody listens any more if the deadline has passed.
+        // The receiver is gone if the deadline has passed.
         let _ = sender.send(work());
     })?;
     Ok(receiver)

@@ -1,9 +1,9 @@
-//! The guard of calls that block: a duty of the monitor, which looks whether a call inside a blocking communicator has been there
-//! for too long, and pulls its switch.
+//! The guard of blocking calls: a duty of the monitor that pulls the switch of a blocking communicator when a call has been inside
+//! for too long.
 //!
-//! A call tells it nothing but a word in memory ([`Switch::enter`]), so that it costs the call no system call and no fence. The guard
-//! looks at all words every [`TICK`], and sleeps when nobody has called for a while. A call that does not come out although its
-//! switch was pulled is the sentinel's (`supervision/sentinel.rs`).
+//! A call only writes a word to memory ([`Switch::enter`]), so that the guard costs the call no system call and no fence. The guard
+//! reads all words every [`TICK`], and sleeps after a while without calls. A call that does not return although its
+//! switch was pulled is left to the sentinel (`supervision/sentinel.rs`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,36 +15,36 @@ use crate::reaper;
 use crate::sync::Mutex;
 use crate::threads;
 
-/// How often it looks. A call may end up to two of these later than its limit: it counts from the first look at it.
+/// How often the guard looks. A call may end up to two ticks after its limit, which counts from the first look at it.
 const TICK: Duration = Duration::from_millis(5);
 
-/// After how many looks without a call it goes to sleep.
+/// The number of looks without a call after which the guard sleeps.
 const QUIET: u32 = 200;
 
 static SWITCHES: Mutex<Vec<Weak<Switch>>> = Mutex::new(Vec::new());
 
-/// From now on calls on this communicator are guarded, by the thread that [`ensure`] has started.
+/// Guards calls on this communicator from now on, on the thread that [`ensure`] has started.
 pub(crate) fn watch(switch: &Arc<Switch>) {
     let mut switches = SWITCHES.lock();
     switches.retain(|switch| switch.strong_count() > 0);
     switches.push(Arc::downgrade(switch));
 }
 
-/// Starts the monitor, if it does not run.
+/// Starts the monitor unless it runs.
 ///
 /// # Errors
-/// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no thread to do it.
+/// [`ErrorKind::Io`](crate::ErrorKind::Io) when no thread can be started.
 pub(crate) fn ensure() -> Result<()> {
     monitor::ensure(&BELL, Guard::new).map_err(threads::not_started("that guards calls that block"))
 }
 
-/// See the module.
+/// The guard; see the module.
 struct Guard {
     calls: u64,
     rest: Rest,
-    /// Those for which there was no thread yet.
+    /// Switches still to be pulled, for want of a thread.
     to_pull: Vec<Arc<Switch>>,
-    /// Whether the log was told that there is none.
+    /// Whether the lack of a thread has been logged.
     has_told: bool,
 }
 
@@ -58,7 +58,7 @@ impl Guard {
         }
     }
 
-    /// Looks at every communicator once. Whether anybody has called since the last look, or is inside.
+    /// Looks at every communicator once. Returns whether a call was made since the last look, or is inside.
     fn look_at_all(&mut self) -> bool {
         let switches: Vec<Arc<Switch>> = SWITCHES.lock().iter().filter_map(Weak::upgrade).collect();
         let (mut inside, mut now) = (false, 0_u64);
@@ -81,7 +81,7 @@ impl Guard {
         inside || called || !self.to_pull.is_empty()
     }
 
-    /// Raises the flag; NCCL may take its time, and gets a thread for it.
+    /// Raises the flag on a thread of its own, because NCCL may take its time.
     fn pull(&mut self, switch: Arc<Switch>) {
         if reaper::is_closed() {
             return;
@@ -128,7 +128,7 @@ mod tests {
         // SAFETY: nothing is called through an empty table.
         let library = unsafe { Library::from_api(sys::Api::empty(), sys::Version::HEADER) }
             .expect("a table of functions");
-        // At once, when it sleeps, and when it has ended: it does not end while there is a switch.
+        // Right away, while the monitor sleeps, and after it has ended: it does not end while there is a switch.
         let mut last = None;
         for (pause, is_kept) in [(0, false), (2000, true), (2500, false)] {
             let pause = Duration::from_millis(pause);

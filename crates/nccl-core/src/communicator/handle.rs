@@ -32,31 +32,31 @@ impl RawComm {
     }
 }
 
-/// What the lock of a communicator protects.
+/// The data that the lock of a communicator protects.
 pub(crate) struct Handle {
-    /// `None` once the communicator was given back to NCCL.
+    /// `None` after the communicator was given back to NCCL.
     pub(crate) raw: Option<RawComm>,
-    /// Operations issued so far.
+    /// The number of operations issued so far.
     pub(crate) sequence: u64,
-    /// Joins two streams: a wait keeps what was recorded when it was put, so one event serves all.
+    /// The event that joins two streams: a wait refers to what was recorded when the wait was issued, so one event serves all.
     pub(crate) join: CudaEvent,
-    /// Writes down what is issued.
+    /// Records the issued operations.
     pub(crate) recorder: Writer,
 }
 
-/// What is behind a communicator's lock, and who has it.
+/// The lock of a communicator, its contents and its last holder.
 ///
-/// Waiting for a turn is no part of an operation: an operation that does not get it within its limit was
-/// never issued, and the communicator is as good as before.
+/// Waiting for the lock is no part of an operation: an operation that does not get it within its limit was
+/// never issued, and the communicator remains usable.
 pub(crate) struct Turn {
     handle: Mutex<Handle>,
-    /// Who had the lock last: the number of the operation, and its kind in the low byte.
+    /// The last holder of the lock: the number of the operation, and its kind in the low byte.
     holder: AtomicU64,
-    /// What `raw` is, to be asked for without the lock.
+    /// A copy of `raw` that can be read without the lock.
     pointer: AtomicPtr<sys::ncclComm>,
 }
 
-/// Something that has no number.
+/// The kind byte of a call that is no operation.
 const NO_OPERATION: u64 = 0xff;
 
 pub(crate) type Guard<'h> = MutexGuard<'h, Handle>;
@@ -70,10 +70,10 @@ impl Turn {
         }
     }
 
-    /// For an operation, which waits for others no longer than its `limit`. Whether it had to wait.
+    /// Takes the lock for an operation, waiting at most `limit`. Also returns whether it had to wait.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with who has the lock; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Busy`] with the holder of the lock; [`ErrorKind::Forked`].
     #[inline]
     pub(crate) fn take(
         &self,
@@ -90,23 +90,23 @@ impl Turn {
         Ok((handle, waited))
     }
 
-    /// For what ends the communicator, on a thread that can be given up, and for what takes no time.
+    /// Takes the lock without a limit: to end the communicator, on a thread that can be given up, or for a step that takes no time.
     pub(crate) fn wait_for_it(&self) -> Guard<'_> {
         self.handle.lock()
     }
 
-    /// As [`wait_for_it`](Self::wait_for_it), until `deadline`.
+    /// Takes the lock, waiting until `deadline`.
     pub(crate) fn take_until(&self, deadline: Instant) -> Option<Guard<'_>> {
         self.handle.try_lock_until(deadline)
     }
 
-    /// NCCL's pointer, also while a call is under way; meaningless once the phase is not `Ready` any more.
+    /// Returns NCCL's pointer, even while a call is under way; meaningless once the phase is not `Ready` any more.
     pub(crate) fn pointer(&self) -> Option<sys::ncclComm_t> {
         let pointer = self.pointer.load(Ordering::Acquire);
         (!pointer.is_null()).then_some(pointer)
     }
 
-    /// Looks at NCCL's pointer, and may take it or put it there.
+    /// Passes the pointer's slot to `look`, which may take the pointer or store one.
     pub(crate) fn slot<R>(&self, look: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
         let mut handle = self.wait_for_it();
         let looked = look(&mut handle.raw);
@@ -115,7 +115,7 @@ impl Turn {
         looked
     }
 
-    /// For what has time.
+    /// Takes the lock if it is free.
     pub(crate) fn try_take(&self) -> Option<Guard<'_>> {
         self.handle.try_lock()
     }
@@ -124,7 +124,7 @@ impl Turn {
         self.handle.get_mut()
     }
 
-    /// Who had the lock last: the kind and the number of the operation, if it was one.
+    /// Returns the last holder of the lock: its kind, if it was an operation, and its number.
     pub(crate) fn holder(&self) -> (Option<OperationKind>, u64) {
         let holder = self.holder.load(Ordering::Relaxed);
         let kind = OperationKind::ALL.get((holder & NO_OPERATION) as usize);
@@ -134,7 +134,7 @@ impl Turn {
     #[cold]
     fn wait(&self, limit: Duration) -> Result<Guard<'_>> {
         let before = self.holder.load(Ordering::Relaxed);
-        // A limit beyond what a clock can hold is as good as none.
+        // A limit that exceeds the range of the clock means none.
         if let Some(handle) = self.handle.try_lock_until(deadline_after(limit)) {
             return Ok(handle);
         }
@@ -153,17 +153,17 @@ impl Turn {
     }
 }
 
-/// Why a communicator did not come to rest.
+/// Why a communicator did not complete a call.
 #[derive(Debug)]
 pub(crate) enum Unsettled {
     Failed(NcclFailure),
     TimedOut,
     Interrupted,
-    /// The call that asks for its state does not come back.
+    /// The query of its state does not return.
     Lost,
 }
 
-/// Waits a little longer each time: a few turns of the loop cost nothing, and a long wait must not take
+/// Waits a little longer each time: a few spins cost nothing, and a long wait must not take
 /// a core from the rank that is waited for.
 pub(crate) struct Backoff {
     turns: u32,
@@ -185,7 +185,7 @@ impl Backoff {
     }
 }
 
-/// NCCL's state of the communicator: at rest, busy, or failed.
+/// Queries NCCL's state of the communicator: idle, busy, or failed.
 pub(crate) fn state(library: &Library, raw: RawComm) -> Result<sys::ncclResult_t, NcclFailure> {
     const CALL: &str = "ncclCommGetAsyncError";
     let mut state = sys::ncclResult_t::ncclSuccess;
@@ -199,7 +199,7 @@ pub(crate) fn state(library: &Library, raw: RawComm) -> Result<sys::ncclResult_t
     Ok(state)
 }
 
-/// Polls until the communicator is at rest.
+/// Polls until the communicator is idle.
 pub(crate) fn settle(
     library: &Library,
     raw: RawComm,
@@ -224,8 +224,8 @@ pub(crate) fn settle(
     }
 }
 
-/// Gives the communicator back to NCCL. May block for as long as NCCL likes. When it fails, NCCL may
-/// still use what it was lent.
+/// Frees the communicator in NCCL. May block for as long as NCCL does. If it fails, NCCL may
+/// still use borrowed memory.
 pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
     let (call, function) = match way {
         Way::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
@@ -234,14 +234,14 @@ pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), Nccl
     let Some(function) = function else {
         return Err(ffi::missing(library, call));
     };
-    // SAFETY: `raw` was taken out of its slot by the one caller that is to free it, so nothing else
+    // SAFETY: `raw` was taken out of its slot by the one caller that is to free it, so no other code
     // reaches it.
     let code = unsafe { function(raw.as_ptr()) };
     ffi::check(library, call, code).map(drop)
 }
 
 impl Unsettled {
-    /// What the other ranks are told.
+    /// Returns the cause to tell the other ranks.
     pub(crate) fn cause(&self, what: &str, limit: Duration) -> Cause {
         let error = match self {
             Self::Failed(failure) => Self::Failed(failure.clone()),
@@ -252,7 +252,7 @@ impl Unsettled {
         Cause::from(&error.into_error(what, limit))
     }
 
-    /// The error to hand out.
+    /// Returns the error to hand out.
     pub(crate) fn into_error(self, what: &str, limit: Duration) -> Error {
         match self {
             Self::Failed(failure) => Error::new(failure),

@@ -1,4 +1,4 @@
-//! What all handles of a communicator share.
+//! The state that all handles of a communicator share.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
@@ -39,22 +39,22 @@ pub struct Inner {
     /// How long NCCL may take to notice an abort.
     pub(crate) notice: Duration,
     pub(crate) phase: Arc<Phase>,
-    /// What it recorded.
+    /// The recording of its calls.
     pub(crate) tracked: Tracked,
-    /// When its abort began, and how long NCCL may take for it.
+    /// When its abort began, and the limit of that abort.
     pub(crate) aborting: OnceLock<(Instant, Duration)>,
-    /// What it counted.
+    /// Its statistics.
     pub(crate) _counting: Counting,
     pub(crate) abort_signal: AbortSignal,
     pub(crate) handle: Turn,
-    /// What the ranks know of each other's end of it; `None` where there is nobody else, or no way to
-    /// reach them.
+    /// The supervisor of its end on all ranks; `None` for a single rank, or for ranks that cannot reach
+    /// each other.
     pub(crate) board: Option<Arc<dyn Supervisor>>,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<CudaEvent>>>,
     /// Events for the watchdog's marks.
     pub(crate) events: Mutex<Vec<CudaEvent>>,
-    /// What the watchdog ended it for.
+    /// The overdue operation for which the watchdog ended it.
     pub(crate) overdue: OnceLock<Overdue>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
@@ -62,39 +62,39 @@ pub struct Inner {
     pub(crate) windows: Mutex<Vec<std::ops::Range<u64>>>,
     /// Whether it was made so that NCCL uses no multiprocessors where copy engines can do the work.
     pub(crate) is_zero_cta: bool,
-    /// Whether NCCL's calls on it wait.
+    /// Whether NCCL's calls on it block.
     pub(crate) blocks: bool,
-    /// What ends a call that waits; none for one that does not wait, or was made elsewhere.
+    /// The switch that ends a blocking call; `None` if calls do not block, or for a communicator made elsewhere.
     pub(crate) switch: Option<Arc<Switch>>,
-    /// How many have it without being able to use it.
+    /// The number of handles that cannot use it: `KeepAlive` and `Visit`.
     pub(crate) kept: AtomicUsize,
-    /// The launch mode that the program asked for; none where the ranks chose one.
+    /// The launch mode that the program asked for; `None` if the ranks chose one.
     pub(crate) asked_mode: Option<LaunchMode>,
-    /// The streams on which operations are not known to be done.
+    /// The streams whose operations are not known to be done.
     pub(crate) in_use: Mutex<Vec<Arc<CudaStream>>>,
-    /// While it is being aborted: the exit of the process waits for that.
+    /// Set while it is being aborted: the exit of the process waits for the abort.
     pub(crate) ending: Mutex<Option<reaper::Pending>>,
-    /// Whether NCCL was left with a launch that had not come to rest.
+    /// Whether NCCL was left with an unfinished launch.
     pub(crate) is_unsettled: AtomicBool,
-    /// Whether more than kernels of NCCL's may use lent memory.
+    /// Whether more than NCCL's kernels may use borrowed memory.
     pub(crate) lends_to_proxies: AtomicBool,
     /// The launch under way that it shares with other communicators.
     pub(crate) launch: Mutex<Option<Arc<SharedLaunch>>>,
-    /// What it is to NCCL when it was revoked.
+    /// The state of its revocation.
     pub(crate) revocation: Revocation,
-    /// Captures happen on it, because nobody else puts anything there. And cudarc orders the streams of a context only while it
-    /// counts one of its own streams there. Released by the reaper, after NCCL's part.
+    /// The stream for captures, on which no other work is put. It also makes cudarc order the streams of the context, which
+    /// cudarc does only while it counts one of its own streams there. Released by the reaper, after NCCL's part.
     pub(crate) own_stream: Option<Arc<CudaStream>>,
 }
 
-/// A launch of several communicators that NCCL carries out on a thread of its own. Held while one of them is aborted:
-/// NCCL lets only the first abort wait for that thread, which goes on using all of them
+/// A launch of several communicators that NCCL carries out on a thread of its own. Locked while one of them is aborted:
+/// NCCL lets only the first abort wait for that thread, which continues to use all of them
 /// (`ncclGroupJobAbort`, group.cc).
 #[derive(Default)]
 pub(crate) struct SharedLaunch(pub(super) Mutex<()>);
 
 impl Inner {
-    /// This thread enters a call on it ([`inside`](crate::inside)).
+    /// Marks this thread as inside a call on this communicator ([`inside`](crate::inside)).
     #[inline]
     #[doc(hidden)]
     pub fn enter(&self, place: Place, limit: Duration) -> Inside {
@@ -103,7 +103,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// As the recorder and the log name it.
+    /// Returns its identity in the recorder and the log.
     pub(crate) fn identity(&self) -> &Identity {
         &self.tracked.track().identity
     }
@@ -116,19 +116,19 @@ impl Inner {
         }
     }
 
-    /// Whether NCCL's abort flag is up, also before the communicator counts as aborted.
+    /// Whether NCCL's abort flag is raised, also before the communicator counts as aborted.
     pub(crate) fn is_flag_up(&self) -> bool {
         self.switch
             .as_ref()
             .is_some_and(|switch| switch.is_pulled())
     }
 
-    /// Whether NCCL's abort flag is up, or about to be.
+    /// Whether NCCL's abort flag is raised, or about to be.
     pub(crate) fn is_being_ended(&self) -> bool {
         self.phase.get().is_aborted() || self.is_flag_up()
     }
 
-    /// The description of an operation that began at `started`.
+    /// Returns the description of an operation that began at `started`.
     #[doc(hidden)]
     pub fn operation(
         &self,
@@ -155,24 +155,24 @@ impl Inner {
         }
     }
 
-    /// Which ranks of the world, and of its launcher, its ranks are.
+    /// Returns the world and launcher ranks of its ranks.
     pub(crate) fn roster(&self) -> &Arc<Roster> {
         &self.tracked.track().identity.roster
     }
 
-    /// One of its ranks, as a text about another communicator names it.
+    /// Names one of its ranks for a text about another communicator.
     pub(crate) fn member(&self, rank: usize) -> String {
         let roster = self.roster();
         format!("{} of {}", roster.who(&[rank]), roster.named(&self.name))
     }
 
-    /// That of the world that made it; 0 where there is none.
+    /// Returns the epoch of the world that made it; 0 without a world.
     pub(crate) fn epoch(&self) -> u64 {
         let home = self.tracked.track().identity.home.as_ref();
         home.map_or(0, |home| home.place().epoch)
     }
 
-    /// The stream on which it captures.
+    /// Returns the stream for captures.
     pub(crate) fn own_stream(&self) -> &Arc<CudaStream> {
         match &self.own_stream {
             Some(stream) => stream,
@@ -180,8 +180,8 @@ impl Inner {
         }
     }
 
-    /// NCCL's pointer, while operations may be issued. Whoever finds the abort signal given begins the
-    /// abort.
+    /// Returns NCCL's pointer, while operations may be issued. Begins the abort if the abort signal has been
+    /// given.
     pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
         let raw = self
             .phase
@@ -196,7 +196,7 @@ impl Inner {
         Ok(raw)
     }
 
-    /// The error for whoever finds the communicator out of use.
+    /// Returns the error for a call on a communicator that is out of use.
     #[cold]
     pub(crate) fn out_of_use(&self) -> Error {
         let state = self.phase.get();

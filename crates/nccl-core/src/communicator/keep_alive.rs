@@ -1,8 +1,9 @@
-//! A communicator of things that cannot use it.
+//! The communicator handle of objects that cannot use it.
 //!
-//! A registration, and what is left of a dropped plan, keep their communicator until the work that uses
-//! their memory is over, but nobody can issue anything through them, nor wait or abort. When nobody else has the communicator any more, that is a dropped communicator: work that does not come
-//! to its end within the finalize limit is ended by an abort, as a finalize would be.
+//! A registration, and the remnant of a dropped plan, keep their communicator until the work that uses
+//! their memory is over, but the program cannot issue, wait or abort through them. Once only such handles
+//! are left, the communicator counts as dropped: work that does not end within the finalize limit is ended by an abort,
+//! as a finalize would do.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -13,10 +14,10 @@ use std::time::Instant;
 use super::{Communicator, Inner, Why};
 use crate::reaper;
 
-/// See the module.
+/// A handle that keeps a communicator alive; see the module.
 pub(crate) struct KeepAlive {
     comm: Communicator,
-    /// Since when nobody else has it.
+    /// When the last other handle was found gone.
     alone_since: Option<Instant>,
 }
 
@@ -29,10 +30,10 @@ impl KeepAlive {
         }
     }
 
-    /// To be called while something is waited for.
+    /// Aborts a dropped communicator whose work takes too long; to be called while waiting for the work.
     pub(crate) fn watch(&mut self) {
         let inner = &self.comm.inner;
-        // Only who has it can give it to others.
+        // Only an existing handle can be cloned.
         if Arc::strong_count(inner) > inner.kept.load(Ordering::Acquire) {
             self.alone_since = None;
             return;
@@ -54,14 +55,14 @@ impl Deref for KeepAlive {
     }
 }
 
-/// A communicator for the moment of a look at it, by somebody who does not keep it.
+/// A temporary handle for a look at a communicator; it does not count as a user of the communicator.
 ///
-/// The end of a communicator calls CUDA. Should the last handle go during the look, that is done on another thread: those that
-/// look must get on even if the driver is stuck.
+/// The end of a communicator calls CUDA. If the last other handle is dropped during the look, that end runs on another thread:
+/// the looking thread must get on even if the driver is stuck.
 pub(crate) struct Visit(ManuallyDrop<Arc<Inner>>);
 
 impl Visit {
-    /// `None` when it was dropped.
+    /// Returns `None` if the communicator is gone.
     pub(crate) fn of(inner: &Weak<Inner>) -> Option<Self> {
         let inner = inner.upgrade()?;
         inner.kept.fetch_add(1, Ordering::AcqRel);

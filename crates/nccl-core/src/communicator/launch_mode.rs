@@ -1,5 +1,5 @@
-//! How NCCL is asked to put work on a stream: the two arrangements, what each needs, and what in the
-//! environment contradicts it.
+//! How NCCL is asked to put work on a stream: the two launch modes, their requirements, and the
+//! environment variables that contradict them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ pub(crate) use nccl_base::launch_mode::Wish;
 use nccl_base::system::variables;
 
 /// # Errors
-/// [`ErrorKind::Unsupported`] when the library cannot keep the promise of this mode.
+/// [`ErrorKind::Unsupported`] when the library does not support this mode.
 pub(crate) fn admit(mode: LaunchMode, library: &Library) -> Result<()> {
     match mode {
         LaunchMode::BlockingChild if !library.has(Capability::BlockingChild) => Err(library
@@ -27,8 +27,8 @@ pub(crate) fn admit(mode: LaunchMode, library: &Library) -> Result<()> {
     }
 }
 
-/// NCCL's environment and files of settings beat its configuration: refuses what contradicts how this mode uses
-/// NCCL.
+/// Refuses environment variables and settings files that contradict how this mode uses NCCL: in NCCL they override the
+/// configuration.
 pub(crate) fn refuse_contradictions(mode: LaunchMode) -> Result<()> {
     for (variable, field) in CONTRADICTING {
         if let Some((value, origin)) = variables::variable(variable)
@@ -43,16 +43,16 @@ pub(crate) fn refuse_contradictions(mode: LaunchMode) -> Result<()> {
     Ok(())
 }
 
-/// Variables that can contradict a mode, and the field of the configuration that each overrides.
+/// Variables that can contradict a mode, each with the configuration field that it overrides.
 const CONTRADICTING: [(&str, &str); 2] = [
     ("NCCL_COMM_BLOCKING", "blocking"),
     ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "splitShare"),
 ];
 
-/// Sets the mode where the program sets none.
+/// The variable that sets the mode where the program sets none.
 const VARIABLE: &str = "NCCL_RUN_LAUNCH_MODE";
 
-/// Why a rank that was asked for no mode does not use `BlockingChild`.
+/// Why a rank without a requested mode does not use `BlockingChild`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     Release { found: Version },
@@ -72,10 +72,10 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// The mode that was asked for, or what stands against `BlockingChild` on this rank.
+/// Returns the requested mode, or the obstacle to `BlockingChild` on this rank.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidConfig`] when [`VARIABLE`] is set to something else than a mode.
+/// [`ErrorKind::InvalidConfig`] when the variable `NCCL_RUN_LAUNCH_MODE` is not the name of a mode.
 pub(crate) fn wish(
     asked: Option<LaunchMode>,
     library: &Library,
@@ -114,7 +114,7 @@ fn obstacle(library: &Library) -> Option<Obstacle> {
     CONTRADICTING.iter().find_map(|(variable, _)| {
         let (value, origin) = variables::variable(variable)?;
         let does = LaunchMode::BlockingChild.contradiction_of(variable, &value)?;
-        // What contradicts both modes is an error in either.
+        // A variable that contradicts both modes is an error in either.
         LaunchMode::NonBlocking
             .contradiction_of(variable, &value)
             .is_none()
@@ -125,7 +125,7 @@ fn obstacle(library: &Library) -> Option<Obstacle> {
     })
 }
 
-/// Says once per process why ranks that were asked for no mode use `NonBlocking`.
+/// Logs once per process why ranks without a requested mode use `NonBlocking`.
 pub(crate) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
@@ -134,10 +134,10 @@ pub(crate) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: 
     }
 }
 
-/// The mode in which ranks with these wishes make a communicator, of which `who` tells.
+/// Returns the mode in which ranks with these wishes make a communicator; `who` names a rank.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidConfig`] when a rank cannot take part in the mode that another one asked for.
+/// [`ErrorKind::InvalidConfig`] when a rank cannot use the mode that another rank requested.
 pub(crate) fn common_mode(
     wishes: &[Option<Wish>],
     who: impl Fn(usize) -> String,

@@ -1,12 +1,12 @@
-//! When NCCL has let go of lent memory, which is before an abort has come back.
+//! Determines when NCCL has let go of borrowed memory, which is before an abort returns.
 //!
 //! `ncclCommAbort` raises the abort flag at once, and returns when NCCL's own threads have ended, half a second later.
-//! What touches a program's memory are kernels, and they end when they see the flag. So before the call an event is
-//! recorded behind what was put on each stream; when all are reached, this rank has let go, and says so to the others,
-//! whose memory its kernels may have written. When all have said it, an error is handed out.
+//! Only kernels access a program's memory, and they end when they see the flag. So before the call an event is
+//! recorded behind the work on each stream; when all events are reached, this rank has let go, and tells the other ranks,
+//! whose memory its kernels may have written. When all ranks have reported that, errors are handed out.
 //!
-//! Where more than kernels touches memory of a rank (registered buffers, windows, captured graphs, copy engines: proxies and
-//! network cards do), it says that with the end of its kernels, and the end of the aborts of all ranks counts.
+//! Where more than kernels accesses memory of a rank (registered buffers, windows, captured graphs, copy engines: through
+//! proxies and network cards), the rank reports that with the end of its kernels, and then all ranks wait for the end of all aborts.
 //!
 //! ```text
 //! abort begins ─▶ no call is under way ─▶ events recorded ─▶ ncclCommAbort ───────────────▶ it has come back
@@ -30,8 +30,8 @@ use crate::threads;
 use crate::time::deadline_after;
 
 impl Inner {
-    /// Looks for the end of all kernels, on a thread of its own; nothing more is issued. To be called before the pointer is
-    /// given to `ncclCommAbort`.
+    /// Starts a thread that waits for the end of all kernels; nothing more is issued. To be called before the pointer is
+    /// passed to `ncclCommAbort`.
     pub(super) fn look_for_the_end(self: &Arc<Self>) {
         let unsettled = self.is_unsettled.load(Ordering::Acquire);
         if unsettled || self.phase.has_let_go() || reaper::is_closed() {
@@ -40,23 +40,23 @@ impl Inner {
         let inner = Arc::clone(self);
         let spawned = threads::spawn("nccl-let-go", move || inner.let_go());
         if let Err(error) = spawned {
-            // The end of the abort is waited for.
+            // Without the thread, errors wait for the end of the abort.
             events::no_thread("that looks for the end of kernels", &error);
         }
     }
 
-    /// NCCL has a launch under way that its abort has to end.
+    /// Records that NCCL has a launch under way that its abort has to end.
     pub(crate) fn left_unsettled(&self) {
         self.is_unsettled.store(true, Ordering::Release);
     }
 
-    /// Whether more than kernels may touch memory that was lent.
+    /// Whether more than kernels may access borrowed memory.
     pub(super) fn needs_the_whole_end(&self) -> bool {
         self.is_zero_cta || self.lends_to_proxies.load(Ordering::Acquire) || copy_engines_copy()
     }
 
-    /// From now on NCCL's proxies, network cards or copy engines may use memory that was lent: it is registered, by the
-    /// program or by NCCL because a graph has it.
+    /// Records that NCCL's proxies, network cards or copy engines may use borrowed memory from now on: it is registered, by
+    /// the program or by NCCL for a graph.
     pub(crate) fn lends_to_proxies(&self) {
         self.lends_to_proxies.store(true, Ordering::Release);
     }
@@ -77,7 +77,7 @@ impl Inner {
             let reached = behind.iter().try_fold(true, |all, event| {
                 event.try_is_complete().map(|reached| all && reached)
             });
-            // What a failed context does to memory is not known before the end.
+            // The effect of a failed context on memory is unknown before the abort ends.
             let gives_up =
                 reached.is_err() || self.phase.get().is_final() || Instant::now() >= deadline;
             if gives_up || reached == Ok(true) {
@@ -96,17 +96,17 @@ impl Inner {
             false => LetGo::Kernels,
         };
         let is_over = match &self.board {
-            // Without a fault the others go on, and do not come to say anything.
+            // Without a fault the other ranks continue, and do not report.
             Some(board) => board.is_at_fault() && board.let_go(so_far),
             None => true,
         };
-        // Also where other ranks did not answer, its own abort is waited for.
+        // Even if other ranks did not answer, the end of this rank's own abort is waited for.
         if is_over && !needs_all {
             self.phase.let_go();
         }
     }
 
-    /// Behind all that was put on streams and is not known to be done; none where that cannot be had.
+    /// Records an event behind the unfinished work on each stream; `None` if that is not possible.
     fn events_behind(&self) -> Option<Vec<CudaEvent>> {
         driver::bind(&self.context).ok()?;
         let streams = self.in_use.lock().clone();
@@ -122,7 +122,7 @@ impl Inner {
     }
 }
 
-/// Whether NCCL was told to copy messages with copy engines.
+/// Whether NCCL is configured to copy messages with copy engines.
 fn copy_engines_copy() -> bool {
     static THEY_DO: OnceLock<bool> = OnceLock::new();
     *THEY_DO.get_or_init(|| {

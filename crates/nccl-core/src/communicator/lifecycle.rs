@@ -1,7 +1,7 @@
-//! The end of a communicator that somebody asks for: finalize and abort.
+//! The requested end of a communicator: finalize and abort.
 //!
-//! `state` says who has NCCL's pointer and frees it. Here is what surrounds that: the deadlines, what other
-//! ranks are told, and what the caller is.
+//! `state` decides which thread has NCCL's pointer and frees it. This module adds the deadlines, the messages to
+//! other ranks, and the caller's errors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,15 +23,15 @@ use crate::threads;
 use crate::time::deadline_after;
 use nccl_base::fault::{Fault, short_key};
 
-/// How much later than its limit a wait is given up that looks at its limit itself.
+/// How long past its limit a wait may go on that checks the limit itself.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How an abort ended.
+/// The outcome of an abort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// NCCL has let go of everything.
+    /// NCCL has freed everything.
     Freed,
-    /// NCCL did not come back in time.
+    /// NCCL did not return in time.
     Leaked,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn finalize(inner: &Arc<Inner>) -> Result<()> {
     })
 }
 
-/// Ends the communicator now, whatever it is doing.
+/// Aborts the communicator now, whatever it is doing.
 pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
     forked::check()?;
     let started = Instant::now();
@@ -72,10 +72,10 @@ pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
 }
 
 impl Inner {
-    /// What did not come back, and what it may be waiting for.
+    /// Returns the name of the call that did not return, and what it may be waiting for.
     fn held_abort(&self) -> String {
         match self.plans.alive()[..] {
-            // Of those that somebody captured elsewhere nothing is known.
+            // Graphs that the program captured by itself are not in the list.
             [] => String::from(
                 "ncclCommAbort, which waits for calls under way and for graphs captured elsewhere,",
             ),
@@ -92,20 +92,20 @@ impl Inner {
         }
     }
 
-    /// Aborts without waiting for the end of it.
+    /// Begins an abort without waiting for its end.
     pub(crate) fn abort_in_background<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) {
         if self.begin_abort(why.into()) {
             self.carry_out_in_background();
         }
     }
 
-    /// Aborts, and waits until NCCL has let go of what it was lent; whether it has.
+    /// Aborts, waits until NCCL has let go of borrowed memory, and returns whether it has.
     pub(crate) fn end_for<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) -> bool {
         self.abort_in_background(why);
         self.wait_until_let_go()
     }
 
-    /// It is being ended: waits until NCCL has let go of what it was lent, no longer than an end may take.
+    /// Waits until NCCL has let go of borrowed memory, at most as long as an end may take; for an end that has begun.
     fn wait_until_let_go(&self) -> bool {
         let deadline = deadline_after(self.end_limit());
         while !self.phase.has_let_go() && Instant::now() < deadline {
@@ -114,7 +114,7 @@ impl Inner {
         self.phase.has_let_go() && self.phase.get() != State::Leaked
     }
 
-    /// As [`carry_out_abort`](Self::carry_out_abort), without waiting for the end of it.
+    /// Does the work of [`carry_out_abort`](Self::carry_out_abort) without waiting for it.
     pub(crate) fn carry_out_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let spawned = threads::spawn("nccl-abort", move || inner.carry_out_abort());
@@ -124,9 +124,9 @@ impl Inner {
         }
     }
 
-    /// The error to hand out. When the communicator is being aborted, waits until NCCL has let go of lent memory, on all
-    /// ranks that can be reached: before, they may still write into it. Then it says
-    /// what all of them say. An error by which the device is lost begins that.
+    /// Returns the error to hand out. If the communicator is being aborted, first waits until NCCL has let go of borrowed
+    /// memory on all reachable ranks, which may write into it until then; the error then carries
+    /// the fault that all ranks report. An error that means a lost device begins the abort.
     #[cold]
     pub(crate) fn conclude(self: &Arc<Self>, error: Error) -> Error {
         self.ends_if_lost(&error, Noticed::Behind);
@@ -155,23 +155,23 @@ impl Inner {
         }
     }
 
-    /// From now on, what happens on other ranks ends this communicator, and what ends all of this process.
+    /// Registers the communicator: from now on faults of other ranks, and an abort of the whole process, end it.
     pub(crate) fn come_under_protection(self: &Arc<Self>) {
         everybody::lives(self);
         let Some(board) = &self.board else { return };
-        // It may have happened before.
+        // A fault may have happened before.
         if let Some(fault) = board.protects(AbortHandle::new(self)) {
             self.abort_in_background(&fault);
         }
     }
 
-    /// From now on it counts as ended because of `fault`, of which another rank told. Never waits. Whether it did
-    /// not before.
+    /// Counts the communicator as ended because of `fault`, which another rank reported. Never waits. Returns whether this
+    /// call began the end.
     pub(crate) fn begin_end(&self, fault: &Arc<Fault>) -> bool {
         self.begin_abort(Why::Told(fault))
     }
 
-    /// True for the one caller that is to carry it out.
+    /// Begins an abort; true for the one caller that has to carry it out.
     pub(crate) fn begin_abort(&self, why: Why<'_>) -> bool {
         let reason = match &why {
             Why::Own(cause) => cause.text().to_owned(),
@@ -203,9 +203,9 @@ impl Inner {
         }
         if let Why::Own(cause) = why {
             match &self.board {
-                // Before NCCL is asked: the others may have to abort for this abort to come back.
+                // Before NCCL is called: this abort may return only after the others abort.
                 Some(board) => Arc::clone(board).announce(*cause),
-                // Nobody else tells of it.
+                // Without a board no other code logs the fault.
                 None => {
                     let place = (&*self.name, &**self.roster());
                     let cause = match self.world_size {
@@ -221,8 +221,8 @@ impl Inner {
         true
     }
 
-    /// How long NCCL may take to give it back: the limit, and where NCCL is at something that has to notice the abort as this
-    /// begins, as long as that may take.
+    /// Returns how long NCCL may take to free the communicator: the abort limit, or, if NCCL is inside work that has to notice
+    /// the abort first, the time for noticing if that is longer.
     pub(crate) fn abort_limit(&self) -> Duration {
         if let Some((_, limit)) = self.aborting.get() {
             return *limit;
@@ -240,7 +240,7 @@ impl Inner {
         }
     }
 
-    /// How long another thread may take to end it.
+    /// Returns how long another thread may take to end the communicator.
     pub(crate) fn end_limit(&self) -> Duration {
         let more = self.abort_limit().saturating_sub(self.timeouts.abort);
         self.timeouts.orderly_end().saturating_add(more)
@@ -255,8 +255,8 @@ impl Inner {
         self.conclude_end(freed == Some(true))
     }
 
-    /// Destroys the graphs that captured operations: NCCL waits for that before it lets go. Beside the
-    /// end itself, because a launch may wait inside CUDA for what only an abort ends.
+    /// Destroys the graphs that captured operations, for which NCCL waits before it frees the communicator. On a thread of its
+    /// own, because a launch may wait inside CUDA for something that only an abort ends.
     pub(super) fn destroy_plans(self: &Arc<Self>) {
         if self.plans.is_empty() {
             return;
@@ -269,7 +269,7 @@ impl Inner {
         }
     }
 
-    /// Somebody else is ending it: waits for that, no longer than that may take.
+    /// Waits until another thread has ended the communicator, at most as long as an end may take.
     pub(crate) fn wait_for_the_end(&self) -> Outcome {
         let deadline = deadline_after(self.end_limit());
         while !self.phase.get().is_final() && Instant::now() < deadline {
@@ -299,7 +299,7 @@ impl Inner {
                     let switch = inner.switch.as_ref();
                     finalize_with(&inner.library, raw, switch, deadline, interrupted)
                 };
-                // Said before NCCL ends what is under way: no request must take that for success.
+                // Before NCCL ends the operations under way: no request may take that for success.
                 let aborting = |unsettled: &Unsettled| {
                     let cause = unsettled.cause("finalize", limit);
                     if inner.begin_abort(Why::Own(Box::new(cause))) {
@@ -317,7 +317,7 @@ impl Inner {
                 return Err(error);
             }
         };
-        // It looks at the time itself, unless it is in a call that does not come back, or behind one.
+        // The thread checks the time itself, unless it is inside a call that does not return, or waits behind one.
         let wait = |limit: Duration| retiring.recv_timeout(limit).ok();
         let retired = wait(limit.saturating_add(LOOK)).or_else(|| {
             let cause = Unsettled::TimedOut.cause("finalize", limit);
@@ -326,7 +326,7 @@ impl Inner {
                     self.carry_out_abort();
                     None
                 }
-                // It has noticed by now, or somebody else ends the communicator: as long as an abort may take.
+                // The thread has noticed, or another thread ends the communicator: waits as long as an abort may take.
                 false => wait(self.abort_limit().saturating_add(LOOK)),
             }
         });
@@ -340,7 +340,7 @@ impl Inner {
         match retired {
             Some(Some(Retired { settled, freed })) => match (settled, freed) {
                 (Ok(()), Ok(())) if self.phase.finalized() => Ok(()),
-                // Somebody aborted it meanwhile, and sees to the rest.
+                // Another thread began an abort meanwhile, and completes it.
                 (Ok(()), Ok(())) => Err(self.out_of_use()),
                 (Ok(()), Err(failure)) => {
                     end(false);
@@ -351,7 +351,7 @@ impl Inner {
                     Err(unsettled.into_error("finalize", limit))
                 }
             },
-            // An abort was there first.
+            // An abort took the pointer first.
             Some(None) => Err(self.out_of_use()),
             None => {
                 end(false);
@@ -360,7 +360,7 @@ impl Inner {
         }
     }
 
-    /// The end of an abort that began here.
+    /// Completes an abort that this process began.
     pub(crate) fn conclude_end(&self, freed: bool) -> Outcome {
         if let Some(board) = &self.board
             && board.is_at_fault()
@@ -382,7 +382,7 @@ impl Inner {
         }
     }
 
-    /// NCCL did not give it back.
+    /// Counts and logs that NCCL did not free the communicator.
     pub(super) fn tell_of_the_leak(&self) {
         everybody::leaks();
         let roster = self.roster();
@@ -391,7 +391,7 @@ impl Inner {
         events::leaked_communicator((&self.name, roster), self.rank, &why);
     }
 
-    /// After a finalize that failed and aborted, unless an abort was on its way anyhow.
+    /// Records the end after a finalize that failed and aborted, unless another abort had begun.
     fn end_as(&self, freed: bool, reason: &str) {
         if self.begin_abort(Why::from(reason)) {
             let _ = self.conclude_end(freed);
@@ -399,16 +399,16 @@ impl Inner {
     }
 }
 
-/// As [`end_struck`], where there is no thread to end them on: nobody waits for what NCCL has of them any more, and it is
-/// leaked.
+/// Records communicators as leaked, where no thread could be started to run [`end_struck`]: only those whose abort began
+/// with the fault.
 pub fn leave_struck(struck: Vec<Ending>) {
     for Ending { inner, .. } in struck.into_iter().filter(|one| one.begun) {
         let _ = inner.conclude_end(false);
     }
 }
 
-/// Ends communicators whose boards were struck: those whose abort has begun with that, together; and waits for
-/// whoever is at the others. Then says so to the other ranks.
+/// Ends communicators that a fault struck: carries out together the aborts that began with the fault, and waits for
+/// the ends that other threads carry out. Then reports the outcome to the other ranks.
 pub fn end_struck(struck: Vec<Ending>) {
     match &struck[..] {
         [Ending { inner, begun: true }] => drop(inner.carry_out_abort()),
@@ -427,7 +427,7 @@ pub fn end_struck(struck: Vec<Ending>) {
     }
     for Ending { inner, .. } in struck {
         let freed = matches!(inner.phase.get(), State::Finalized | State::Aborted);
-        // One that was finalized before has nothing left to end.
+        // A communicator that was finalized before has nothing left to end.
         if let Some(board) = &inner.board {
             board.conclude(freed, inner.needs_the_whole_end());
         }

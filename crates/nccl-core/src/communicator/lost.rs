@@ -1,9 +1,9 @@
-//! What comes of a CUDA context that failed for good.
+//! Ends all communicators of a CUDA context that failed for good.
 //!
 //! After some errors CUDA does nothing more in a context: every call returns the same error, and only a new process
-//! helps. Whoever meets one, in whatever call, gives up all communicators of that context, and the other ranks are
-//! told: they would wait for operations that do not come. Nothing is asked of CUDA for that; it is the error of a call
-//! that is made anyhow.
+//! helps. The first call that returns such an error ends all communicators of that context, and tells the other
+//! ranks, which would wait for operations that never come. No extra CUDA call is made for the detection: the error
+//! comes from calls that are made anyway.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::state::State;
 use crate::threads;
 use nccl_base::fault::Cause;
 
-/// CUDA's codes (`CUresult`) after which a context is of no use, by what they say of the device. All others are the
-/// caller's, and end nothing.
+/// CUDA's codes (`CUresult`) after which a context is unusable, each with its blame. All other codes are errors of the
+/// caller and end nothing.
 const LOST: &[(u32, Blame)] = &[
     (214, Blame::Hardware), // CUDA_ERROR_ECC_UNCORRECTABLE
     (220, Blame::Hardware), // CUDA_ERROR_NVLINK_UNCORRECTABLE
@@ -40,7 +40,7 @@ const LOST: &[(u32, Blame)] = &[
     (911, Blame::Hardware), // CUDA_ERROR_EXTERNAL_DEVICE
 ];
 
-/// Where to look.
+/// The part to investigate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blame {
     Kernel,
@@ -48,22 +48,22 @@ enum Blame {
     Context,
 }
 
-/// Where it was noticed.
+/// When the error was noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Noticed {
-    /// With nothing under way, or on the way to an operation that was not handed to NCCL: something earlier is at
+    /// With no operation under way, or before the operation was handed to NCCL: earlier work is at
     /// fault.
     Before,
-    /// Behind operations that were handed to NCCL.
+    /// After operations were handed to NCCL.
     Behind,
 }
 
-/// Whether nothing works any more in a context in which a call returned `code`.
+/// Whether `code` means that its context is lost.
 pub(crate) fn is_lost(code: u32) -> bool {
     LOST.iter().any(|(lost, _)| *lost == code)
 }
 
-/// The cause that all ranks are told, if the error says that its context is lost.
+/// Returns the cause to tell all ranks, if the error means that its context is lost.
 fn cause(error: &Error, noticed: Noticed) -> Option<Cause> {
     let ErrorKind::Cuda { error: driver, .. } = error.kind() else {
         return None;
@@ -104,8 +104,8 @@ fn cause(error: &Error, noticed: Noticed) -> Option<Cause> {
 }
 
 impl Inner {
-    /// Gives up all communicators of this one's context if the error says that it is lost; whether it does. Does not
-    /// wait for their end.
+    /// Begins to abort all communicators of this one's context if the error means that the context is lost; returns
+    /// whether it does. Does not wait for the aborts to finish.
     #[cold]
     pub(crate) fn ends_if_lost(self: &Arc<Self>, error: &Error, noticed: Noticed) -> bool {
         let Some(cause) = cause(error, noticed) else {
@@ -126,30 +126,30 @@ impl Inner {
         true
     }
 
-    /// Why a communicator ends that did not come to be.
+    /// Returns why a communicator ends whose creation failed.
     pub(crate) fn why(&self, error: &Error) -> Why<'static> {
         Why::own(cause(error, Noticed::Before).unwrap_or_else(|| Cause::from(error)))
     }
 
-    /// As [`conclude`](Self::conclude), for an error that came before anything was handed to NCCL.
+    /// Does the work of [`conclude`](Self::conclude) for an error that came before anything was handed to NCCL.
     #[cold]
     pub(crate) fn conclude_before(self: &Arc<Self>, error: Error) -> Error {
         self.ends_if_lost(&error, Noticed::Before);
-        // The others would wait for what nobody could watch over.
+        // The others would wait for an operation that no watchdog could supervise.
         if error.is(Mark::NoThread) {
             self.abort(&error);
         }
         self.conclude(error)
     }
 
-    /// Whether it is to end with its context: not when an end of it has come before.
+    /// Whether the loss of `other`'s context ends this communicator: same context, and still in use.
     pub(super) fn is_of_context_of(&self, other: &Self) -> bool {
         self.context == other.context && self.phase.get() == State::Ready
     }
 }
 
 impl Inner {
-    /// An error that NCCL found in the background; not looked for while another thread calls NCCL.
+    /// Returns an error that NCCL found in the background; `None` while another thread holds the lock.
     pub(crate) fn background_failure(&self) -> Option<NcclFailure> {
         let handle = self.handle.try_take()?;
         let state = state(&self.library, handle.raw?);

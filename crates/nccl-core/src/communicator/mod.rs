@@ -1,21 +1,21 @@
-//! The life of a communicator: used, finalized or aborted, and let go of. How one is made is in [`creation`](crate::creation), how
-//! an operation gets to NCCL in [`issuing`](crate::issuing).
+//! The life of a communicator: use, finalize or abort, drop. [`creation`](crate::creation) makes a communicator;
+//! [`issuing`](crate::issuing) hands its operations to NCCL.
 //!
-//! A communicator is non-blocking inside NCCL (`blocking = 0`), because only then does every call come
-//! back and can be given a deadline; or it blocks, and has a switch beside it with which another thread ends
-//! a call ([`LaunchMode`]). One mutex lies around every NCCL call on it, the polling of its
-//! state included, which completes background work and is no pure read. Calls that may block although
+//! A communicator is either non-blocking inside NCCL (`blocking = 0`), so that every call
+//! returns and can be given a deadline; or it blocks, and has a switch with which another thread ends
+//! a call ([`LaunchMode`]). One mutex guards every NCCL call on it, including the polling of its
+//! state, which completes background work and is not a pure read. Calls that may block although
 //! they should not (abort, destroy) run on a thread that can be given up.
 //!
-//! - `public`: one as a program has it; `inner`: what all handles of one share; `handle`: NCCL's pointer to it, under its lock;
-//! - `launch_mode`: the two arrangements; `switch` and `guard`: what ends a call that blocks;
-//! - `order`: which streams have to wait for which;
-//! - `keep_alive`: what dropped plans and registrations still need of it;
-//! - `revoke`: stopped, and kept for a shrink;
-//! - `lifecycle`: finalize and abort; `dropped`: drop; `free`: the calls that give it back to NCCL, on threads
+//! - `public`: the public handle; `inner`: the state that all handles share; `handle`: NCCL's pointer, under its lock;
+//! - `launch_mode`: the two launch modes; `switch` and `guard`: the parts that end a blocking call;
+//! - `order`: the order between streams;
+//! - `keep_alive`: the handle of dropped plans and of registrations;
+//! - `revoke`: ends all operations and keeps the communicator for a shrink;
+//! - `lifecycle`: finalize and abort; `dropped`: drop; `free`: the NCCL calls that free a communicator, on threads
 //!   that may be given up;
-//! - `let_go`: when lent memory is free again; `lost`: a context that failed for good;
-//! - `everybody`: all communicators of the process, and their abort together.
+//! - `let_go`: when borrowed memory is free again; `lost`: contexts that failed for good;
+//! - `everybody`: all communicators of the process, and their joint abort.
 
 mod dropped;
 pub(crate) mod everybody;

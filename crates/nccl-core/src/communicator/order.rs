@@ -1,13 +1,13 @@
-//! Which streams have to wait for which: the rules that keep memory alive under an operation.
+//! Orders streams, so that memory stays alive while an operation uses it.
 //!
 //! An operation runs on a stream S; each of its buffers is freed on the stream B it was allocated on.
-//! - B is S: the order of the stream does everything.
-//! - B is another stream: S waits for what is on B before the operation, and B waits for the operation
-//!   before whatever is put on it next. cudarc's own events are not enough for this: each buffer has one
-//!   event for its readers, so a second reader on a third stream makes the first one forgotten, and
-//!   none is waited for once the last stream of the context was dropped.
+//! - B is S: stream order suffices.
+//! - B is another stream: S waits for the work on B before the operation, and B waits for the operation
+//!   before any later work. cudarc's own events do not suffice for this: each buffer has one
+//!   event for its readers, so a second reader on a third stream overwrites the first, and
+//!   cudarc waits for none once the last stream of the context was dropped.
 //! - Refused: the per-thread default stream, a capturing stream, a context that is not the primary one,
-//!   and another `CudaContext` object for the same device, whose events are tracked apart.
+//!   and another `CudaContext` object for the same device, whose events are tracked separately.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 
-/// What an error calls the stream of an operation.
+/// The name of an operation's stream in errors.
 pub(crate) const OPERATION: &str = "the operation's stream";
-/// What it calls the stream of a buffer.
+/// The name of a buffer's stream in errors.
 const BUFFERS: &str = "the buffer's stream";
 
 const PER_THREAD: sys::CUstream = 0x2 as sys::CUstream;
 const LEGACY: sys::CUstream = 0x1 as sys::CUstream;
 
-/// Whether two handles stand for one stream of one context.
+/// Whether two handles refer to one stream of one context.
 #[inline]
 pub(crate) fn same(a: &Arc<CudaStream>, b: &Arc<CudaStream>) -> bool {
     Arc::ptr_eq(a, b) || (a.cu_stream() == b.cu_stream() && a.context() == b.context())
@@ -87,7 +87,7 @@ pub(crate) fn not_capturing(what: &'static str, stream: &CudaStream) -> Result<(
     }
 }
 
-/// Looks at the stream of one buffer; puts it into `foreign` if it has to be joined with `on`.
+/// Checks the stream of one buffer; adds it to `foreign` if it has to be joined with `on`.
 #[inline]
 pub(crate) fn visit(
     stream: &Arc<CudaStream>,
@@ -106,10 +106,10 @@ pub(crate) fn visit(
     Ok(())
 }
 
-/// Before the operation: its stream waits for the streams of its buffers. Refuses it if one of them is capturing by now.
+/// Makes the operation's stream wait for the streams of its buffers. Refuses the operation if one of them is capturing by now.
 #[inline]
 pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
-    // Binds the context to this thread, which all that follows relies on.
+    // Binds the context to this thread, on which everything that follows relies.
     not_capturing(OPERATION, on)?;
     if foreign.is_empty() {
         return Ok(());
@@ -123,24 +123,24 @@ pub(crate) fn enter(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
             "making the operation wait for a buffer's stream",
         ))?;
     }
-    // Another thread may have been faster: a wait for a stream that captures takes the waiting one into the capture.
+    // Another thread may have begun a capture: a wait for a capturing stream takes the waiting stream into the capture.
     not_capturing(OPERATION, on)
 }
 
-/// What has become of a capture that another thread has begun on a stream since the stream was admitted.
+/// The state of a capture that another thread has begun on a stream since the stream was admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capture {
-    /// It is void.
+    /// The capture is void.
     Void,
-    /// It has ended, so that there may be a graph with the operation in it.
+    /// The capture has ended, so that a graph may contain the operation.
     InGraph,
 }
 
-/// The capture that another thread has begun on the stream since that was admitted, if there is one. Makes it void: the operation
-/// may be in it, and what the operation uses is only borrowed, so that no replay must ever use it.
+/// Returns the capture that another thread has begun on the stream since that was admitted, if any, and invalidates it: the
+/// operation may be in the capture, and its memory is only borrowed, so that no replay may ever use it.
 #[inline]
 pub(crate) fn void_capture(on: &CudaStream) -> Option<Capture> {
-    // The handle of a default stream means that of the context which is bound: in a group over several devices, the last one's.
+    // The handle of a default stream refers to the bound context: in a group over several devices, the context of the last one.
     if on.cu_stream().addr() <= LEGACY.addr() {
         let _ = driver::bind(on.context());
     }
@@ -153,16 +153,16 @@ pub(crate) fn void_capture(on: &CudaStream) -> Option<Capture> {
 
 #[cold]
 fn spoil_capture(on: &CudaStream) -> Capture {
-    // SAFETY: the stream lives. CUDA invalidates a capture when one of its streams is asked for its status.
+    // SAFETY: the stream lives. CUDA invalidates a capture when one of its streams is queried.
     match unsafe { sys::cuStreamQuery(on.cu_stream()) } {
-        // The stream is in no capture any more: the thread that began it has ended it meanwhile.
+        // The stream is in no capture any more: the thread that began the capture has ended it.
         sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_NOT_READY => Capture::InGraph,
-        // The capture is void, or the context is lost, with all of its graphs.
+        // The capture is void, or the context is lost with all of its graphs.
         _ => Capture::Void,
     }
 }
 
-/// The error for an operation on whose stream a capture has begun meanwhile; `failed` is that of its calls, if they failed.
+/// Returns the error for an operation on whose stream another thread began a capture; `failed` is the error of its calls, if any.
 #[cold]
 pub(crate) fn captured(capture: Capture, failed: Option<Error>) -> Error {
     let kind = ErrorKind::Stream {
@@ -178,7 +178,7 @@ pub(crate) fn captured(capture: Capture, failed: Option<Error>) -> Error {
     }
 }
 
-/// After the operation: the streams of its buffers wait for it.
+/// Makes the streams of the operation's buffers wait for the operation.
 #[inline]
 pub(crate) fn leave(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
     if foreign.is_empty() {
@@ -189,11 +189,11 @@ pub(crate) fn leave(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEve
 
 fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
     driver::record(join, on).map_err(Error::cuda("recording an event behind the operation"))?;
-    // A stream that cannot wait is no reason to leave the others unordered.
+    // Even if one stream cannot wait, the others are ordered.
     let mut ordered = Ok(());
     for stream in foreign {
         let waits = driver::wait(stream, join).map_err(|error| {
-            // It must not wait for what is not in its capture.
+            // A capturing stream must not wait for work outside its capture.
             match driver::is_capturing(stream) {
                 true => Error::new(ErrorKind::Stream {
                     what: BUFFERS,
@@ -207,8 +207,8 @@ fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -
     ordered
 }
 
-/// Whether work is waiting or running on `on`, or may be: of a stream in a capture that is not known. Not if the device failed:
-/// then none does.
+/// Whether `on` has unfinished work, or may have: for a capturing stream that is not known. False after the device failed:
+/// then no work runs.
 pub(crate) fn is_busy(on: &CudaStream) -> bool {
     let _ = driver::bind(on.context());
     matches!(

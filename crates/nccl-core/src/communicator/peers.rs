@@ -1,12 +1,12 @@
-//! The ranks beside this one, as a communicator sees them: the border to what connects them.
+//! The other ranks as a communicator sees them: the interface to the connections between them.
 //!
-//! Everything here is implemented above this crate, by the control plane's side of a world. A communicator without
-//! peers ([`Communicator::builder`](crate::Communicator::builder)) has none of it.
+//! These traits are implemented above this crate, by the control plane. A communicator without
+//! peers ([`Communicator::builder`](crate::Communicator::builder)) uses none of them.
 //!
 //! - [`Peers`]: the ranks of one world that this rank can reach beside NCCL;
-//! - [`Supervisor`]: what ends one communicator on all of its ranks, for one cause;
+//! - [`Supervisor`]: ends one communicator on all of its ranks, with one fault;
 //! - [`Unmade`]: a communicator that its ranks are about to make;
-//! - [`AbortHandle`]: what a supervisor may do to the communicator here.
+//! - [`AbortHandle`]: the supervisor's handle to the communicator here.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Weak};
@@ -27,37 +27,37 @@ use crate::recorder::Turn;
 
 /// The ranks of a world, as one of them reaches them.
 pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// The job's name and epoch.
+    /// Returns the job's name and epoch.
     fn job(&self) -> (&str, u64);
 
-    /// This one.
+    /// Returns this rank.
     fn rank(&self) -> usize;
 
-    /// How many there are.
+    /// Returns the number of ranks.
     fn size(&self) -> usize;
 
-    /// A rank with its host and process.
+    /// Describes a rank with its host and process.
     fn describe(&self, rank: usize) -> String;
 
-    /// Which ranks of the world, and of the launcher, the ranks of a communicator of `members` are.
+    /// Returns the world and launcher ranks of a communicator of `members`.
     fn roster(&self, members: &[usize]) -> Roster;
 
-    /// The host of each of `members`, once they are known.
+    /// Returns the host of each of `members`, once they are known.
     fn hosts(&self, members: &[usize]) -> Option<Vec<String>>;
 
-    /// The ranks that are gone.
+    /// Returns the ranks that are gone.
     fn departed(&self) -> Vec<usize>;
 
-    /// Waits a moment for what has been said to be heard here.
+    /// Waits briefly until the handlers have processed all notices received so far.
     fn catch_up(&self);
 
-    /// Under which the calls of its communicators are recorded.
+    /// Returns the home under which the calls of this world's communicators are recorded.
     fn home(&self) -> Arc<Home>;
 
-    /// Gives `part` to all `members`, or to all ranks, and takes theirs.
+    /// Gives `part` to all `members`, or to all ranks, and returns their parts.
     ///
     /// # Errors
-    /// Whoever does not come until `deadline`, or is gone.
+    /// When a rank does not come until `deadline`, or is gone.
     fn round(
         &self,
         topic: &str,
@@ -67,74 +67,74 @@ pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Vec<Vec<u8>>>;
 
-    /// Begins to look after a communicator.
+    /// Begins to supervise a communicator.
     fn supervise(&self, ward: Ward<'_>) -> Arc<dyn Supervisor>;
 
-    /// One that `members` are about to make, of which this is number `rank`.
+    /// Returns a communicator named `name` that `members` are about to make, in which this rank is `rank`.
     fn unmade(&self, name: &str, members: Arc<[usize]>, rank: usize) -> Box<dyn Unmade>;
 }
 
 /// A communicator that is to be supervised.
 pub struct Ward<'w> {
-    /// What all ranks call it.
+    /// The key that identifies it on all ranks.
     pub key: Arc<str>,
     /// Its name.
     pub name: &'w Arc<str>,
-    /// The ranks of the world that are its ranks, in order.
+    /// The world ranks that are its ranks, in order.
     pub members: Arc<[usize]>,
-    /// The same, with the launcher's.
+    /// The same ranks, with their launcher ranks.
     pub roster: Arc<Roster>,
-    /// Which of them this is.
+    /// This process's rank in it.
     pub rank: usize,
-    /// How long the others may take to confirm its end.
+    /// How long the other ranks may take to confirm its end.
     pub patience: Duration,
 }
 
-/// What ends one communicator on all of its ranks.
+/// Ends one communicator on all of its ranks.
 pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// What all ranks call it.
+    /// Returns the key that identifies the communicator on all ranks.
     fn key(&self) -> &str;
 
-    /// The ranks among which it is.
+    /// Returns the ranks of its world.
     fn peers(&self) -> &Arc<dyn Peers>;
 
-    /// Those of them that are its ranks, in order.
+    /// Returns the world ranks that are its ranks, in order.
     fn members(&self) -> &[usize];
 
-    /// Which of its ranks is this one of the world.
+    /// Returns the rank in the communicator of the world rank `member`.
     fn place_of(&self, member: usize) -> usize;
 
-    /// One of its ranks, with host and process.
+    /// Names one of its ranks, with host and process where known.
     fn name_of(&self, rank: usize) -> String;
 
-    /// One of them with host and process, several in short form.
+    /// Names `ranks`: a single rank with host and process, several in short form.
     fn names_of(&self, ranks: &[usize]) -> String;
 
-    /// From now on it ends this one; the fault, if there is one already.
+    /// Lets this supervisor end `target` from now on; returns the fault if there is one already.
     fn protects(&self, target: AbortHandle) -> Option<Arc<Fault>>;
 
-    /// This rank gives the communicator up: tells all others, of which the first to say so is right.
+    /// Announces to all ranks that this rank ends the communicator because of `cause`. One announcement becomes the fault of all.
     fn announce(self: Arc<Self>, cause: Cause);
 
-    /// What ended it on all ranks.
+    /// Returns the fault that ended it on all ranks.
     fn fault(&self) -> Option<&Arc<Fault>>;
 
-    /// The same, or what this rank has said that ends it.
+    /// Returns the same, or the fault that this rank has announced.
     fn cause(&self) -> Option<&Arc<Fault>>;
 
-    /// Whether the fault is what this rank said.
+    /// Whether `fault` is this rank's own announcement.
     fn is_own(&self, fault: &Fault) -> bool;
 
-    /// Whether it is ended on all ranks, or about to be.
+    /// Whether it has ended on all ranks, or is about to.
     fn is_at_fault(&self) -> bool {
         self.cause().is_some()
     }
 
-    /// This rank has let go so far: tells the others, and waits until they have said how far they have. Whether that is
-    /// all; otherwise it is to be called again with the end of the abort here.
+    /// Reports how far this rank has let go, and waits until the other ranks have reported the same. Returns whether that
+    /// is everything; otherwise it has to be called again when the abort here has ended.
     fn let_go(&self, so_far: LetGo) -> bool;
 
-    /// The abort has come back here, or has not: as [`let_go`](Self::let_go).
+    /// Reports through [`let_go`](Self::let_go) whether the abort here has returned.
     fn conclude(&self, freed: bool, needs_all: bool) {
         self.let_go(match (freed, needs_all) {
             (false, _) => LetGo::Nothing,
@@ -143,10 +143,10 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         });
     }
 
-    /// Who has not let go, as a sentence; and that the world has gone on since, if it has.
+    /// Returns a sentence that names the ranks that have not let go, and says if the world has gone on since.
     fn conclusion(&self) -> Option<&str>;
 
-    /// Gives the other ranks `part` for `topic`, once, and gets theirs.
+    /// Gives the other ranks `part` for `topic`, once, and returns theirs.
     fn gather(
         &self,
         topic: &str,
@@ -155,74 +155,74 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         interrupted: &dyn Fn() -> bool,
     ) -> Ended;
 
-    /// The number of the next call that is compared, from 1.
+    /// Returns the number of the next call to be compared, from 1.
     fn next_check(&self) -> u64;
 
-    /// What it is the end of; none while that is being made.
+    /// Returns the handle of the supervised communicator; `None` while that is being made.
     fn target(&self) -> Option<AbortHandle>;
 
-    /// Whether somebody has asked if this rank has entered the `turn`-th collective.
+    /// Whether a rank has asked if this rank has entered the `turn`-th collective, or a later one.
     fn is_asked_about(&self, turn: u64) -> bool;
 
-    /// Somebody has.
+    /// Records that a rank has asked about the `turn`-th collective.
     fn was_asked_about(&self, turn: u64);
 
-    /// Asks who has not entered a collective that this rank entered so long ago; of a sample only how far apart they came.
+    /// Asks which ranks have not entered a collective that this rank entered `since` ago; of a sample, only how far apart they came.
     fn suspect(&self, turn: u64, call: &Turn, since: Duration, is_sample: bool);
 }
 
 /// How far a rank has let go of a communicator that is being aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LetGo {
-    /// Its kernels are over, and nothing else of NCCL's used memory that was lent.
+    /// Its kernels have ended, and no other part of NCCL used borrowed memory.
     Kernels,
-    /// Its kernels are over. More than kernels used memory that was lent, so that it needs the end of all aborts.
+    /// Its kernels have ended. More than kernels used borrowed memory, so that it needs the end of all aborts.
     KernelsAndNeedsAll,
-    /// Its abort has come back, and it needs the end of all others.
+    /// Its abort has returned, and it needs the end of all other aborts.
     AllAndNeedsAll,
-    /// Its abort has come back.
+    /// Its abort has returned.
     All,
-    /// Its abort has not come back in time.
+    /// Its abort has not returned in time.
     Nothing,
 }
 
-/// A communicator that its ranks are about to make: they tell each other who cannot, and have one fault.
+/// A communicator that its ranks are about to make: the ranks tell each other which of them cannot, and agree on one fault.
 pub trait Unmade {
-    /// What this rank tells the others of why it cannot take part.
+    /// Returns the message that tells the other ranks why this rank cannot take part.
     fn tell(&self, error: &Error) -> Vec<u8>;
 
-    /// The fault of all ranks, of what those have told that cannot take part, by rank: whose, and which.
+    /// Chooses the fault of all ranks from the messages of the ranks that cannot take part: returns the rank and its fault.
     fn elect(&self, told: &[(usize, &[u8])]) -> Option<(usize, Fault)>;
 
-    /// The ranks want to call NCCL in different ways.
+    /// Returns the fault for ranks that want to call NCCL in different modes.
     fn differ(&self, modes: &[Option<LaunchMode>]) -> Fault;
 
-    /// This rank ends with `error` because of `fault`, which all have.
+    /// Returns the error with which this rank ends because of `fault`, which is the same on all ranks.
     fn struck(&self, error: Error, fault: Arc<Fault>) -> Error;
 
-    /// The error of this rank, of an exchange that did not come to its end; `own` is what went wrong here, if anything did.
+    /// Returns this rank's error for an exchange that did not complete; `own` is this rank's own failure, if any.
     fn explain(&self, own: Option<Error>, exchange: Error) -> Error;
 
-    /// Which ranks of the world, and of the launcher, its ranks are.
+    /// Returns the world and launcher ranks of its ranks.
     fn roster(&self) -> &Roster;
 }
 
-/// Who asks whether this rank has entered a collective of a communicator, and takes the answer.
+/// A request of another rank: has this rank entered a given collective? Also carries the answer back.
 pub trait Asker: Send {
-    /// Whether it can still be answered.
+    /// Whether the request can still be answered.
     fn is_there(&self) -> bool;
 
-    /// What supervises the communicator here; none where there is none, or none any more.
+    /// Returns the supervisor of the communicator here; `None` if there is none, or none any more.
     fn supervisor(&self) -> Option<Arc<dyn Supervisor>>;
 
-    /// The same for all that came by one connection.
+    /// Returns an identifier that is equal for all requests of one connection.
     fn connection(&self) -> *const ();
 
-    /// How long ago this rank entered it; what it did last, if it has not.
+    /// Answers how long ago this rank entered the collective; if it has not, what this rank did last.
     fn answer(&self, key: &str, turn: u64, entered: Option<Duration>, last: &str);
 }
 
-/// What may end a communicator, and keeps it not alive.
+/// A weak handle to a communicator, with which a supervisor can end it.
 #[derive(Clone)]
 pub struct AbortHandle(pub(crate) Weak<Inner>);
 
@@ -231,7 +231,7 @@ impl AbortHandle {
         Self(Arc::downgrade(inner))
     }
 
-    /// It counts as ended from now on, because of `fault`, of which another rank told. Never waits. `None` when it is gone.
+    /// Counts it as ended because of `fault`, which another rank reported. Never waits. `None` if the communicator is gone.
     #[must_use]
     pub fn begin_end(&self, fault: &Arc<Fault>) -> Option<Ending> {
         let inner = self.0.upgrade()?;
@@ -239,47 +239,47 @@ impl AbortHandle {
         Some(Ending { inner, begun })
     }
 
-    /// What it waits in, for the errors of other ranks.
+    /// Returns what the communicator currently waits in, for the errors of other ranks.
     #[must_use]
     pub fn standing(&self) -> Option<String> {
         self.0.upgrade()?.tracked.track().standing()
     }
 }
 
-/// A communicator that is to be ended, and whether that began with this.
+/// A communicator that is to be ended, and whether its end began with this fault.
 #[derive(Clone)]
 pub struct Ending {
     pub(crate) inner: Arc<Inner>,
     pub(crate) begun: bool,
 }
 
-/// What a world gives to a communicator that its ranks are to make.
+/// The terms of a world for a communicator that its ranks are about to make.
 #[derive(Clone)]
 pub struct Terms<'w> {
-    /// Its ranks.
+    /// Its peers.
     pub peers: Arc<dyn Peers>,
-    /// What its operations may take, unless the builder says otherwise.
+    /// The limits of its operations, unless the builder sets others.
     pub timeouts: Timeouts,
-    /// How it calls NCCL, unless the builder says otherwise.
+    /// The launch mode, unless the builder sets one.
     pub launch_mode: Option<LaunchMode>,
-    /// Whether it is NCCL's; a world of one rank can do without.
+    /// Whether the communicator uses NCCL; a world of one rank can do without.
     pub needs_nccl: bool,
-    /// What is looked at before NCCL is started.
+    /// The check to run before NCCL is started.
     pub check: &'w dyn Check,
 }
 
-/// A world, as communicators are made from it. `nccl::World` is one, and nothing else.
+/// A world from which communicators are made. Only `nccl::World` implements this.
 pub trait AsWorld {
-    /// What it gives to them.
+    /// Returns the terms for its communicators.
     fn terms(&self) -> Terms<'_>;
 }
 
 /// The check before the first communicator of a world.
 pub trait Check: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Compares what the ranks are about to start NCCL with; nothing of this rank's, if it is not to be.
+    /// Compares the setups with which the ranks are about to start NCCL; `about` is `None` if this rank is not to be checked.
     ///
     /// # Errors
-    /// What keeps NCCL from starting, the same on all ranks.
+    /// The problem that keeps NCCL from starting, the same on all ranks.
     fn check(
         &self,
         about: Option<About>,
@@ -288,12 +288,12 @@ pub trait Check: Send + Sync + UnwindSafe + RefUnwindSafe {
     ) -> Result<()>;
 }
 
-/// What a rank is about to start NCCL with.
+/// The setup with which a rank is about to start NCCL.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// The stream of the communicator.
     pub stream: Option<Arc<CudaStream>>,
-    /// The library that it would use.
+    /// The library to use.
     pub library: Option<Library>,
     /// The launch mode that was asked for.
     pub wish: Option<Wish>,
@@ -304,13 +304,13 @@ pub type OfThreads = fn(usize) -> Vec<Arc<dyn Peers>>;
 
 static OF_THREADS: OnceCell<OfThreads> = OnceCell::new();
 
-/// Says how [`Communicator::init_all`](crate::Communicator::init_all) lets its ranks know of each other. Before that each
-/// stands for itself. The first one stays.
+/// Sets how [`Communicator::init_all`](crate::Communicator::init_all) connects its ranks; before that, its ranks have
+/// no peers. Only the first call has an effect.
 pub fn set_of_threads(of_threads: OfThreads) {
     let _ = OF_THREADS.set(of_threads);
 }
 
-/// The peers of `size` ranks that are threads of this process; none, if nothing connects them.
+/// Returns the peers of `size` ranks that are threads of this process; `None` before [`set_of_threads`].
 pub(crate) fn of_threads(size: usize) -> Option<Vec<Arc<dyn Peers>>> {
     OF_THREADS.get().map(|of_threads| of_threads(size))
 }

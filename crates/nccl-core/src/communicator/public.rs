@@ -1,4 +1,4 @@
-//! A communicator, as a program has it.
+//! The public handle of a communicator.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use nccl_base::fault::Fault;
 use nccl_base::fault::FaultClass;
 use nccl_base::from_outside;
 
-/// The ranks that work together, seen from one of them (`ncclComm_t`).
+/// A communicator, as one of its ranks sees it (`ncclComm_t`).
 ///
 /// Cheap to clone; the operations take `&self` and may be called from any thread. NCCL serves one call
 /// on a communicator at a time, so concurrent callers take turns; all ranks must issue their operations
 /// in the same order.
 ///
-/// Dropping the last clone finalizes the communicator in the background, under a deadline, and aborts
-/// it when that passes; [`finalize`](Self::finalize) does the same in the foreground and tells.
+/// Dropping the last clone finalizes the communicator in the background, within the finalize limit, and aborts
+/// it after that; [`finalize`](Self::finalize) does the same in the foreground and returns the outcome.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,15 +47,15 @@ use nccl_base::from_outside;
 pub struct Communicator {
     #[doc(hidden)]
     pub inner: Resident<Arc<Inner>>,
-    /// Where the operations of this clone are put.
+    /// The stream for operations of this clone.
     pub(crate) stream: Resident<Arc<CudaStream>>,
-    /// How long each may take.
+    /// The limit for each operation.
     #[doc(hidden)]
     pub limit: Duration,
 }
 
 impl Communicator {
-    /// This rank, from 0.
+    /// Returns this rank, from 0.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -71,10 +71,10 @@ impl Communicator {
         self.inner.rank
     }
 
-    /// Which rank of the world each of its ranks is, in order: the world of the epoch in which the communicator was made.
-    /// Empty for one that was made without a `World`.
+    /// Returns the world rank of each of its ranks, in order, in the world of the epoch in which the communicator was made.
+    /// Empty for a communicator that was made without a `World`.
     ///
-    /// Texts and events say a rank's number in the world beside that in the communicator where they differ.
+    /// Texts and events name a rank's number in the world beside its number in the communicator where they differ.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,7 +93,7 @@ impl Communicator {
         members.unwrap_or_default()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -109,7 +109,7 @@ impl Communicator {
         self.inner.world_size
     }
 
-    /// The name it was made with.
+    /// Returns the name with which it was made.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -125,7 +125,7 @@ impl Communicator {
         &self.inner.name
     }
 
-    /// The stream on which operations are put: the one it was made with, or that of [`on`](Self::on).
+    /// Returns the stream on which operations are put: the stream with which it was made, or that of [`on`](Self::on).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -141,10 +141,10 @@ impl Communicator {
         &self.stream
     }
 
-    /// The same communicator with another stream for its operations.
+    /// Returns the same communicator with another stream for its operations.
     ///
     /// NCCL runs the operations of a communicator one after another, whatever their streams; on every
-    /// rank in the same order. A stream that cannot carry operations is refused by the first one.
+    /// rank in the same order. A stream that cannot carry operations is refused by the first operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -167,8 +167,8 @@ impl Communicator {
         }
     }
 
-    /// The same communicator with another limit for its operations: for the call, and for
-    /// [`Request::wait`](crate::Request::wait). `NCCL_RUN_TIMEOUT` in the environment wins over it.
+    /// Returns the same communicator with another limit for its operations: for the call, and for
+    /// [`Request::wait`](crate::Request::wait). `NCCL_RUN_TIMEOUT` in the environment overrides it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -190,7 +190,7 @@ impl Communicator {
         }
     }
 
-    /// How it calls NCCL; `None` for one that was made elsewhere and blocks.
+    /// Returns how it calls NCCL; `None` for a blocking communicator that was made elsewhere.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -206,7 +206,7 @@ impl Communicator {
         self.inner.launch_mode()
     }
 
-    /// What it did last.
+    /// Returns the recording of its last calls.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -231,16 +231,16 @@ impl Communicator {
         read_one(self.inner.tracked.track())
     }
 
-    /// What its ranks call it, where there are others.
+    /// Returns the key that identifies it on its ranks; `None` without other ranks.
     #[doc(hidden)]
     pub fn key(&self) -> Option<&str> {
         self.inner.board.as_ref().map(|board| board.key())
     }
 
-    /// What ended the communicator on all of its ranks, the same on each of them; `None` while it is in
+    /// Returns the fault that ended the communicator on all of its ranks, the same on each of them; `None` while it is in
     /// use, and when its ranks do not know each other (as [`Error::fault`]).
     ///
-    /// For those whose own error types lose it.
+    /// For programs whose own error types drop the fault.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -263,7 +263,7 @@ impl Communicator {
         board.fault().map(|fault| Fault::clone(fault))
     }
 
-    /// Where it is in its life.
+    /// Returns its current state.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -283,7 +283,7 @@ impl Communicator {
         self.inner.phase.get()
     }
 
-    /// The library it lives in.
+    /// Returns the library that made it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -305,8 +305,8 @@ impl Communicator {
     /// out of use from then on.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when the ranks did not all get there within the communicator's finalize
-    /// limit (30 s unless set), operations that are being issued included; it is aborted then, which may take the
+    /// [`ErrorKind::TimedOut`] when not all ranks finalized within the communicator's finalize
+    /// limit (30 s unless set), which includes operations that are being issued; it is aborted then, which may take the
     /// abort limit (10 s unless set) and a second more. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when it
     /// had ended before.
     ///
@@ -330,12 +330,12 @@ impl Communicator {
     ///
     /// Operations under way end; their results are void, and every call and request on this rank
     /// returns [`ErrorKind::Aborted`]. The other ranks of a `World`'s communicator are
-    /// told, and abort theirs for the same reason; this returns when they have said so, or are gone, or
-    /// their time is up (3 s unless set). Ranks that came together in another way each have to abort by
-    /// themselves. A second abort does nothing.
+    /// told, and abort theirs for the same reason; this call returns when they have confirmed that, or are gone, or
+    /// their time is up (3 s unless set). Without a `World`, each rank has to abort by
+    /// itself. A second abort only waits for the end of the first.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when NCCL did not come back within the abort limit (10 s unless set). The
+    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort limit (10 s unless set). The
     /// communicator is then leaked: nothing touches it any more, and memory that it was still using
     /// must stay where it is.
     ///
@@ -356,19 +356,19 @@ impl Communicator {
         lifecycle::abort(&self.inner, reason)
     }
 
-    /// Ends what is under way on this communicator, on all of its ranks, and all that would come: only
-    /// [`shrink`](Self::shrink) is left; in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) by NCCL's own
-    /// way, as long as no rank is gone.
+    /// Ends all operations under way on this communicator, on all of its ranks, and refuses all further ones: only
+    /// [`shrink`](Self::shrink) remains possible; in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) by
+    /// `ncclCommShrink`, as long as no rank is gone.
     ///
     /// Every rank is told, and its calls and requests return [`ErrorKind::Aborted`] with this `reason` and a
-    /// fault of the class [`Revoked`](FaultClass::Revoked). This returns when all have stopped, or are gone, or
+    /// fault of the class [`Revoked`](FaultClass::Revoked). This call returns when all ranks have stopped, or are gone, or
     /// their time is up (3 s unless set). Any rank may call it, from any thread.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) before NCCL 2.28.7;
-    /// nothing has happened then. [`ErrorKind::InvalidConfig`] when it was made elsewhere and its calls block. [`ErrorKind::Aborted`] when it had ended before, or
-    /// ends for another reason at the same moment. [`ErrorKind::TimedOut`] when NCCL did not come back within
-    /// the abort limit: it is leaked then.
+    /// it has no effect then. [`ErrorKind::InvalidConfig`] for a blocking communicator that was made elsewhere.
+    /// [`ErrorKind::Aborted`] when it had ended before, or ends for another reason at the same moment.
+    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort limit: it is leaked then.
     ///
     /// Wraps `ncclCommRevoke`; in [`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild) `ncclCommAbort`.
     ///

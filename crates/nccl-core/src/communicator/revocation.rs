@@ -1,15 +1,15 @@
-//! Whether a communicator was revoked.
+//! The state of a revocation.
 
 use std::sync::atomic::AtomicBool;
 
 use super::handle::RawComm;
 use crate::sync::Mutex;
 
-/// What a communicator knows of its revocation.
+/// The state of a communicator's revocation.
 #[derive(Default)]
 pub(crate) struct Revocation {
-    /// This rank's program wants it.
+    /// Whether this rank's program asked for it.
     pub(super) wanted: AtomicBool,
-    /// What is left of it for NCCL.
+    /// NCCL's pointer to the revoked communicator.
     pub(super) kept: Mutex<Option<RawComm>>,
 }

@@ -1,18 +1,18 @@
-//! Stopping what is under way on a communicator, on all of its ranks, and keeping NCCL's own for a shrink.
+//! Revokes a communicator: ends all operations on all ranks, and keeps NCCL's communicator for a shrink.
 //!
-//! To everybody who uses it, a revoked communicator is one that was aborted: its operations end without a
-//! result, on every rank, for a reason that all of them tell, and an error is handed out when nobody writes
-//! into this rank's memory any more. So it is the same machine; only that what carries the abort out calls
-//! `ncclCommRevoke` where it would have given the pointer back, and keeps the pointer. What NCCL still allows
-//! on it is to be shrunk, and to be aborted, which happens when the last handle is dropped: a destroy could
+//! To its users a revoked communicator behaves like an aborted one: its operations end without a
+//! result, on every rank, with the same reason everywhere, and an error is handed out only when no rank writes
+//! into this rank's memory any more. So the code path is the same; but instead of freeing the pointer, the abort calls
+//! `ncclCommRevoke` and keeps the pointer. NCCL then still allows a shrink,
+//! and an abort, which happens when the last handle is dropped: a destroy could
 //! wait for ranks that are gone.
 //!
-//! Where calls block, only the abort of the idle parent brings a thread out of the child. NCCL revokes the child behind that,
-//! and shrinks it, but by a call that blocks, and that nothing ends when a rank dies meanwhile: the flag of the child cannot be
-//! raised without freeing it under the thread (`nccl-emulator/tests/real_modes.rs`). There both are aborted, which ends and
-//! lets go of the same, and a shrink makes a new communicator.
+//! Where calls block, only the abort of the idle parent makes a thread leave the child. NCCL could revoke the child afterwards
+//! and shrink it, but the shrink is a blocking call that nothing can end if a rank dies meanwhile: the flag of the child cannot be
+//! raised without freeing the child under the thread (`nccl-emulator/tests/real_modes.rs`). There the revoke aborts parent and
+//! child, which ends and lets go of the same things, and a shrink makes a new communicator.
 //!
-//! A rank that cannot revoke aborts: the others notice nothing but that they cannot shrink NCCL's own way.
+//! A rank that cannot revoke aborts; the only effect on the other ranks is that they cannot use NCCL's own shrink.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,13 +35,13 @@ use crate::state::{State, Way};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, FaultClass};
 
-/// Ends what is under way, on all ranks, and all that would come but a shrink.
+/// Ends the current and all further operations on all ranks, except a shrink.
 pub(super) fn revoke(inner: &Arc<Inner>, reason: &str) -> Result<()> {
     let started = Instant::now();
     inner.revoke(reason).map_err(|error| {
         let fault = inner.board.as_ref().and_then(|board| board.fault());
         let error = match fault {
-            // The others end because of this call; the call fails because it took too long.
+            // The others end because of this call; this call fails because it took too long.
             Some(fault) if error.is_timeout() && fault.is_on_purpose() => error.with_fault(fault),
             _ => inner.conclude(error),
         };
@@ -69,7 +69,7 @@ impl Inner {
         }
         match self.carry_out_abort() {
             Outcome::Freed if self.ended_by_revoke() => Ok(()),
-            // Something else has ended it on all ranks, or NCCL refused.
+            // Another fault has ended it on all ranks, or NCCL refused.
             Outcome::Freed => Err(self.out_of_use()),
             Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
                 what: String::from(match self.blocks {
@@ -81,7 +81,7 @@ impl Inner {
         }
     }
 
-    /// One that is being revoked is of use to a shrink when that is over, which may be later than its errors.
+    /// Waits until a revoke under way is over, which may be later than its errors; a shrink needs that.
     pub(crate) fn wait_until_revoked(&self) {
         if !self.blocks && self.phase.get() == State::Aborting && self.is_to_be_revoked() {
             self.wait_for_the_end();
@@ -93,13 +93,13 @@ impl Inner {
         self.revocation.kept.lock().is_some()
     }
 
-    /// NCCL's pointer to one that was revoked.
+    /// Returns NCCL's pointer to a revoked communicator.
     pub(crate) fn revoked(&self) -> Option<RawComm> {
         *self.revocation.kept.lock()
     }
 
-    /// Instead of the end of `raw`, where all ranks only want it revoked: whether that is done. On a thread that
-    /// may be given up.
+    /// Revokes `raw` instead of aborting it, if all ranks only want a revoke; returns whether that was done. Runs on a thread
+    /// that may be given up.
     pub(super) fn revoke_instead(&self, raw: RawComm) -> bool {
         if self.blocks || !self.is_to_be_revoked() {
             return false;
@@ -120,7 +120,7 @@ impl Inner {
     }
 
     fn is_to_be_revoked(&self) -> bool {
-        // What all ranks say is right. Before it has come back, what this one said.
+        // The fault that all ranks agreed on decides; before it is known, this rank's own call.
         let fault = self.board.as_ref().and_then(|board| board.fault());
         match fault {
             Some(fault) => fault.class() == FaultClass::Revoked,
@@ -128,7 +128,7 @@ impl Inner {
         }
     }
 
-    /// Whether a revoke is why it has ended.
+    /// Whether it has ended because of a revoke.
     fn ended_by_revoke(&self) -> bool {
         match self.blocks {
             true => self.is_to_be_revoked(),
@@ -146,7 +146,7 @@ impl Inner {
         if state(library, raw).map_err(Unsettled::Failed)? != sys::ncclResult_t::ncclSuccess {
             return Err(Unsettled::Interrupted);
         }
-        // SAFETY: `raw` was taken out of its handle by the one caller that ends it, so nobody else calls on it.
+        // SAFETY: `raw` was taken out of its handle by the one caller that ends it, so no other call uses it.
         let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
         ffi::check(library, CALL, code).map_err(Unsettled::Failed)?;
         settle(
@@ -158,7 +158,7 @@ impl Inner {
         )
     }
 
-    /// Aborts one that was revoked: NCCL does not shrink it any more.
+    /// Aborts a revoked communicator that NCCL does not shrink any more.
     pub(crate) fn abort_revoked(self: &Arc<Self>) -> Outcome {
         let inner = Arc::clone(self);
         let freed = within(self.timeouts.abort, "nccl-abort", move || {
@@ -175,7 +175,7 @@ impl Inner {
                 None => true,
             };
             if !freed {
-                // NCCL may still use what it was lent.
+                // NCCL may still use borrowed memory.
                 std::mem::forget(Arc::clone(&inner));
             }
             freed
@@ -183,14 +183,14 @@ impl Inner {
         if freed == Some(true) {
             return Outcome::Freed;
         }
-        // What is registered with it, and what its plans own, is not to be freed.
+        // Memory that is registered with it or owned by its plans must not be freed.
         if self.phase.leaked_after_revoke() {
             self.tell_of_the_leak();
         }
         Outcome::Leaked
     }
 
-    /// The last handle of one that was revoked is dropped.
+    /// Aborts a revoked communicator whose last handle is dropped.
     pub(super) fn end_revoked(&mut self) {
         let Some(raw) = self.revocation.kept.lock().take() else {
             return;

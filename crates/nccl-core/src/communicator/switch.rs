@@ -1,26 +1,26 @@
-//! What ends a call of a blocking communicator: the idle parent whose abort flag it shares.
+//! The switch that ends a call of a blocking communicator: an idle parent that shares its abort flag.
 //!
 //! ```text
 //! parent   blocking = 0, splitShare = 1   never carries data; its abort raises the flag of both
 //!    └ child   blocking = 1               carries all data; its pointer is the one in the handle
 //! ```
 //!
-//! NCCL frees a blocking communicator under a thread that is inside it. So the end of one always goes:
+//! NCCL frees a blocking communicator even while a thread is inside it. So an abort goes in this order:
 //!
-//! 1. no call enters the child any more: its state is not `Ready`, and whoever holds the lock looks at that;
+//! 1. no further call enters the child: its state is not `Ready`, which every holder of the lock checks;
 //! 2. the parent is aborted ([`Switch::pull`]), without the child's lock: a thread inside the child sees the
-//!    flag and comes out;
-//! 3. nobody is inside the child: its lock was free once, because calls hold it while they are inside, and a
-//!    finalize has come back ([`Switch::drained`]);
+//!    flag and leaves;
+//! 3. no thread is inside the child: its lock was free once, because calls hold it while they are inside, and a
+//!    finalize has returned ([`Switch::drained`]);
 //! 4. the child is aborted.
 //!
-//! All of it happens on threads that may be given up. The parent has a lock of its own, which is held while
-//! NCCL is called with it; the guard (`guard.rs`) has none at all: it looks at a word in which a call says
-//! until when it may take.
+//! All steps run on threads that may be given up. The parent has a lock of its own, which is held while
+//! NCCL is called with it. The guard (`guard.rs`) takes no lock: it reads the word [`Switch::inside`] and the call's
+//! limit.
 //!
-//! The word, [`Switch::inside`]: 0 while nobody is inside; otherwise the number of the call, until the guard replaces it by why it
-//! ended the call. The call takes the word back when it comes out, and so learns of that exactly if the guard was first. How long
-//! a call has been inside, the guard knows by itself, from the first look at which it was: no clock is read for it.
+//! The word is 0 while no call is inside; otherwise the number of the call, until the guard replaces it with the reason for which
+//! it ended the call. A leaving call swaps the word back to 0, and so learns whether the guard was first. The guard measures the
+//! duration of a call from the first look that finds it: the call reads no clock.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Weak};
@@ -41,40 +41,40 @@ const EXPIRED: u64 = u64::MAX;
 /// The guard ended the call for another reason.
 const INTERRUPTED: u64 = u64::MAX - 1;
 
-/// A call has entered.
+/// Rings when a call enters.
 pub(super) static BELL: Bell = Bell::new();
 
-/// See the module.
+/// The switch of a blocking communicator; see the module.
 pub(crate) struct Switch {
     library: Library,
     parent: Mutex<Parent>,
-    /// Where the split writes the child; kept until nobody can write there any more.
+    /// The memory into which the split writes the child; kept until NCCL cannot write there any more.
     slot: Mutex<Option<Box<AtomicPtr<sys::ncclComm>>>>,
-    /// Held by a thread that finalizes the child.
+    /// Held by the thread that finalizes the child.
     finalizing: Mutex<()>,
     inside: AtomicU64,
-    /// How long the call that is inside may be there, in nanoseconds.
+    /// The limit of the current call, in nanoseconds.
     limit: AtomicU64,
-    /// The call that the guard has seen last, and since when.
+    /// The last call that the guard saw, and when it saw that call first.
     seen: Mutex<(u64, Instant)>,
-    /// Whether the flag is up, or about to be: what ends on a stream from then on need not have been done.
+    /// Whether the flag is raised, or about to be: work that ends on a stream from then on may be incomplete.
     pulled: AtomicBool,
-    /// Calls so far, and so the number of the last; written under the child's lock.
+    /// The number of calls so far, which is the number of the last one; written under the child's lock.
     calls: AtomicU64,
     abort_signal: AbortSignal,
     phase: Arc<Phase>,
-    /// Those whose operations the same thread is issuing, in one group with this one's.
+    /// The switches of the other communicators in the group that this thread is issuing.
     companions: Mutex<Vec<Weak<Switch>>>,
 }
 
 /// NCCL's pointer to the parent.
 #[derive(Debug)]
 enum Parent {
-    /// Not made, or not handed over by the thread that makes it.
+    /// Not made, or not handed over yet by the thread that makes it.
     None,
     Idle(RawComm),
     Freed,
-    /// NCCL did not let go of it.
+    /// NCCL did not free it.
     Leaked,
 }
 
@@ -91,15 +91,15 @@ impl HeldParent<'_> {
     }
 }
 
-/// What a look from outside found.
+/// What the guard's look found.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Nobody,
-    /// Somebody is inside, and may be.
+    /// A call is inside, within its limit.
     Inside,
-    /// Somebody is inside who is to come out now.
+    /// A call is inside that has just been marked to be ended.
     ToEnd,
-    /// Somebody was told to come out.
+    /// A call is inside that was marked before.
     Ended,
 }
 
@@ -121,7 +121,7 @@ impl Switch {
         }
     }
 
-    /// The place for the child, for as long as NCCL may write there.
+    /// Allocates the memory into which NCCL writes the child, for as long as NCCL may write there.
     pub(crate) fn place(&self) -> *mut sys::ncclComm_t {
         let slot = Box::new(AtomicPtr::new(std::ptr::null_mut()));
         let place = slot.as_ptr();
@@ -129,29 +129,29 @@ impl Switch {
         place
     }
 
-    /// What was written there; to be asked when nobody writes any more.
+    /// Returns the child that NCCL wrote; to be called when NCCL does not write there any more.
     pub(crate) fn take_child(&self) -> Option<RawComm> {
         let slot = self.slot.lock().take()?;
         std::ptr::NonNull::new(slot.load(Ordering::Acquire)).map(RawComm)
     }
 
-    /// Leaks the place: NCCL may still write there.
+    /// Leaks the memory for the child: NCCL may still write there.
     pub(super) fn leak_place(&self) {
         if let Some(slot) = self.slot.lock().take() {
             Box::leak(slot);
         }
     }
 
-    /// The parent is ready, and so is the child.
+    /// Stores the parent, once the parent and the child are ready.
     pub(crate) fn install(&self, parent: RawComm) {
         *self.parent.lock() = Parent::Idle(parent);
     }
 
-    /// Aborts the parent, which raises the flag at which a thread inside the child looks. Blocks for as long
-    /// as NCCL likes. Whether NCCL let go of the parent.
+    /// Aborts the parent, which raises the flag that a thread inside the child polls. Blocks for as long
+    /// as NCCL does. Returns whether NCCL freed the parent.
     pub(crate) fn pull(&self) -> bool {
         let mut parent = self.parent.lock();
-        // Before the flag, so that a thread which sees an end that the flag brought about sees this as well.
+        // Before the flag, so that a thread that sees an end caused by the flag also sees this.
         self.pulled.store(true, Ordering::SeqCst);
         if let Parent::Idle(raw) = *parent {
             let freed = free(&self.library, Way::Abort, raw).is_ok();
@@ -160,14 +160,14 @@ impl Switch {
         !matches!(*parent, Parent::Leaked)
     }
 
-    /// Whether the flag is up, which may be before the communicator counts as aborted: the guard raises it for a call that
-    /// takes too long, and the thread of that call begins the abort when it has come out.
+    /// Whether the flag is raised, which may precede the abort of the communicator: the guard raises it for a call that
+    /// exceeds its limit, and the thread of that call begins the abort after it has left the call.
     pub(crate) fn is_pulled(&self) -> bool {
         self.pulled.load(Ordering::SeqCst)
     }
 
-    /// Lets `end` bring the parent to its end: its own locks are held meanwhile, so that nobody else calls NCCL
-    /// with it. Whatever becomes of it, the parent is not used afterwards, if `end` says so.
+    /// Calls `end` with the parent, under the parent's lock, so that no other thread calls NCCL with it meanwhile.
+    /// Returns `None` if there is no parent any more. The parent stays installed.
     pub(super) fn with_parent<T>(&self, end: impl FnOnce(RawComm) -> T) -> Option<T> {
         match *self.parent.lock() {
             Parent::Idle(raw) => Some(end(raw)),
@@ -175,13 +175,13 @@ impl Switch {
         }
     }
 
-    /// The idle parent, which nothing else calls while it is held; for a communicator that is made from it. `None` where
-    /// another thread has it until `deadline`.
+    /// Locks the idle parent, so that no other call uses it; for making another communicator from it. `None` if
+    /// another thread holds the lock until `deadline`.
     pub(crate) fn hold_parent(&self, deadline: Instant) -> Option<HeldParent<'_>> {
         self.parent.try_lock_until(deadline).map(HeldParent)
     }
 
-    /// The parent, to be destroyed by the caller, who says how that went.
+    /// Calls `destroy` with the parent, and records whether the parent was freed or leaked.
     pub(super) fn destroy_parent<E>(
         &self,
         destroy: impl FnOnce(RawComm) -> Result<(), E>,
@@ -198,7 +198,7 @@ impl Switch {
         destroyed
     }
 
-    /// For the thread that finalizes the child.
+    /// Locks out [`drained`](Self::drained), for the thread that finalizes the child.
     pub(super) fn finalizing(&self) -> MutexGuard<'_, ()> {
         self.finalizing.lock()
     }
@@ -208,22 +208,22 @@ impl Switch {
         drop(self.finalizing.lock());
     }
 
-    /// A call enters the child, under its lock, and may be there for `limit`.
+    /// Marks the start of a call on the child, under the child's lock, with the limit `limit`.
     #[inline]
     pub(crate) fn enter(&self, limit: Duration) -> Inside<'_> {
         let call = self.calls.load(Ordering::Relaxed) + 1;
         self.calls.store(call, Ordering::Relaxed);
         self.limit.store(nanoseconds(limit), Ordering::Relaxed);
-        // No fence, which would cost as much as a message: when the guard has said that it sleeps, it looks once more a tick later,
-        // and what was written before that is seen by then; whoever writes later finds it asleep.
+        // No fence, which would cost as much as a message: the guard looks once more a tick after it announced its sleep,
+        // and sees by then what was written before; a call that writes later finds the guard asleep and wakes it.
         self.inside.store(call, Ordering::Release);
-        // Nor does the compiler move the look before the store.
+        // The compiler does not move the bell's load before the store.
         compiler_fence(Ordering::SeqCst);
         BELL.ring();
         Inside(self)
     }
 
-    /// A call on each of these is made by one thread, in one group: what ends one has to end all.
+    /// Sets the switches whose calls the same thread makes in one group: the end of one call has to end all.
     pub(crate) fn in_company(&self, companions: Vec<Weak<Switch>>) {
         *self.companions.lock() = companions;
     }
@@ -232,12 +232,12 @@ impl Switch {
         self.companions.lock().clone()
     }
 
-    /// A number that changes with every call.
+    /// Returns a number that changes with every call.
     pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// For the guard alone: who is inside, and whether that one is to come out.
+    /// For the guard only: returns whether a call is inside, and marks it if it has to be ended.
     pub(super) fn look(&self) -> Found {
         match self.inside.load(Ordering::Acquire) {
             NOBODY => Found::Nobody,
@@ -248,7 +248,7 @@ impl Switch {
         }
     }
 
-    /// Should another call have come meanwhile, its limit may be taken for that of this one, which is over then.
+    /// If another call has entered meanwhile, `limit` may be that call's; then this call is over, and [`mark`](Self::mark) fails.
     fn is_late(&self, call: u64) -> bool {
         let mut seen = self.seen.lock();
         if seen.0 != call {
@@ -263,13 +263,13 @@ impl Switch {
             .compare_exchange(call, word, Ordering::SeqCst, Ordering::SeqCst);
         match marked {
             Ok(_) => Found::ToEnd,
-            // It came out just now.
+            // The call has left meanwhile.
             Err(_) => Found::Nobody,
         }
     }
 
-    /// Whether what the call does has no use any more. Who aborts the communicator itself also pulls its
-    /// switch, but knows nothing of a group that waits for another one.
+    /// Whether the result of the current call is of no use any more. An abort of this communicator pulls its
+    /// switch by itself, but does not reach a call that waits in a group with another communicator's call.
     fn is_void(&self) -> bool {
         if self.abort_signal.is_aborted() {
             return true;
@@ -287,12 +287,12 @@ impl Switch {
     }
 }
 
-/// A call that is inside the child.
+/// A call inside the child.
 #[must_use = "a call comes out again"]
 pub(crate) struct Inside<'s>(&'s Switch);
 
 impl Inside<'_> {
-    /// It came out; why it was made to, if it was.
+    /// Ends the call; returns the reason if the guard ended it.
     #[inline]
     pub(crate) fn leave(self) -> Option<Unsettled> {
         match self.0.inside.swap(NOBODY, Ordering::SeqCst) {

@@ -1,4 +1,4 @@
-//! How long things may take.
+//! The time limits of a communicator.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use nccl_base::system::variables;
 
 use nccl_base::from_outside::FromOutside;
 
-/// How long what a communicator does may take. `World::with_timeouts` sets it
+/// The time limits of a communicator. `World::with_timeouts` sets them
 /// for all communicators of a world, [`CommunicatorBuilder::timeouts`](crate::CommunicatorBuilder::timeouts)
 /// for one, and [`Communicator::within`](crate::Communicator::within) the limit of single operations.
 ///
-/// What runs into one of them ends with an error on all ranks. [`Duration::MAX`] is as good as no limit.
+/// Work that exceeds its limit ends with an error on all ranks. [`Duration::MAX`] means no limit.
 ///
 /// ```
 /// use std::time::Duration;
@@ -30,11 +30,11 @@ use nccl_base::from_outside::FromOutside;
 pub struct Timeouts {
     pub(crate) init: Duration,
     pub(crate) operation: Duration,
-    /// Ten times the operation's unless set.
+    /// Ten times the limit for operations unless set.
     pub(crate) queue: Option<Duration>,
     pub(crate) finalize: Duration,
     pub(crate) abort: Duration,
-    /// For the other ranks to say that they aborted as well.
+    /// For the other ranks to report that they aborted as well.
     pub(crate) confirm: Duration,
     /// A tenth of the limit for operations unless set.
     pub(crate) straggler: Option<Duration>,
@@ -55,7 +55,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// The defaults.
+    /// Returns the defaults.
     ///
     /// ```
     /// assert_eq!(nccl::Timeouts::new(), nccl::Timeouts::default());
@@ -65,7 +65,7 @@ impl Timeouts {
         Self::default()
     }
 
-    /// To make the communicator; 60 s unless set.
+    /// Sets the limit for making the communicator; 60 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
@@ -77,7 +77,7 @@ impl Timeouts {
         self
     }
 
-    /// For an operation, from the moment when nothing is in front of it; 30 s unless set. See
+    /// Sets the limit for an operation, counted from the moment when no work is ahead of it; 30 s unless set. See
     /// [`CommunicatorBuilder::timeout`](crate::CommunicatorBuilder::timeout).
     ///
     /// ```
@@ -90,8 +90,8 @@ impl Timeouts {
         self
     }
 
-    /// For an operation to get its turn on its stream, behind work that is not the communicator's; ten times
-    /// the limit for operations unless set, which is 300 s. See
+    /// Sets how long an operation may wait on its stream behind work that is not the communicator's; ten times
+    /// the limit for operations unless set, which is 300 s by default. See
     /// [`CommunicatorBuilder::queue_timeout`](crate::CommunicatorBuilder::queue_timeout).
     ///
     /// ```
@@ -104,7 +104,7 @@ impl Timeouts {
         self
     }
 
-    /// For the ranks to get to the end together; 30 s unless set.
+    /// Sets the limit for the ranks to finalize together; 30 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
@@ -116,7 +116,7 @@ impl Timeouts {
         self
     }
 
-    /// For NCCL to give an aborted communicator back; 10 s unless set.
+    /// Sets the limit for NCCL to free an aborted communicator; 10 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
@@ -128,7 +128,7 @@ impl Timeouts {
         self
     }
 
-    /// For the other ranks of an aborted communicator to say that they aborted it as well; 3 s unless set.
+    /// Sets the limit for the other ranks of an aborted communicator to report that they aborted it as well; 3 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
@@ -140,12 +140,12 @@ impl Timeouts {
         self
     }
 
-    /// How long a collective may run before the ranks are asked who has not entered it; a tenth of the
-    /// operation's limit unless set, at least 100 ms and at most 10 s, and never for one without a limit.
-    /// [`Duration::MAX`] is never.
+    /// Sets how long a collective may run before the ranks are asked which of them have not entered it; a tenth of the
+    /// limit for operations unless set, at least 100 ms and at most 10 s, and never for an operation without a limit.
+    /// [`Duration::MAX`] means never.
     ///
-    /// Nothing ends by it: all ranks hear who is late, by how much, and in which phase (the event
-    /// `nccl.straggler`), and hear again when it has entered.
+    /// This limit ends nothing: all ranks are told which ranks are late, by how much, and in which phase (the event
+    /// `nccl.straggler`), and are told again when a late rank has entered.
     ///
     /// ```
     /// use std::time::Duration;
@@ -157,8 +157,8 @@ impl Timeouts {
         self
     }
 
-    /// How long a collective of this limit may run before the ranks are asked who has not entered it; `None` for
-    /// ever.
+    /// Returns how long a collective with this limit may run before the ranks are asked which of them have not entered it; `None`
+    /// means never.
     pub(crate) fn straggler_after(&self, limit: Option<Duration>) -> Option<Duration> {
         let usual = limit.map(|limit| {
             let (least, most) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -168,19 +168,19 @@ impl Timeouts {
         patience.filter(|patience| *patience < Duration::MAX)
     }
 
-    /// How long an operation may wait for its turn on its stream; `None` for ever.
+    /// Returns how long an operation may wait for its turn on its stream; `None` for ever.
     pub(crate) fn queue_limit(&self) -> Option<Duration> {
         let limit = self.queue.or_else(|| self.operation.checked_mul(10));
         limit.filter(|limit| *limit < Duration::MAX)
     }
 
-    /// How long an orderly end may take: the finalize, in which the operation that is being issued ends as well,
-    /// and the abort when that fails.
+    /// Returns how long an orderly end may take: the finalize, which includes the operation that is being issued,
+    /// and the abort if that fails.
     pub(crate) fn orderly_end(&self) -> Duration {
         self.finalize.saturating_add(self.disorderly_end())
     }
 
-    /// How long an abort may take: here, and on the other ranks.
+    /// Returns how long an abort may take: here, and on the other ranks.
     pub(crate) fn disorderly_end(&self) -> Duration {
         const SLACK: Duration = Duration::from_secs(2);
         self.abort
@@ -189,7 +189,7 @@ impl Timeouts {
     }
 }
 
-/// The limits of a communicator for which the program set `program`: those that the environment sets win.
+/// Returns the limits of a communicator for which the program set `program`: limits in the environment win.
 pub(crate) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
     Timeouts {
         init: outside.init.unwrap_or(program.init),
@@ -202,8 +202,8 @@ pub(crate) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
     }
 }
 
-/// How long NCCL may take to notice an abort: it looks at the flag wherever it waits, but for the sleep between two attempts to
-/// connect, which is longer each time. At most a minute: what still sleeps then is leaked.
+/// Returns how long NCCL may take to notice an abort: it checks the flag wherever it waits, except in the sleep between two
+/// attempts to connect, which grows with each attempt. At most a minute: a communicator whose sleep lasts longer is leaked.
 pub(crate) fn notice() -> Duration {
     const MOST: Duration = Duration::from_secs(60);
     const COUNT: u64 = 34;

@@ -1,4 +1,4 @@
-//! Why a communicator is ended before its time.
+//! The reason for an early end.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::error::Error;
 /// Why a communicator is ended before its time.
 #[derive(Debug)]
 pub(crate) enum Why<'w> {
-    /// For a reason of this rank, which the others are told.
+    /// A cause on this rank, which the other ranks are told.
     Own(Box<Cause>),
-    /// Because of what another rank told, or because it is gone.
+    /// A fault that another rank reported, or the loss of another rank.
     Told(&'w Arc<Fault>),
-    /// Because this rank is done with it: what the others do goes on without it, or not.
+    /// This rank is done with it; the other ranks are not told.
     Quietly(&'static str),
 }
 

@@ -1,4 +1,4 @@
-//! The making of a communicator from what its builder was told: every rank checks what it can alone, all tell
+//! Makes a communicator from its builder: every rank checks what it can check alone; then the ranks tell
 //! each other whether they can take part, and get the token with which they meet inside NCCL.
 
 use crate::communicator::{Communicator, timeouts};
@@ -27,15 +27,15 @@ use nccl_base::from_outside::FromOutside;
 impl CommunicatorBuilder<'_> {
     /// Makes the communicator, together with the other ranks.
     ///
-    /// What this rank can find wrong by itself is found before any other rank waits for it. Made from a
-    /// `World`, all ranks hear of it at once, instead of waiting for this one.
+    /// Problems that this rank can detect alone are detected before any other rank waits for it. In a
+    /// `World`, all ranks are told of them at once, instead of waiting for this rank.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when the ranks were not all there in time; what NCCL had built by then is
+    /// [`ErrorKind::TimedOut`] when the ranks were not all there in time; the unfinished communicator is then
     /// freed. [`ErrorKind::Aborted`] when the abort signal was given. [`ErrorKind::Rendezvous`] when
-    /// another rank could not take part. [`ErrorKind::Preflight`], on all ranks, when what NCCL needs is not
-    /// there (see `World::preflight`). [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`],
-    /// [`ErrorKind::Stream`], [`ErrorKind::NoSuchRank`], [`ErrorKind::Load`] for what is wrong here.
+    /// another rank could not take part. [`ErrorKind::Preflight`], on all ranks, when a requirement of NCCL is not
+    /// met (see `World::preflight`). [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`],
+    /// [`ErrorKind::Stream`], [`ErrorKind::NoSuchRank`], [`ErrorKind::Load`] for problems on this rank.
     ///
     /// Wraps `ncclCommInitRankConfig`.
     ///
@@ -55,7 +55,7 @@ impl CommunicatorBuilder<'_> {
         self.build_from(None).map(|(made, _)| made)
     }
 
-    /// As [`build`](Self::build); with the communicator that is to grow, and how that was done.
+    /// Does the same as [`build`](Self::build), with the communicator to grow; also returns how that was done.
     pub(super) fn build_from(
         self,
         parent: Option<&Communicator>,
@@ -111,23 +111,23 @@ impl CommunicatorBuilder<'_> {
             },
             Origin::World(ref terms) => {
                 let prepared = self.prepare(false, signal.clone(), &birth);
-                // A world of one rank has its mode on a library that the others do not use.
+                // A world of one rank runs on a library that larger worlds do not use, so that its mode does not count.
                 let inherited = parent.filter(|parent| !local::is(parent.library()));
                 let inherited = inherited.and_then(Communicator::launch_mode);
                 let prepared = prepared.map(|(prepared, _)| prepared.inherits(inherited));
-                // Before NCCL is asked for anything, because it remembers what it found in its environment.
+                // Before the first NCCL call, because NCCL caches its environment.
                 let interrupted = || signal.is_aborted();
                 let about = self.checks.then(|| self.about());
                 let checked = terms.check.check(about, deadline, &interrupted);
                 let prepared = match (prepared, checked) {
-                    // It is the same on all ranks.
+                    // This error is the same on all ranks.
                     (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
                         return Err(error);
                     }
-                    // Only the ranks together know which token it has to be.
+                    // The kind of the token depends on all ranks.
                     (Ok(prepared), Ok(())) if parent.is_some() => Ok((prepared, None)),
                     (Ok(prepared), Ok(())) => {
-                        // So that there is time left to tell the others why there is none.
+                        // Leaves time to tell the others why there is no token.
                         let limit = deadline.saturating_duration_since(Instant::now()) / 2;
                         self.token(limit).map(|id| (prepared, id))
                     }
@@ -171,9 +171,9 @@ impl CommunicatorBuilder<'_> {
         }
     }
 
-    /// What the ranks compare before they start.
+    /// Returns the setup that the ranks compare before they start.
     fn about(&self) -> About {
-        // Why there is none, `prepare` tells.
+        // `prepare` reports why there is no library.
         let library = self.wanted_library().ok();
         let wish = library.as_ref().map(|library| wish(self.mode, library));
         About {
@@ -183,7 +183,7 @@ impl CommunicatorBuilder<'_> {
         }
     }
 
-    /// The token, which rank 0 makes.
+    /// Makes the token, on rank 0.
     fn token(&self, limit: Duration) -> Result<Option<UniqueId>> {
         let makes_id = self.rank == 0;
         makes_id
@@ -191,13 +191,13 @@ impl CommunicatorBuilder<'_> {
             .transpose()
     }
 
-    /// As [`prepare`](Self::prepare), for a split.
+    /// Does the same as [`prepare`](Self::prepare), for a split.
     pub(super) fn prepare_split(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
         let (birth, signal) = self.begin();
         self.prepare(makes_id, signal, &birth)
     }
 
-    /// From here on, it is among what is aborted with all communicators of the process; and what else ends it.
+    /// Registers the call, so that aborting all communicators of the process ends it; returns the signal that combines all signals.
     fn begin(&self) -> (Arc<Birth>, AbortSignal) {
         let birth = Birth::begin(self.name, self.rank, &self.timeouts);
         let mut signals = self.abort_signals.clone();
@@ -205,7 +205,7 @@ impl CommunicatorBuilder<'_> {
         (birth, AbortSignal::any(&signals))
     }
 
-    /// Everything this rank can check alone; one rank also makes the token.
+    /// Checks everything that this rank can check alone; one rank also makes the token.
     fn prepare(
         &self,
         makes_id: bool,

@@ -1,4 +1,4 @@
-//! What a communicator is made from.
+//! The settings of a communicator to be made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,15 +46,15 @@ pub struct CommunicatorBuilder<'a> {
     pub(super) abort_signals: Vec<AbortSignal>,
     pub(super) library: Option<Library>,
     pub(super) company: Option<Company>,
-    /// Which ranks of the world its ranks are, where there is no way to others.
+    /// The world ranks of its ranks, without a connection to the other ranks.
     pub(super) members: Option<Arc<[usize]>>,
     pub(super) checks: bool,
 }
 
-/// Where the token comes from with which the ranks meet inside NCCL.
+/// The source of the token with which the ranks meet inside NCCL.
 pub(super) enum Origin<'a> {
     Given(UniqueId),
-    /// Rank 0 of the world makes one, and everybody learns whether everybody is ready.
+    /// Rank 0 of the world makes it, and all ranks learn whether all are ready.
     World(Terms<'a>),
     /// The ranks of another communicator exchange it.
     Split,
@@ -77,7 +77,7 @@ impl<'a> CommunicatorBuilder<'a> {
         }
     }
 
-    /// Of the ranks `members` of `parent`, of which this is number `rank`.
+    /// Returns a builder for the ranks `members` of `parent`, in which this rank is `rank`.
     pub(super) fn of_split(
         name: &'a str,
         rank: usize,
@@ -104,14 +104,14 @@ impl<'a> CommunicatorBuilder<'a> {
         }
     }
 
-    /// Of all ranks of `world`, of which those of `parent` are the first.
+    /// Returns a builder for all ranks of the world of `terms`, in which the ranks of `parent` come first.
     pub(super) fn of_grow(name: &'a str, terms: Terms<'a>, parent: &Communicator) -> Self {
         let inner = &parent.inner;
         Self {
             stream: Some(Arc::clone(&parent.stream)),
             timeouts: inner.timeouts,
             mode: inner.asked_mode,
-            // What serves a world of one rank is of no use for more.
+            // The library for a world of one rank does not support more ranks.
             library: Some(&inner.library)
                 .filter(|library| !local::is(library))
                 .cloned(),
@@ -120,7 +120,7 @@ impl<'a> CommunicatorBuilder<'a> {
         }
     }
 
-    /// For ranks that did not meet in a world: the way to each other.
+    /// Sets the peers, for ranks that did not meet in a world.
     pub(super) fn in_company(mut self, company: Option<Company>) -> Self {
         self.company = company;
         self
@@ -148,10 +148,10 @@ impl<'a> CommunicatorBuilder<'a> {
         }
     }
 
-    /// The stream on which operations are put; it also says which device this rank uses.
+    /// Sets the stream on which operations are put, and with it the device of this rank.
     ///
-    /// Memory that is communicated is best allocated on this stream, too: the order of the stream then
-    /// keeps it alive for nothing.
+    /// Memory for communication is best allocated on this stream, too: stream order then
+    /// keeps it alive without further cost.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -167,7 +167,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// Settings for NCCL.
+    /// Sets NCCL's configuration.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -186,12 +186,12 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How NCCL is called. Unless set, here or for the world (`World::with_launch_mode`), the ranks agree on
-    /// [`LaunchMode::BlockingChild`] where all can do that, and on [`LaunchMode::NonBlocking`] otherwise. Ranks that
-    /// ask for different modes get an error; ranks that come together with a [`UniqueId`](crate::UniqueId) cannot
-    /// agree, and all have to be alike.
+    /// Sets how NCCL is called. Unless set, here or for the world (`World::with_launch_mode`), the ranks agree on
+    /// [`LaunchMode::BlockingChild`] where all support it, and on [`LaunchMode::NonBlocking`] otherwise. Ranks that
+    /// request different modes get an error; ranks that meet with a [`UniqueId`](crate::UniqueId) cannot
+    /// agree, and all have to be configured alike.
     ///
-    /// What is made by a split, a shrink or a grow has the mode of the communicator that it is made from.
+    /// A split, a shrink or a grow takes over the mode of the communicator from which it makes the new one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -213,7 +213,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// The library to use, instead of [`Library::load`]'s.
+    /// Sets the library to use, instead of that of [`Library::load`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -229,7 +229,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long everything may take, in place of the world's [`Timeouts`].
+    /// Sets all time limits, in place of the world's [`Timeouts`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -249,8 +249,8 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long an operation may wait for its turn on its stream, behind work that is not the
-    /// communicator's; ten times [`timeout`](Self::timeout) unless set, which is 300 s.
+    /// Sets how long an operation may wait on its stream behind work that is not the
+    /// communicator's; ten times [`timeout`](Self::timeout) unless set, which is 300 s by default.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -270,13 +270,13 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long an operation may take, once it is called and nothing is in front of it; 30 s unless set.
+    /// Sets how long an operation may take, once it is called and no work is ahead of it; 30 s unless set.
     ///
-    /// That holds whether or not anybody waits for it: an operation whose [`Request`](crate::Request) was
+    /// The limit also holds if the program does not wait: an operation whose [`Request`](crate::Request) was
     /// dropped ends its communicator, on all ranks, at most an eighth of the limit (and at most a quarter
-    /// of a second) after it. Work of others that is in front of it on its stream does not count, see
+    /// of a second) after it. Other work that is ahead of it on its stream does not count, see
     /// [`queue_timeout`](Self::queue_timeout). Operations that are issued within less than 10 ms cannot
-    /// always be told apart from each other, and from what else is put on the stream meanwhile: what a
+    /// always be told apart from each other, and from other work that is put on the stream meanwhile: the work that a
     /// program puts there in one go should not take longer than the limit.
     ///
     /// ```
@@ -297,7 +297,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long [`build`](Self::build) may take; 60 s unless set.
+    /// Sets how long [`build`](Self::build) may take; 60 s unless set.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -317,7 +317,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long the ranks may take to get to the end together; 30 s unless set.
+    /// Sets how long the ranks may take to finalize together; 30 s unless set.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -338,10 +338,10 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long NCCL may take to give an aborted communicator back; 10 s unless set.
+    /// Sets how long NCCL may take to give an aborted communicator back; 10 s unless set.
     ///
-    /// While NCCL is at a call or a launch, it is 4 s at least: as long as NCCL may sleep between two attempts to connect,
-    /// where it does not look whether it is to end.
+    /// While NCCL is inside a call or a launch, the limit is at least 4 s: as long as NCCL may sleep between two attempts to
+    /// connect, during which it does not check the abort flag.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -362,11 +362,11 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// How long the other ranks of an aborted communicator may take to confirm that they aborted it as
+    /// Sets how long the other ranks of an aborted communicator may take to confirm that they aborted it as
     /// well; 3 s unless set.
     ///
-    /// Until then an error that follows from the abort is not handed out, because they may still write
-    /// into memory of this rank. It names those that did not confirm.
+    /// Until then an error that follows from the abort is not handed out, because the other ranks may still write
+    /// into memory of this rank. The error names the ranks that did not confirm.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -386,8 +386,8 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// A signal that ends the communicator, even while it is being made; one of several, if this is
-    /// called more than once.
+    /// Adds a signal that ends the communicator, even while it is being made. Can be called
+    /// more than once.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -406,8 +406,8 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// Does not check first what has to agree between the ranks, even if this is the world's first
-    /// communicator; all ranks have to say so (`World::preflight`).
+    /// Skips the check of what has to agree between the ranks, even if this is the world's first
+    /// communicator; all ranks have to skip it (`World::preflight`).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

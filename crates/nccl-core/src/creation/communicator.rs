@@ -1,4 +1,4 @@
-//! What a program calls to make communicators, alone or from another one.
+//! The public functions that make communicators, alone or from another one.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::peers::AsWorld;
 use crate::unique_id::UniqueId;
 
 impl Communicator {
-    /// Starts to make a communicator of `world_size` ranks, of which this is `rank`.
+    /// Returns a builder for a communicator of `world_size` ranks, in which this is `rank`.
     ///
-    /// `id` was made by one rank with [`UniqueId::new`] and given to all. `World::communicator`
+    /// One rank makes `id` with [`UniqueId::new`] and passes it to all. `World::communicator`
     /// does that by itself.
     ///
     /// ```
@@ -43,10 +43,10 @@ impl Communicator {
         CommunicatorBuilder::with_id(name, id, rank, world_size)
     }
 
-    /// Makes the communicators of a world whose ranks are all in this process, one for each stream.
+    /// Makes the communicators of a world whose ranks are all in this process, one per stream.
     ///
-    /// Rank `i` works on the device of `streams[i]`, and two ranks need two devices. Issue what belongs
-    /// together in one [`group`](crate::group) when one thread drives all of them.
+    /// Rank `i` uses the device of `streams[i]`; two ranks need two devices. If one thread drives all ranks, it has to
+    /// issue operations that belong together in one [`group`](crate::group).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] without a stream; otherwise as [`CommunicatorBuilder::build`], for
@@ -69,7 +69,7 @@ impl Communicator {
         Self::init_all_with(name, streams, |builder| builder)
     }
 
-    /// [`init_all`](Self::init_all), with settings that `set` makes for each rank.
+    /// Does the same as [`init_all`](Self::init_all); `set` configures the builder of each rank.
     ///
     /// # Errors
     /// As [`init_all`](Self::init_all).
@@ -97,10 +97,10 @@ impl Communicator {
 
     /// Takes over a communicator that was made elsewhere, for instance by another binding.
     ///
-    /// It is finalized or aborted like one that was made here. Its rank and number of ranks are asked of
-    /// NCCL; whether it blocks, NCCL does not tell. It has to have been made with `blocking = 0`; for
-    /// others there is [`from_raw_blocking`](Self::from_raw_blocking). Its ranks do not tell each other
-    /// what ends it.
+    /// It is finalized or aborted like a communicator of this crate. Its rank and number of ranks are queried from
+    /// NCCL; NCCL does not tell whether it blocks. It must have been made with `blocking = 0`; for
+    /// other communicators use [`from_raw_blocking`](Self::from_raw_blocking). Its ranks do not tell each other
+    /// of faults.
     ///
     /// # Safety
     /// `raw` is a communicator of `library` that is ready, was made with `blocking = 0`, on the device of
@@ -108,8 +108,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a null pointer or a stream of another device, [`ErrorKind::Nccl`]
-    /// when NCCL refuses to tell about it, [`ErrorKind::TimedOut`] when it does not come back within 30 s;
-    /// it is left as it was then.
+    /// when NCCL refuses the queries, [`ErrorKind::TimedOut`] when a query does not return within 30 s;
+    /// the communicator is left unchanged then.
     ///
     /// Wraps `ncclCommUserRank`, `ncclCommCount` and `ncclCommCuDevice`.
     ///
@@ -129,14 +129,14 @@ impl Communicator {
         name: &str,
         stream: &Arc<CudaStream>,
     ) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { raw::take_over(library, raw, name, stream, false) }
     }
 
-    /// As [`from_raw`](Self::from_raw), for a communicator that blocks (`blocking = 1`, NCCL's default).
+    /// Does the same as [`from_raw`](Self::from_raw), for a communicator that blocks (`blocking = 1`, NCCL's default).
     ///
-    /// Its calls cannot be given a deadline: one that waits for ever is not ended by an abort, which is
-    /// then reported as leaked, because NCCL would free the communicator under the thread inside. It cannot
+    /// Its calls cannot be given a deadline: an abort does not end a call that waits for ever, because NCCL would
+    /// free the communicator under the thread inside; the communicator is then reported as leaked. It cannot
     /// be in one [`group`](crate::group) with communicators that do not block.
     ///
     /// # Safety
@@ -163,14 +163,14 @@ impl Communicator {
         name: &str,
         stream: &Arc<CudaStream>,
     ) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { raw::take_over(library, raw, name, stream, true) }
     }
 
-    /// NCCL's pointer; `None` once the communicator has ended, or its end has begun. Never waits.
+    /// Returns NCCL's pointer; `None` once the communicator has ended, or its end has begun. Never waits.
     ///
     /// NCCL serves one call on a communicator at a time: a call on the pointer must not overlap with an
-    /// operation of this crate on any thread, and must not free it.
+    /// operation of this crate on any thread, and must not free the communicator.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -188,14 +188,14 @@ impl Communicator {
         raw::pointer(self)
     }
 
-    /// Makes a communicator of the ranks that give the same `color`; `None` takes no part in any.
+    /// Makes a communicator of the ranks that pass the same `color`; a rank that passes `None` is in none.
     ///
-    /// The new ranks are in the order of `key`, and of the old ranks where keys are equal. All ranks have
+    /// The new ranks are ordered by `key`, and by old rank where keys are equal. All ranks have
     /// to call it. The new communicator has this one's stream, limits and launch mode.
     ///
     /// # Errors
-    /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks that would need it say
-    /// so and which. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not call it.
+    /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks of its colour report
+    /// which one. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not call it.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -213,7 +213,7 @@ impl Communicator {
         self.split_with(name, color, key, |builder| builder)
     }
 
-    /// [`split`](Self::split), with settings that `set` makes for the new communicator.
+    /// Does the same as [`split`](Self::split); `set` configures the builder of the new communicator.
     ///
     /// # Errors
     /// As [`split`](Self::split).
@@ -240,21 +240,21 @@ impl Communicator {
         split::split(self, name, color, key, set)
     }
 
-    /// Makes a communicator of all ranks of `world`, of which the ranks of this one are the first.
+    /// Makes a communicator of all ranks of `world`, in which the ranks of this one come first.
     ///
     /// Every rank of this communicator calls it, and every other rank of `world`
     /// [builds](CommunicatorBuilder::build) a communicator of the same name. The ranks of this one keep their
     /// numbers; the new one has its stream, limits and launch mode.
     ///
-    /// `world` is the epoch into which new processes have come (`World::next_epoch_keeping` keeps this
-    /// communicator until then), or the one that this communicator has only a part of.
+    /// `world` is either the epoch that new processes have joined (`World::next_epoch_keeping` keeps this
+    /// communicator until then), or a world of which this communicator has only some ranks.
     ///
-    /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is; drop
-    /// it when it is not needed any more. When NCCL fails on the way, it is aborted, on all its ranks.
+    /// No operation may be under way on this communicator: wait for them first. It stays unchanged; drop
+    /// it when it is not needed any more. If NCCL fails during the grow, it is aborted, on all its ranks.
     ///
     /// # Errors
-    /// As [`CommunicatorBuilder::build`], within this communicator's init limit ([`Timeouts::init`]). Where
-    /// `ncclCommGrow` is not possible, that is no error: a new communicator is made, and [`Grown::way`] says
+    /// As [`CommunicatorBuilder::build`], within this communicator's init limit ([`Timeouts::init`]). An impossible
+    /// `ncclCommGrow` is no error: a new communicator is made instead, and [`Grown::way`] says
     /// why.
     ///
     /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
@@ -289,20 +289,20 @@ impl Communicator {
         grow::grow(self, world.terms(), name)
     }
 
-    /// Makes a communicator without the ranks `without`, and without those that are gone.
+    /// Makes a communicator without the ranks `without`, and without ranks that are gone.
     ///
-    /// All ranks that are left have to call it with the same ranks; those that are left out do not, and drop
-    /// or abort this communicator. The new ranks are in the order of the old ones. It has this one's stream
+    /// All remaining ranks have to call it with the same `without`; the ranks in `without` do not call it, and drop
+    /// or abort this communicator. The new ranks keep the old order. The new communicator has this one's stream
     /// and limits.
     ///
-    /// Nothing may be under way on this communicator: wait for its operations first. It stays as it is. Also
-    /// when it has ended, because a rank died: then the ranks that live make a new one. Where NCCL refuses on any rank, because
-    /// it has noticed that a peer is gone, all ranks abort this communicator and make a new one.
+    /// No operation may be under way on this communicator: wait for them first. It stays unchanged. A shrink is also possible
+    /// after a rank's death has ended this communicator: then the remaining ranks make a new one. If NCCL refuses on any rank,
+    /// because it has noticed that a peer is gone, all ranks abort this communicator and make a new one.
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`]. [`ErrorKind::Rendezvous`] names ranks that did not come within the
-    /// init limit, or came with other ranks to leave out; [`ErrorKind::InvalidConfig`] for a communicator
-    /// whose ranks did not meet in a `World`, and on a rank that is to be left out.
+    /// init limit, or that passed another `without`; [`ErrorKind::InvalidConfig`] for a communicator
+    /// whose ranks did not meet in a `World`, and on a rank in `without`.
     ///
     /// Wraps `ncclCommShrink` where that is possible ([`Shrunk::way`]).
     ///
@@ -321,8 +321,8 @@ impl Communicator {
         shrink::shrink(self, name, without, false)
     }
 
-    /// As [`shrink`](Self::shrink), when operations may be under way that will not end: they end now, and so
-    /// does this communicator, on all ranks, those that are left out included.
+    /// Does the same as [`shrink`](Self::shrink), but ends operations that are under way, and with them
+    /// this communicator, on all ranks, including those in `without`.
     ///
     /// # Errors
     /// As [`shrink`](Self::shrink).

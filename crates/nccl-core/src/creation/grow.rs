@@ -1,22 +1,22 @@
-//! A communicator with more ranks: those that are in it keep their numbers, and those that are new come behind.
+//! Adds ranks to a communicator: its ranks keep their numbers, and the new ranks follow.
 //!
-//! The ranks that have a communicator bring it ([`Communicator::grow`]); those that are new just build one of the
-//! same name. They meet in one round of their world (`meeting.rs`), and agree on one of two ways:
+//! The ranks of the communicator bring it ([`Communicator::grow`]); the new ranks just build one of the
+//! same name. All meet in one round of their world (`meeting.rs`), and agree on one of two ways:
 //!
 //! ```text
 //! all have ncclCommGrow, the first ranks all bring the same one, and it lives ──▶ ncclCommGrow
 //! otherwise                                                                   ──▶ a new communicator
 //! ```
 //!
-//! Where calls block, the child that carries the data grows into the idle parent of the new communicator, and not the old
-//! idle parent: what NCCL grows from a communicator that was split with shared resources uses the proxy of that one, which
-//! takes no connection of those that are new (`initTransportsRank`, init.cc; `nccl-emulator/tests/real_modes.rs`).
+//! Where calls block, the child that carries the data grows into the idle parent of the new communicator, instead of the old
+//! idle parent: a communicator that NCCL grows from one that was split with shared resources uses the proxy of that one, which
+//! accepts no connection from new ranks (`initTransportsRank`, init.cc; `nccl-emulator/tests/real_modes.rs`).
 //!
-//! NCCL has the first rank open a door for those that come, and tells the last one by way of the old
-//! communicator, in whose lock each rank stays until the new one is ready: what is exchanged there must not be
-//! mixed with anything else. When it comes to nothing, the old one cannot be relied upon, and is aborted. Before
-//! that the new one is: a thread of NCCL's that makes it uses the old one as long as it runs, and where that
-//! thread does not end, nothing touches either of them any more.
+//! In NCCL the first rank opens a listener for the new ranks, and tells the last old rank through the old
+//! communicator. Each rank holds the lock of the old communicator until the new one is ready: no other exchange may
+//! interfere. If the grow fails, the old communicator is unreliable, and is aborted. The new one is aborted before
+//! that: the NCCL thread that makes it uses the old one as long as it runs; if that
+//! thread does not end, neither communicator is touched any more.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -44,7 +44,7 @@ use crate::state::{Left, State};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
-/// What [`Communicator::grow`] has made, and how.
+/// The result of [`Communicator::grow`].
 ///
 /// ```
 /// # fn example(grown: nccl::Grown) {
@@ -54,13 +54,13 @@ use crate::unique_id::UniqueId;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Grown {
-    /// Of all ranks of the world.
+    /// The communicator of all ranks of the world.
     pub communicator: Communicator,
-    /// How it was made; the same on all of them.
+    /// How it was made; the same on all ranks.
     pub way: GrowWay,
 }
 
-/// How a communicator was made that was to grow.
+/// How [`Communicator::grow`] made its communicator.
 ///
 /// ```
 /// # fn example(way: &nccl::GrowWay) {
@@ -77,7 +77,7 @@ pub enum GrowWay {
     /// As a new communicator, from a token of its own.
     #[non_exhaustive]
     Anew {
-        /// Why NCCL's own way was not possible.
+        /// Why `ncclCommGrow` was not possible.
         why: String,
     },
 }
@@ -91,18 +91,18 @@ impl fmt::Display for GrowWay {
     }
 }
 
-/// Makes a communicator of all ranks of the world of `terms`, of which the ranks of this one are the first.
+/// Makes a communicator of all ranks of the world of `terms`, in which the ranks of `comm` come first.
 pub(super) fn grow(comm: &Communicator, terms: Terms<'_>, name: &str) -> Result<Grown> {
     let world = Arc::clone(&terms.peers);
     let builder = CommunicatorBuilder::of_grow(name, terms, comm);
     let (communicator, way) = builder.build_from(Some(comm))?;
-    // There is one wherever a rank brings a communicator.
+    // There is a way whenever a rank brings a communicator.
     let way = way.unwrap_or(GrowWay::Native);
     tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, rank = world.rank(), world_rank = world.rank(), launcher_rank = communicator.inner.roster().launcher_rank(world.rank()), world_ranks = communicator.inner.roster().world_ranks(), %way, nranks = world.size(), "a communicator has grown");
     Ok(Grown { communicator, way })
 }
 
-/// Why this rank cannot go NCCL's own way, with the communicator that it brings, if it does.
+/// Returns why this rank cannot use `ncclCommGrow`, with the communicator that it brings, if any.
 pub(super) fn cannot_grow(
     prepared: &Prepared,
     parent: Option<&Communicator>,
@@ -149,7 +149,7 @@ pub(super) fn cannot_grow(
     None
 }
 
-/// What all say together comes to; `None` if no rank brings one that is to grow.
+/// Returns the way on which the messages of all ranks agree; `None` if no rank brings a communicator to grow.
 pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
     said.iter().find(|said| said.parent.is_some())?;
     let anew = |rank: usize, why: &str| {
@@ -177,14 +177,14 @@ pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
     Some(GrowWay::Native)
 }
 
-/// A communicator that grows, which nobody else calls meanwhile.
+/// A communicator that grows; its lock is held, so that no other call uses it.
 pub(super) struct Growing<'p> {
     parent: &'p Arc<Inner>,
     guard: Guard<'p>,
     raw: RawComm,
-    /// A call on it has not come back.
+    /// Whether a call on it has not returned.
     lost: Cell<bool>,
-    /// Its abort has begun here, and is to be carried out.
+    /// Whether this object began its abort, and has to carry it out.
     ends: Cell<bool>,
 }
 
@@ -206,7 +206,7 @@ impl<'p> Growing<'p> {
         })
     }
 
-    /// The token for those that come; on rank 0.
+    /// Makes the token for the new ranks; on rank 0.
     pub(super) fn token(&self, limit: Duration, signal: &AbortSignal) -> Result<UniqueId> {
         let library = self.parent.library.clone();
         let get = library.function(sys::Api::ncclCommGetUniqueId)?;
@@ -218,7 +218,7 @@ impl<'p> Growing<'p> {
                 driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let raw = raw;
                 let mut token = UniqueId::from_bytes([0; UniqueId::LEN]).raw();
-                // SAFETY: the communicator's lock is held until this call is back, or for ever, so nobody
+                // SAFETY: the communicator's lock is held until this call returns, or for ever, so no other thread
                 // frees it or calls it; `token` is valid for the call.
                 let code = unsafe { get(raw.as_ptr(), &mut token) };
                 ffi::check(&library, TOKEN, code)?;
@@ -232,14 +232,14 @@ impl<'p> Growing<'p> {
         })?
     }
 
-    /// It comes to nothing because of this rank: the others are told before they hear of what follows.
+    /// Announces that the grow fails because of this rank, before the other ranks notice the consequences.
     pub(super) fn tell(&self, error: &Error) {
         if self.parent.begin_abort(Why::from(error)) {
             self.ends.set(true);
         }
     }
 
-    /// It has come to nothing; `freed` says whether NCCL has let go of what it had begun to make.
+    /// Ends the parent of a failed grow; `freed` says whether NCCL has freed the unfinished communicator.
     pub(super) fn fail(self, error: &Error, freed: bool) {
         self.tell(error);
         let Self {
@@ -257,7 +257,7 @@ impl<'p> Growing<'p> {
             };
             return;
         }
-        // A thread of NCCL's uses it: whoever waits for the lock in order to free it gives up at its limit.
+        // An NCCL thread still uses it: a thread that waits for the lock to free it gives up at its limit.
         std::mem::forget(guard);
         if ends.get() {
             parent.carry_out_in_background();
@@ -265,8 +265,8 @@ impl<'p> Growing<'p> {
     }
 }
 
-/// As `interrupted`, a while later: a call that is given up takes the old communicator with it, and most are back
-/// in no time.
+/// Returns true a while after `interrupted` does: giving up a call also gives up the old communicator, and most calls
+/// return at once.
 fn patiently(interrupted: impl Fn() -> bool) -> impl Fn() -> bool {
     const WHILE: Duration = Duration::from_secs(1);
     let since: Cell<Option<Instant>> = Cell::new(None);
@@ -278,7 +278,7 @@ fn patiently(interrupted: impl Fn() -> bool) -> impl Fn() -> bool {
     }
 }
 
-/// Makes it, NCCL's own way; with the communicator that grows, unless this rank is new.
+/// Makes the communicator by `ncclCommGrow`; `growing` is the communicator that grows, unless this rank is new.
 pub(super) fn join(
     prepared: Prepared,
     growing: Option<Growing<'_>>,
@@ -303,15 +303,15 @@ pub(super) fn join(
             }
         }
     })?;
-    // SAFETY: it is ready: NCCL writes there no more.
+    // SAFETY: the communicator is ready, so that NCCL does not write there any more.
     unsafe { Arc::decrement_strong_count(Arc::as_ptr(&made)) };
     Ok(grown)
 }
 
-/// The call, on a thread that can be given up: on the first and the last rank of the old communicator it waits.
+/// Returns the call, on a thread that can be given up: on the first and the last rank of the old communicator it waits.
 fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
     let made = Arc::clone(made);
-    // NCCL writes there until the new one is ready or freed. One that never is keeps these bytes.
+    // NCCL writes there until the new communicator is ready or freed. If that never happens, the memory is leaked.
     std::mem::forget(Arc::clone(&made));
     Box::new(move |inner, config, patience| {
         let Inner {
@@ -323,7 +323,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
         let nothing = |error| (Left::Nothing, error);
         let grow = library.function(sys::Api::ncclCommGrow).map_err(nothing)?;
         let world_size = as_int(*world_size).map_err(nothing)?;
-        // Of the old ranks only the one that made the token gives it; NCCL tells the others.
+        // Of the old ranks only rank 0, which made the token, passes it; NCCL tells the others.
         let (token, rank) = match (parent, as_int(*rank).map_err(nothing)?) {
             (Some(_), 0) => (Some(id.raw()), -1),
             (Some(_), _) => (None, -1),
@@ -347,7 +347,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
                 let token = token.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
                 // SAFETY: the parent is null, or its lock is held until the new communicator is ready or
                 // freed; token and config are valid for the call, and the strings of the config are never
-                // freed; the place stays valid for as long as NCCL writes to it.
+                // freed; `made` stays valid for as long as NCCL writes to it.
                 let code =
                     unsafe { grow(parent, world_size, token, rank, made.place(), &mut config.0) };
                 match (ffi::check(&theirs, CALL, code), made.take()) {

@@ -1,4 +1,4 @@
-//! The first handle of a communicator that was made, for the program.
+//! The first handle of a new communicator, for the program.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use crate::communicator::{Communicator, Inner};
 use crate::forked::Resident;
 use crate::supervision::sentinel;
 
-/// The handle of one that was just made, which somebody looks after from now on.
+/// Returns the first handle of a new communicator, which the sentinel watches from now on.
 pub(super) fn handed_out(inner: Arc<Inner>) -> Communicator {
-    // Its threads run, so that it cannot fail, but for one that was made elsewhere or by a split.
+    // Fails only for a communicator that was made elsewhere; for others the monitor runs already.
     if let Err(error) = sentinel::watch(&inner) {
         tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
     }

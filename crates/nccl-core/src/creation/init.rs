@@ -1,7 +1,7 @@
-//! The making of a communicator: one call, then polls until every rank is there or a deadline passes.
+//! Makes a communicator: one call, then polls until every rank is there or a deadline passes.
 //!
-//! It is [`Inner`] from before NCCL is asked, so that whatever ends communicators ends this one as well. Until
-//! it is ready, the thread that makes it has NCCL's pointer, and frees it when it comes to nothing.
+//! Its [`Inner`] exists from before NCCL is called, so that whatever ends communicators ends this one as well. Until
+//! it is ready, the thread that makes it has NCCL's pointer, and frees it if the creation fails.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
@@ -38,7 +38,7 @@ use crate::unique_id::UniqueId;
 use nccl_base::fault::Roster;
 use nccl_base::launch_mode::{IDLE_PARENT, LaunchMode};
 
-/// Everything that is known before NCCL is asked.
+/// The inputs that are known before NCCL is called.
 pub(super) struct Plan<'a> {
     pub(super) library: Library,
     pub(super) name: &'a str,
@@ -49,23 +49,23 @@ pub(super) struct Plan<'a> {
     pub(super) wish: Wish,
     pub(super) timeouts: Timeouts,
     pub(super) abort_signal: AbortSignal,
-    /// The way to the other ranks, and which of its ranks they are.
+    /// The peers, and the world ranks of its ranks.
     pub(super) company: Option<Company>,
-    /// The same, where there is no way.
+    /// The world ranks of its ranks, without a connection to the other ranks.
     pub(super) members: Option<Arc<[usize]>>,
-    /// The call that makes it.
+    /// The record of the call that makes it.
     pub(super) birth: Arc<Birth>,
 }
 
-/// The way to the other ranks of a communicator, and which of its ranks they are, in order.
+/// The peers of a communicator, and the world ranks of its ranks, in order.
 pub(super) type Company = (Arc<dyn Peers>, Arc<[usize]>);
 
-/// Which ranks of the world, and of its launcher, these are.
+/// Returns the world and launcher ranks of these ranks.
 pub(super) fn roster_of(company: Option<&Company>) -> Roster {
     company.map_or_else(Roster::default, |(peers, members)| peers.roster(members))
 }
 
-/// What passed the checks of this rank alone.
+/// A communicator that passed the checks of this rank alone.
 pub(super) struct Prepared {
     library: Library,
     name: Arc<str>,
@@ -76,9 +76,9 @@ pub(super) struct Prepared {
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
     wish: Wish,
-    /// Of the communicator that it is made from.
+    /// The mode of the communicator that it is made from.
     inherited: Option<LaunchMode>,
-    /// Why not `BlockingChild`, where no mode was asked for.
+    /// The obstacle to `BlockingChild`, if no mode was requested.
     obstacle: Option<Obstacle>,
     mode: LaunchMode,
     configs: AnyConfigs,
@@ -87,24 +87,24 @@ pub(super) struct Prepared {
     own_stream: Arc<CudaStream>,
     company: Option<Company>,
     birth: Arc<Birth>,
-    /// What begins to make it, if it is not a call of its own.
+    /// The function that begins to make it, unless that is `ncclCommInitRankConfig`.
     begin: Option<Begin>,
-    /// For the recorder: the rank of a world that makes it, and who its ranks are there.
+    /// For the recorder: the rank of the world that makes it, and the world ranks of its ranks.
     home: Option<Arc<Home>>,
     members: Option<Arc<[usize]>>,
     roster: Arc<Roster>,
 }
 
-/// Begins to make a communicator, which need not be ready when it comes back.
+/// Begins to make a communicator, which need not be ready on return.
 pub(super) type Begin = Box<
     dyn FnOnce(&Inner, &sys::ncclConfig_t, Patience<'_>) -> Result<Begun, (Left<RawComm>, Error)>,
 >;
 
-/// What a call has begun to make, and whether it failed all the same.
+/// The communicator that a call has begun to make, and whether the call failed all the same.
 pub(super) type Begun = (RawComm, Result<()>);
 
 impl Plan<'_> {
-    /// Everything that can be found wrong without the other ranks.
+    /// Checks everything that this rank can check without the other ranks.
     pub(super) fn prepare(self) -> Result<Prepared> {
         check_ranks(self.rank, self.world_size)?;
         let context = Arc::clone(self.stream.context());
@@ -144,7 +144,7 @@ impl Plan<'_> {
             is_zero_cta: self.config.is_zero_cta(),
             join,
             own_stream,
-            // Alone, there is nobody to tell.
+            // A single rank has no peers to tell.
             company: self.company.filter(|_| self.world_size > 1),
             birth: self.birth,
             begin: None,
@@ -152,8 +152,8 @@ impl Plan<'_> {
     }
 }
 
-/// Of the communicator's own, beside a `stream` that may carry its operations; within `limit`, because a device
-/// may be wedged before it is first used here.
+/// Makes the communicator's own stream and event, beside a `stream` that may carry its operations; within `limit`, because
+/// a device may be wedged before its first use here.
 fn stream_and_event(
     what: &'static str,
     stream: &Arc<CudaStream>,
@@ -178,7 +178,7 @@ fn stream_and_event(
 }
 
 impl Prepared {
-    /// The same, to be made by another call: the token only names it then.
+    /// Lets `begin` make it instead of `ncclCommInitRankConfig`; the token then only identifies it.
     pub(super) fn begun_by(mut self, begin: Begin) -> Self {
         self.begin = Some(begin);
         self
@@ -196,25 +196,25 @@ impl Prepared {
         }
     }
 
-    /// Made from a communicator in `mode`, on which its ranks have agreed: unless another one is asked for, in the same.
+    /// Inherits the mode of the communicator it is made from, unless the program requested another one.
     pub(super) fn inherits(mut self, mode: Option<LaunchMode>) -> Self {
         self.inherited = mode;
         self.mode = self.wish().alone();
         self
     }
 
-    /// What stands against `BlockingChild` here.
+    /// Returns the obstacle to `BlockingChild` on this rank.
     pub(super) fn obstacle(&self) -> Option<&Obstacle> {
         self.obstacle.as_ref()
     }
 
-    /// To be made in `mode`, which this rank's wish admits.
+    /// Sets the mode in which it is made, which this rank's wish admits.
     pub(super) fn in_mode(mut self, mode: LaunchMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// To be made without an agreement of the ranks on the mode.
+    /// Logs the obstacle, if any, for a communicator whose mode is not agreed between the ranks.
     pub(super) fn alone(self) -> Self {
         if let Some(obstacle) = &self.obstacle {
             launch_mode::not_by_default(
@@ -230,7 +230,7 @@ impl Prepared {
         &self.library
     }
 
-    /// Joins the other ranks, until `deadline`, or until there is no use in it any more.
+    /// Joins the other ranks, until `deadline`, or until `is_void`.
     pub(super) fn join(
         self,
         id: &UniqueId,
@@ -240,8 +240,8 @@ impl Prepared {
         self.join_or(id, deadline, is_void, |_, _| ())
     }
 
-    /// As [`join`](Self::join); `failing` is told when that comes to nothing: once because of this rank, if it is,
-    /// before what NCCL had begun to make is freed, and once afterwards, with whether it was.
+    /// Does the same as [`join`](Self::join). On failure, calls `failing` with `None` before the unfinished communicator is
+    /// freed, if this rank caused the failure; and afterwards with whether it was freed.
     pub(super) fn join_or(
         mut self,
         id: &UniqueId,
@@ -256,9 +256,9 @@ impl Prepared {
         let begin = self.begin.take();
         let blocks = self.mode == LaunchMode::BlockingChild;
         let inner = self.into_inner(Some(id), blocks);
-        // What happens to the others meanwhile ends this, too.
+        // From here on, faults of the other ranks end this communicator.
         inner.come_under_protection();
-        // Before NCCL is asked, so that no operation is issued that nobody watches over.
+        // Before NCCL is called, so that no operation is issued without supervision.
         let watched = watchdog::ensure()
             .and_then(|()| sentinel::watch(&inner))
             .and_then(|()| inner.is_guarded());
@@ -268,12 +268,12 @@ impl Prepared {
         };
         let (left, error) = match joined {
             Ok(raw) if inner.phase.made(&inner, raw) => return Ok(inner),
-            // At the last moment.
+            // An abort came at the last moment.
             Ok(raw) => (Left::Here(raw), inner.out_of_use()),
             Err(failed) => failed,
         };
         let error = match error.kind() {
-            // The others are told what it was.
+            // The other ranks are told this reason.
             ErrorKind::Aborted { reason } if inner.abort_signal.is_aborted() => {
                 let reason = format!("its abort signal was given, and {reason}");
                 Error::new(ErrorKind::Aborted { reason })
@@ -283,7 +283,7 @@ impl Prepared {
         Err(inner.not_made(left, birth.explain(error), started, failing))
     }
 
-    /// The communicator around a pointer that is ready.
+    /// Returns the communicator around a pointer that is ready.
     pub(super) fn adopt(self, raw: RawComm, blocks: bool) -> Arc<Inner> {
         let inner = self.into_inner(None, blocks);
         if let Err(error) = inner.is_guarded() {
@@ -297,7 +297,7 @@ impl Prepared {
         inner
     }
 
-    /// The communicator before NCCL is asked; with the token that its ranks have in common.
+    /// Returns the communicator before NCCL is called; `id` is the token that its ranks share.
     fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
         let phase = Arc::new(Phase::new());
         let switch = (self.mode == LaunchMode::BlockingChild).then(|| {
@@ -377,8 +377,8 @@ impl Prepared {
 }
 
 impl Inner {
-    /// Sees to it that somebody ends its calls that block. Once it is among those that are guarded: the monitor ends when there is
-    /// none, and the ranks may have taken their time to come here.
+    /// Starts the monitor that ends blocking calls, unless it runs. Called after the switch is in the guard's list: the monitor
+    /// ends when the list is empty, and the ranks may have taken a long time until here.
     fn is_guarded(&self) -> Result<()> {
         match self.switch {
             Some(_) => guard::ensure(),
@@ -386,7 +386,7 @@ impl Inner {
         }
     }
 
-    /// A failure comes with what it leaves behind.
+    /// Makes the communicator in NCCL. An error comes with the remains to be freed.
     fn join_nccl(
         &self,
         id: &UniqueId,
@@ -416,7 +416,7 @@ impl Inner {
             let settled = settle_apart(library, raw, switch, call, deadline, &interrupted);
             settled.map_err(|unsettled| {
                 let left = match unsettled {
-                    // A thread is inside a call on it, and frees it if it ever comes out.
+                    // A thread is inside a call on it, and frees it if the call ever returns.
                     Unsettled::Lost => Left::Lost,
                     _ => Left::Here(raw),
                 };
@@ -428,7 +428,7 @@ impl Inner {
             })
         };
         settled(CALL)?;
-        // What was ended before NCCL was asked, or meanwhile, is no success that came a moment later.
+        // A communicator that was ended meanwhile is no success, even if NCCL has completed it.
         if interrupted() {
             let limit = self.timeouts.init;
             return Err(here(
@@ -446,7 +446,7 @@ impl Inner {
         Ok(child)
     }
 
-    /// The end of one that did not come up, and the error to hand out.
+    /// Ends a communicator whose creation failed; returns the error to hand out.
     fn not_made(
         self: &Arc<Self>,
         left: Left<RawComm>,
@@ -475,7 +475,7 @@ impl Inner {
             Some((board, fault)) => {
                 error.because_of(fault, board.is_own(fault), board.conclusion())
             }
-            // Whoever ended it knows why.
+            // The end's own reason is more precise than this error.
             None if !ours => self.out_of_use().during(describe),
             None => error,
         };
@@ -483,7 +483,7 @@ impl Inner {
         error
     }
 
-    /// Frees what NCCL had built, on a thread that can be given up.
+    /// Frees the remains of a failed creation, on a thread that can be given up.
     fn end_unmade(self: &Arc<Self>, left: Left<RawComm>) -> bool {
         if !matches!(left, Left::Here(_)) {
             return self.phase.unmade(self, left);
@@ -496,29 +496,29 @@ impl Inner {
     }
 }
 
-/// The configuration of the communicator that the ranks meet in, and of its child that carries the data, if
-/// there is one. Everything but the arrangement is the same in both: a child has no more channels than its
-/// parent.
+/// The configurations of the communicator in which the ranks meet, and of the child that carries the data, if
+/// there is one. Both differ only in `blocking`, `splitShare` and the name: a child has no more channels than
+/// its parent.
 #[derive(Clone, Copy)]
 struct Configs {
     own: sys::ncclConfig_t,
     child: Option<sys::ncclConfig_t>,
 }
 
-/// The configurations that a communicator can be made from.
+/// The configurations for all modes that are possible.
 struct AnyConfigs {
     plain: sys::ncclConfig_t,
-    /// Of an idle parent, where the mode may need one.
+    /// For an idle parent, where the mode may need one.
     parent: Option<sys::ncclConfig_t>,
 }
 
 impl AnyConfigs {
-    /// For `mode`, and for `NonBlocking`, on which ranks that were asked for none may agree.
+    /// Returns the configurations for `mode`, and for `NonBlocking`, on which ranks without a requested mode may agree.
     fn new(config: &Config, mode: LaunchMode, library: &Library, name: &str) -> Result<Self> {
         let plain = config.to_raw(library, name)?;
         let parent = match mode {
             LaunchMode::BlockingChild => {
-                // NCCL's messages are to tell the two apart.
+                // Lets NCCL's messages tell the two apart.
                 let mut parent = config.to_raw(library, &format!("{name}{IDLE_PARENT}"))?;
                 parent.splitShare = 1;
                 Some(parent)

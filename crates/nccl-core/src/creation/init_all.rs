@@ -1,4 +1,4 @@
-//! The communicators of all ranks, when one process drives all GPUs.
+//! Makes the communicators of all ranks, when one process drives all GPUs.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::peers;
 use crate::threads;
 use crate::unique_id::UniqueId;
 
-/// Makes the communicators of a world whose ranks are all in this process, one for each stream, with settings that `set`
-/// makes for each rank.
+/// Makes the communicators of a world whose ranks are all in this process, one per stream; `set` configures the builder of
+/// each rank.
 pub(super) fn init_all(
     name: &str,
     streams: &[Arc<CudaStream>],
@@ -27,10 +27,10 @@ pub(super) fn init_all(
         }));
     }
     let id = UniqueId::new(&Library::load()?)?;
-    // So that what ends one of them ends all.
+    // With peers, the fault of one communicator ends all.
     let everybody: Arc<[usize]> = (0..streams.len()).collect();
     let mut peers = peers::of_threads(streams.len()).map(Vec::into_iter);
-    // A rank that fails would let the others wait for it.
+    // The other ranks would wait for a rank that failed.
     let failed = AbortSignal::new();
     let made: Vec<Result<Communicator>> = std::thread::scope(|scope| {
         let ranks: Vec<_> = streams
@@ -69,7 +69,7 @@ pub(super) fn init_all(
             Err(error) => errors.push(error),
         }
     }
-    // The one that failed first is not one that was told to give up.
+    // The rank that failed first has its own error; the others were told to give up.
     let told = |error: &Error| error.is_told() || matches!(error.kind(), ErrorKind::Aborted { .. });
     errors.sort_by_key(told);
     match errors.into_iter().next() {
@@ -84,7 +84,7 @@ pub(super) fn init_all(
     }
 }
 
-/// Tells the other ranks to give up when this one panics, as the user's settings may.
+/// Tells the other ranks to give up when this one panics, which may happen in the program's `set`.
 struct AbortOnPanic<'a>(&'a AbortSignal);
 
 impl Drop for AbortOnPanic<'_> {
@@ -132,7 +132,7 @@ mod tests {
             "{:?}",
             begun.elapsed()
         );
-        // With threads, they are made.
+        // With enough threads, they are made.
         let comms = Communicator::init_all("enough", &streams).unwrap();
         assert_eq!(comms.len(), 2);
         for comm in comms {

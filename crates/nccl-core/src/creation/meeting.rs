@@ -1,7 +1,7 @@
-//! The ranks of a world tell each other whether they can take part in a communicator, and get the token with
-//! which they meet inside NCCL.
+//! The meeting of the ranks of a world, in which they tell each other whether they can take part in a communicator, and
+//! get the token with which they meet inside NCCL.
 //!
-//! So a rank that cannot is the reason on every rank, at once, instead of a wait for it.
+//! So a rank that cannot take part fails the creation on every rank at once; no rank waits for it.
 //!
 //! ```text
 //! all say whether they can ──▶ rank 0 brought no communicator: its token came with that ──▶ a new one
@@ -24,28 +24,28 @@ use crate::peers::{Peers, Unmade};
 use crate::unique_id::UniqueId;
 use nccl_base::launch_mode::LaunchMode;
 
-/// What one rank brings to it.
+/// The input of one rank.
 pub(super) struct Meeting<'m> {
     pub(super) peers: &'m dyn Peers,
     pub(super) name: &'m str,
-    /// The communicator that is to grow; none on a rank that is new, or of a communicator that is.
+    /// The communicator to grow; `None` on a new rank, or if there is no communicator to grow.
     pub(super) parent: Option<&'m Communicator>,
     pub(super) deadline: Instant,
     pub(super) signal: &'m AbortSignal,
 }
 
-/// What came of it.
+/// The result of a meeting.
 pub(super) struct Agreed<'m> {
     pub(super) prepared: Prepared,
     pub(super) id: UniqueId,
     /// How it is made; `None` if there is no communicator to grow.
     pub(super) way: Option<GrowWay>,
-    /// The communicator that grows, on a rank that has it.
+    /// The communicator that grows, on its ranks.
     pub(super) growing: Option<Growing<'m>>,
 }
 
 impl<'m> Meeting<'m> {
-    /// With the token, if this is rank 0 of a communicator that does not grow.
+    /// Meets the other ranks; `prepared` has the token on rank 0 of a communicator that does not grow.
     pub(super) fn agree(
         self,
         prepared: Result<(Prepared, Option<UniqueId>)>,
@@ -67,7 +67,7 @@ impl<'m> Meeting<'m> {
         };
         let topic = format!("communicator/{name}");
         let answers = self.round(&topic, &own.encode());
-        // What is wrong here is the better answer on this rank.
+        // On the rank that failed, its own error is the better answer.
         let (prepared, said) = match prepared {
             Ok((prepared, _)) => (prepared, self.all_can(&topic, answers, None)?),
             Err(own) => return Err(self.none_can(&topic, answers, own)),
@@ -105,7 +105,7 @@ impl<'m> Meeting<'m> {
         })
     }
 
-    /// The token, of which only now is known what it has to be.
+    /// Exchanges the token in a second round, because its kind depends on the first.
     fn second_round(
         &self,
         topic: &str,
@@ -119,7 +119,7 @@ impl<'m> Meeting<'m> {
             }
             _ => Ok(None),
         };
-        // So that there is time left to tell the others why there is none.
+        // Leaves time to tell the others why there is no token.
         let limit = self.deadline.saturating_duration_since(Instant::now()) / 2;
         let makes_id = peers.rank() == 0;
         let token = match (&growing, makes_id) {
@@ -156,7 +156,7 @@ impl<'m> Meeting<'m> {
             Ok(id) => Ok((id, growing)),
             Err(error) => {
                 if let Some(growing) = growing {
-                    // NCCL has told its first and its last rank of this grow, and another one could not follow.
+                    // NCCL has told its first and its last rank of this grow, and cannot begin another one.
                     growing.fail(&error, true);
                 }
                 Err(error)
@@ -169,7 +169,7 @@ impl<'m> Meeting<'m> {
     }
 
     fn round(&self, topic: &str, part: &[u8]) -> Result<Vec<Vec<u8>>> {
-        // The end of what is to grow is no reason to leave: who knows why it ended says so in this round.
+        // The end of the parent is no reason to leave: a rank that knows why it ended reports that in this round.
         let interrupted = || self.signal.is_aborted();
         self.peers
             .round(topic, None, part, self.deadline, Some(&interrupted))
@@ -180,7 +180,7 @@ impl<'m> Meeting<'m> {
         self.peers.unmade(self.name, everybody, self.peers.rank())
     }
 
-    /// What all have said, unless some of them cannot take part, or have not come; `own` is what is wrong here.
+    /// Returns the messages of all ranks, or an error if a rank cannot take part or did not come; `own` is this rank's failure.
     fn all_can(
         &self,
         topic: &str,
@@ -222,9 +222,9 @@ impl<'m> Meeting<'m> {
         })
     }
 
-    /// The error of this rank, which cannot take part itself.
+    /// Returns the error of this rank, which cannot take part itself.
     fn none_can(&self, topic: &str, answers: Result<Vec<Vec<u8>>>, own: Error) -> Error {
-        // So that there is one to return where the others have said nothing.
+        // The error to return if the other ranks have reported none.
         let said = Error::rendezvous(own.kind().to_string());
         match self.all_can(topic, answers, Some(own)) {
             Err(error) => error,

@@ -1,11 +1,11 @@
 //! How communicators are made, alone or from another one.
 //!
-//! - `communicator`: what a program calls;
-//! - [`builder`]: what one is made from; `build`: how its ranks come to make it; `handed_out`: its first handle;
-//! - `meeting`: the ranks tell each other whether they can take part; `said`: what they say;
-//! - `init`: from before NCCL is asked until it is ready; `start`: the calls for that; `slot`: where NCCL puts
-//!   what it makes in the background;
-//! - `init_all`: those of several threads of this process; `raw`: one that was made elsewhere;
+//! - `communicator`: the public functions;
+//! - [`builder`]: the settings; `build`: the steps of the ranks before NCCL is called; `handed_out`: the first handle;
+//! - `meeting`: the exchange about which ranks can take part; `said`: its messages;
+//! - `init`: from before NCCL is called until the communicator is ready; `start`: the NCCL calls for that; `slot`: the memory
+//!   into which NCCL writes in the background;
+//! - `init_all`: communicators of several threads of this process; `raw`: communicators that were made elsewhere;
 //! - `grow`: a communicator with more ranks; `split`, `shrink`: communicators of some of the ranks.
 
 mod build;

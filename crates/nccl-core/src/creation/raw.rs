@@ -1,4 +1,4 @@
-//! The doors for NCCL's own pointer.
+//! Conversion from and to NCCL's own pointer.
 
 use crate::communicator::{Communicator, Timeouts, timeouts};
 use std::ptr::NonNull;
@@ -26,7 +26,7 @@ use nccl_base::launch_mode::LaunchMode;
 /// Takes over a communicator that was made elsewhere.
 ///
 /// # Safety
-/// As [`Communicator::from_raw`], and it blocks or not, as it is said.
+/// As [`Communicator::from_raw`]; `blocks` says whether the communicator blocks.
 pub(super) unsafe fn take_over(
     library: &Library,
     raw: sys::ncclComm_t,
@@ -53,7 +53,7 @@ pub(super) unsafe fn take_over(
             move || {
                 let raw = raw;
                 let mut answer = 0;
-                // SAFETY: the caller gives a communicator that is ready; `answer` is a valid place.
+                // SAFETY: the caller passes a ready communicator; `answer` is valid for the call.
                 let code = unsafe { function(raw.as_ptr(), &mut answer) };
                 ffi::check(&theirs, call, code)?;
                 Ok::<_, Error>(answer)
@@ -88,12 +88,12 @@ pub(super) unsafe fn take_over(
         birth: Birth::begin(name, rank as usize, &timeouts),
     };
     let inner = plan.prepare()?.adopt(raw, blocks);
-    // What else was registered with it, or captured, is not known here.
+    // Other memory may be registered with it, or captured.
     inner.lends_to_proxies();
     Ok(handed_out(inner))
 }
 
-/// NCCL's pointer; `None` once the communicator has ended, or its end has begun.
+/// Returns NCCL's pointer; `None` once the communicator has ended, or its end has begun.
 pub(super) fn pointer(comm: &Communicator) -> Option<sys::ncclComm_t> {
     forked::check().ok()?;
     let pointer = comm.inner.handle.pointer();

@@ -1,4 +1,4 @@
-//! What each rank says first when a communicator is to be made.
+//! The first message of each rank when a communicator is to be made.
 
 use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::peers::Unmade;
 
-/// What a rank says first.
+/// The first message of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Said {
     #[serde(deserialize_with = "clean")]
     pub(super) failed: Option<String>,
-    /// The fault that this is, as it travels.
+    /// The encoded fault of a rank that failed.
     #[serde(with = "bytes")]
     pub(super) fault: Vec<u8>,
-    /// Its wish for a launch mode.
+    /// The rank's wish for a launch mode.
     pub(super) mode: u8,
-    /// What stands against `BlockingChild` on this rank.
+    /// The obstacle to `BlockingChild` on this rank.
     #[serde(deserialize_with = "clean")]
     pub(super) obstacle: Option<String>,
-    /// Sealed; of rank 0, if it has one by now.
+    /// The sealed token of rank 0, if it has one already.
     #[serde(with = "bytes")]
     pub(super) token: Vec<u8>,
-    /// The communicator that it brought: which, and of how many ranks.
+    /// The communicator that the rank brings to grow: its key and its number of ranks.
     pub(super) parent: Option<(String, usize)>,
-    /// Why this rank cannot grow one.
+    /// Why this rank cannot use `ncclCommGrow`.
     #[serde(deserialize_with = "clean")]
     pub(super) cannot_grow: Option<String>,
 }
 
 impl Said {
-    /// Of a rank that cannot take part.
+    /// Returns the message of a rank that cannot take part.
     pub(super) fn failed(error: &Error, unborn: &dyn Unmade) -> Self {
         Self {
             failed: Some(error.kind().to_string()),

@@ -1,7 +1,7 @@
 //! Communicators of some of the ranks.
 //!
-//! The ranks exchange colours over the communicator itself, and each colour makes a communicator of its
-//! own, with nothing shared: an abort of the one leaves the other alone. `ncclCommSplit` is not used,
+//! The ranks exchange colours over the communicator itself, and the ranks of each colour make a new communicator
+//! that shares nothing with the parent: an abort of one leaves the other alone. `ncclCommSplit` is not used,
 //! because what it shares depends on the parent's configuration.
 
 use crate::communicator::{Communicator, timeouts};
@@ -24,7 +24,7 @@ use nccl_base::fault::Roster;
 use nccl_base::from_outside::FromOutside;
 use nccl_base::visible;
 
-/// What a rank tells the others: whether it takes part, and as what.
+/// A rank's part in a split: its colour, if it takes part, and its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Choice {
     color: Option<u32>,
@@ -53,7 +53,7 @@ impl Choice {
     }
 }
 
-/// The ranks of the parent that have the colour of `rank`, in the order of their new ranks.
+/// Returns the ranks of the parent that have the colour of `rank`, in the order of their new ranks.
 fn members(choices: &[Choice], rank: usize) -> Vec<usize> {
     let mut members: Vec<usize> = (0..choices.len())
         .filter(|&other| choices[other].color == choices[rank].color)
@@ -62,18 +62,18 @@ fn members(choices: &[Choice], rank: usize) -> Vec<usize> {
     members
 }
 
-/// The answer of the second round: a token from the first rank of a colour, or why a rank cannot.
+/// The kinds of answers in the second round: a token from the first rank of a colour, or why a rank cannot take part.
 const READY: u8 = 0;
 const FAILED: u8 = 1;
-/// Which of them, how many bytes follow, and the launch mode.
+/// The header: the kind, the number of bytes that follow, and the launch mode.
 const HEAD: usize = 4;
 const MODE: usize = 3;
-/// All ranks give as much: an envelope around the token with two names, or the start of a reason.
+/// The length of an answer, the same on all ranks: an envelope around the token with two names, or the start of a reason.
 const ANSWER: usize = 1024;
-/// The most bytes of a name in an envelope.
+/// The maximum length of a name in an envelope, in bytes.
 const LONGEST_NAME: usize = 300;
 
-/// Makes a communicator of the ranks that give the same `color`, with settings that `set` makes for it.
+/// Makes a communicator of the ranks with the same `color`; `set` configures its builder.
 pub(super) fn split(
     comm: &Communicator,
     name: &str,
@@ -114,7 +114,7 @@ fn split_in(
         None => Vec::new(),
     };
 
-    // Everything this rank can find wrong is found before the others wait for it.
+    // This rank detects its own problems before the others wait for it.
     let prepared = members
         .iter()
         .position(|&member| member == comm.rank())
@@ -138,7 +138,7 @@ fn split_in(
     let Some(prepared) = prepared else {
         return Ok(None);
     };
-    // What is wrong here is the better answer on this rank.
+    // On the rank that failed, its own error is the better answer.
     let Part {
         prepared, limit, ..
     } = prepared?;
@@ -167,7 +167,7 @@ fn split_in(
     let roster = roster_of(comm, &members);
     let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
     let _entered = span.enter();
-    // When this one ends meanwhile, some ranks may not have come so far.
+    // If the parent ends meanwhile, some ranks may not have come this far.
     let is_void = || comm.inner.phase.get().is_aborted();
     let inner = prepared.join(&id, deadline_after(limit), is_void);
     let inner = inner.map_err(|error| match is_void() {
@@ -177,7 +177,7 @@ fn split_in(
     Ok(Some(handed_out(inner)))
 }
 
-/// Which ranks of the world its ranks `members` are.
+/// Returns the world and launcher ranks of the parent's ranks `members`.
 fn roster_of(comm: &Communicator, members: &[usize]) -> Roster {
     let board = comm.inner.board.as_ref();
     board.map_or_else(Roster::default, |board| {
@@ -187,15 +187,15 @@ fn roster_of(comm: &Communicator, members: &[usize]) -> Roster {
     })
 }
 
-/// The job's name and epoch, where the ranks met in one.
+/// Returns the job's name and epoch, if the ranks met in a world.
 fn job(comm: &Communicator) -> (&str, u64) {
     let board = comm.inner.board.as_ref();
     board.map_or(("", 0), |board| board.peers().job())
 }
 
-/// Gives every rank the bytes of all ranks, which are as many on each.
+/// Gathers the bytes of all ranks on every rank; all ranks pass the same number of bytes.
 fn exchange(comm: &Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
-    // A stream of its own, so that what is on the user's is not waited for.
+    // On a stream of its own, so that it does not wait for work on the program's stream.
     let context = &comm.inner.context;
     let stream = driver::undisturbed(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
@@ -210,7 +210,7 @@ fn exchange(comm: &Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
         .map_err(Error::cuda("copying from the device"))
 }
 
-/// This rank's part of a split: what it prepared, the token if it made one, and its limit.
+/// This rank's part of a split: the prepared communicator, the token if this rank made one, and the init limit.
 struct Part {
     prepared: Prepared,
     id: Option<UniqueId>,
@@ -241,14 +241,14 @@ fn answer(
     answer
 }
 
-/// What was put into an answer.
+/// Returns the contents of an answer.
 fn unpack(answer: &[u8]) -> &[u8] {
     let len = usize::from(u16::from_le_bytes([answer[1], answer[2]]));
     answer.get(HEAD..HEAD + len).unwrap_or_default()
 }
 
-/// A name as the envelope of a token has it: as many bytes as there is room for, and still another for
-/// another name.
+/// Returns a name for the envelope of a token: shortened to fit, and still distinct for
+/// distinct names.
 fn short(name: &str) -> String {
     if name.len() <= LONGEST_NAME {
         return name.to_owned();

@@ -1,5 +1,5 @@
 //! The calls that begin to make a communicator, and the wait until it is ready: each on a thread that can be
-//! given up, because nobody looks yet for calls on it that do not come back.
+//! given up, because the sentinel does not watch these calls.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -54,8 +54,8 @@ pub(super) fn start_split(
         move || {
             driver::bind(&context).map_err(Error::cuda(BINDING))?;
             let (parent, config) = (parent, &mut config);
-            // SAFETY: the parent is at rest and this thread alone has it; the place stays valid until the
-            // parent is at rest again or freed (the switch keeps it); the config is valid for the call, and
+            // SAFETY: the parent is idle and only this thread uses it; the child's memory stays valid until the
+            // parent is idle again or freed (the switch keeps it); the config is valid for the call, and
             // the strings that it points to are never freed.
             let code = unsafe { split(parent.as_ptr(), COLOR, key, switch.place(), &mut config.0) };
             ffi::check(&theirs, SPLIT, code)?;
@@ -68,7 +68,7 @@ pub(super) fn start_split(
     came_back(begun, SPLIT, limit, here)
 }
 
-/// What a call came to that could be given up; `left` says what is left of the communicator where the call failed, or
+/// Returns the result of a call that could be given up; `left` tells the remains of the communicator if the call failed, or
 /// was not made.
 pub(super) fn came_back<T>(
     call: std::result::Result<Result<T>, NotBack>,
@@ -90,8 +90,8 @@ pub(super) fn came_back<T>(
     }
 }
 
-/// Makes the call, on a thread that can be given up: it may wait although it should not. The communicator that
-/// comes back is not ready yet, and has to be freed when the call failed.
+/// Calls `ncclCommInitRankConfig` on a thread that can be given up: it may wait although it should not. The communicator
+/// that it returns is not ready yet, and has to be freed if the call failed.
 pub(super) fn start(
     library: &Library,
     rank: usize,
@@ -122,7 +122,7 @@ pub(super) fn start(
         move || {
             driver::bind(&context).map_err(Error::cuda(BINDING))?;
             let config = &mut config;
-            // Null, because releases up to 2.18 follow whatever they find here when they fail.
+            // Null, because releases up to 2.18 follow this pointer when they fail.
             let mut comm: sys::ncclComm_t = std::ptr::null_mut();
             // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
             // returns; the strings that `config` points to are never freed.
@@ -142,7 +142,7 @@ pub(super) fn start(
                 }
             }
         },
-        // Nobody knows of it, and this thread may wait.
+        // No other code knows of the communicator, and this thread may block.
         move |made: Result<(RawComm, Result<()>)>| {
             if let Ok((raw, _)) = made {
                 discard(&freeing, raw, None);
@@ -152,8 +152,8 @@ pub(super) fn start(
     came_back(made, CALL, limit, nothing)
 }
 
-/// Polls until the communicator is at rest, on a thread that can be given up: nobody looks yet for calls on it
-/// that do not come back.
+/// Polls until the communicator is idle, on a thread that can be given up: the sentinel does not watch
+/// these calls.
 pub(super) fn settle_apart(
     library: &Library,
     raw: RawComm,
@@ -162,7 +162,7 @@ pub(super) fn settle_apart(
     deadline: Instant,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<(), Unsettled> {
-    /// How long a look at NCCL's state may take.
+    /// How long a query of NCCL's state may take.
     const LOOK: Duration = Duration::from_secs(1);
     let stop = Arc::new(AtomicBool::new(false));
     let (theirs, stopped, freeing) = (library.clone(), Arc::clone(&stop), library.clone());
@@ -192,24 +192,24 @@ pub(super) fn settle_apart(
     }
 }
 
-/// How long, and until when, the call may take.
+/// The limits of a call.
 pub(super) struct Patience<'p> {
     pub(super) context: &'p Arc<CudaContext>,
     pub(super) deadline: Instant,
-    /// For the error.
+    /// The limit that the error names.
     pub(super) limit: Duration,
     pub(super) interrupted: &'p dyn Fn() -> bool,
 }
 
-/// On its way to the thread of the call.
+/// A configuration on its way to the thread of the call.
 pub(super) struct Sent(pub(super) sys::ncclConfig_t);
 
-// SAFETY: its pointers are null or lead to strings that are never freed nor changed.
+// SAFETY: its pointers are null or point to strings that are never freed nor changed.
 unsafe impl Send for Sent {}
 
 /// Releases from 2.23.4 on leave this thread inside a group when the very first CUDA call fails; every
 /// later call on this thread would be queued for ever. This crate never calls init inside a group of
-/// its own, so one group end repairs it, and is refused harmlessly where there is nothing to repair.
+/// its own, so one group end repairs that; without an open group it is refused without harm.
 fn close_leaked_group(library: &Library) {
     if let Some(end) = library.api().ncclGroupEnd {
         // SAFETY: takes no arguments; outside of a group it only returns an error.

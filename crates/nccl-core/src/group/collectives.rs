@@ -1,4 +1,4 @@
-//! The same collectives, recorded in a group.
+//! The collectives of a communicator, recorded in a group.
 
 use super::Group;
 use crate::buffer::{RecvBuffer, SendBuffer};
@@ -12,7 +12,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::all_reduce`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::all_reduce`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,7 +39,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::all_reduce_in_place`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::all_reduce_in_place`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -63,7 +63,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::broadcast`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::broadcast`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -88,7 +88,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::broadcast_in_place`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::broadcast_in_place`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -111,7 +111,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::reduce`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::reduce`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -139,7 +139,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::reduce_in_place`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::reduce_in_place`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -165,7 +165,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::all_gather`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::all_gather`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -190,7 +190,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::all_gather_in_place`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::all_gather_in_place`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -213,7 +213,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::reduce_scatter`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::reduce_scatter`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -240,7 +240,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::reduce_scatter_in_place`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::reduce_scatter_in_place`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -264,7 +264,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::gather`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::gather`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -289,7 +289,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::gather_in_place`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::gather_in_place`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -312,7 +312,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::scatter`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::scatter`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -337,7 +337,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::scatter_in_place`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::scatter_in_place`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,7 +1,7 @@
 //! One group over several communicators.
 //!
-//! A thread that drives several GPUs has to issue what belongs together in one group: a call on one
-//! communicator may wait for the others, and nobody would ever make theirs.
+//! A thread that drives several GPUs has to issue calls that belong together in one group: a call on one
+//! communicator may wait for calls on the others, which the blocked thread would never make.
 
 mod together;
 
@@ -27,8 +27,8 @@ use crate::request::Request;
 ///
 /// # Errors
 /// As [`Communicator::group`]. When NCCL fails or does not launch in time, all communicators of the
-/// group are aborted. [`ErrorKind::InvalidConfig`] for communicators of different libraries, and for some
-/// that block among others that do not.
+/// group are aborted. [`ErrorKind::InvalidConfig`] for communicators of different libraries, and for a mix of
+/// blocking and nonblocking communicators.
 ///
 /// Wraps `ncclGroupStart` and `ncclGroupEnd`.
 ///
@@ -67,7 +67,7 @@ pub fn group<'a>(record: impl FnOnce(&mut Groups<'a>) -> Result<()>) -> Result<R
     issue_together(&groups).map(Requests)
 }
 
-/// NCCL's group belongs to one copy of it.
+/// Checks that all communicators use one copy of NCCL, to which the group belongs.
 fn same_library<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()> {
     let Some(first) = comms.next() else {
         return Ok(());
@@ -88,7 +88,8 @@ fn same_library<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result
     }
 }
 
-/// NCCL takes one of them for all, and would refuse the group, or wait in it.
+/// Checks that all have one launch mode. NCCL applies the mode of one communicator to all, and would refuse the
+/// group, or wait in it.
 fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()> {
     let Some(first) = comms.next() else {
         return Ok(());
@@ -100,7 +101,7 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
         true => (first, other),
         false => (other, first),
     };
-    // The one that was made elsewhere first.
+    // First the communicator that was made outside of this crate.
     let (blocks, not) = match not.launch_mode() {
         None => (not, blocks),
         Some(_) => (blocks, not),
@@ -144,10 +145,10 @@ pub struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Where to record the operations of `comm`.
+    /// Returns the group that records the operations of `comm`.
     ///
     /// # Errors
-    /// [`ErrorKind::Stream`] when its stream cannot carry operations.
+    /// [`ErrorKind::Stream`] when the stream of `comm` cannot carry operations.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, x: &nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
@@ -200,7 +201,7 @@ impl fmt::Debug for Groups<'_> {
 pub struct Requests(Vec<Request>);
 
 impl Requests {
-    /// Whether all are done; never waits.
+    /// Returns whether all are done; never waits.
     ///
     /// # Errors
     /// As [`Request::is_complete`].
@@ -222,7 +223,7 @@ impl Requests {
         Ok(true)
     }
 
-    /// Waits until all are done, each at most as long as its communicator's operations may take.
+    /// Waits until all are done, each at most for the operation limit of its communicator.
     ///
     /// # Errors
     /// As [`Request::wait`], of the first that fails.
@@ -255,7 +256,7 @@ impl Requests {
             .try_for_each(|request| request.wait_timeout(limit.saturating_sub(begun.elapsed())))
     }
 
-    /// The requests, in the order in which the communicators were first named.
+    /// Returns the requests, in the order in which the communicators were first named.
     ///
     /// ```
     /// let done = nccl::group(|_| Ok(()))?;
@@ -268,7 +269,7 @@ impl Requests {
     }
 }
 
-/// Done when all are; see [`Request`].
+/// Ready when all are done; see [`Request`].
 impl Future for Requests {
     type Output = Result<()>;
 

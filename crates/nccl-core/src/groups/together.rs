@@ -2,7 +2,7 @@
 //!
 //! The same steps as in `issue`, each for all communicators before the next. When one fails, all are
 //! aborted, because any of them may have launched its part. The locks are taken in the order of their
-//! addresses, so that two threads with the same communicators do not wait for each other.
+//! addresses, so that two threads with the same communicators do not deadlock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,14 +25,14 @@ use crate::supervision::watchdog;
 
 /// Why nothing, or not everything, was issued.
 enum Refused {
-    /// NCCL was not asked.
+    /// NCCL was not called.
     Before(usize, Error),
-    /// NCCL was asked, and no communicator of the group can be used again.
+    /// NCCL was called, and no communicator of the group can be used again.
     Underway(usize, Error),
-    /// The same; of those that are true, another thread's capture may have taken the work.
+    /// As `Underway`; another thread's capture may have taken the work of the communicators marked in `captured`.
     InCapture {
         captured: Vec<bool>,
-        /// Whether all else is on the streams.
+        /// Whether all other work is on the streams.
         is_settled: bool,
         at: usize,
         error: Error,
@@ -41,7 +41,7 @@ enum Refused {
 
 const KIND: OperationKind = OperationKind::Group;
 
-/// Issues what is recorded for each communicator. All of them live in the same library.
+/// Issues the recorded operations of each communicator. All communicators use the same library.
 pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     let started = Instant::now();
     match issue_locked(all, started) {
@@ -85,7 +85,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     let captured = outlast_all(all, &captured);
                     match is_settled && captured.contains(&true) {
                         true => abandon_the_rest(all, &captured, &error),
-                        // What has not settled may still come to the stream.
+                        // Work that has not settled may still get onto the stream.
                         false => abandon_all(all, at, &error),
                     }
                     std::mem::forget(lent);
@@ -97,7 +97,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     }
 }
 
-/// Waits for the ends of the captures that were in the way, for all of them until one deadline; which have not ended.
+/// Waits, until one deadline, for the ends of the captures that interfered. Returns which have not ended.
 fn outlast_all(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
     let both = || all.iter().zip(captured);
     let in_the_way = both().filter(|(_, captured)| **captured);
@@ -113,8 +113,8 @@ fn outlast_all(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
         .collect()
 }
 
-/// All at once: an abort may wait until its neighbours in the group are aborted as well. First that of number
-/// `at`, so that what all ranks tell is what the call returns.
+/// Aborts all at the same time, because an abort may wait until its neighbours in the group are aborted as well. Starts
+/// with number `at`, so that all ranks report the error that the call returns.
 fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
     let lent = Lent::of(&all[at].comm.inner);
     let first = std::iter::once(&all[at]);
@@ -126,7 +126,8 @@ fn abandon_all(all: &[Group<'_>], at: usize, reason: &Error) {
     std::mem::forget(lent);
 }
 
-/// Aborts all. Those of which a capture that does not end has all the work are not waited for: NCCL waits for that capture.
+/// Aborts all. Does not wait for communicators whose work is all in a capture that does not end: NCCL waits for that
+/// capture.
 fn abandon_the_rest(all: &[Group<'_>], captured: &[bool], reason: &Error) {
     let Some(first) = all.first() else { return };
     let lent = Lent::of(&first.comm.inner);
@@ -166,7 +167,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
             .take(Some(OperationKind::Group), all[at].comm.limit);
         let (handle, waited) = turn.map_err(|error| Refused::Before(at, error))?;
         if waited {
-            // The time of others is not that of this group.
+            // The wait for other calls does not count against this group.
             started = Instant::now();
         }
         handles.push(handle);
@@ -177,7 +178,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         found.unwrap_or_else(|_| unreachable!("every communicator is in the list"))
     };
 
-    // 1. Nothing of this reaches NCCL.
+    // 1. None of this calls NCCL.
     let mut raws: Vec<RawComm> = Vec::with_capacity(all.len());
     for (at, group) in all.iter().enumerate() {
         let comm = group.comm;
@@ -218,7 +219,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                 kind: KIND,
                 limit,
             };
-            // Its threads run, so that it cannot fail.
+            // Cannot fail: the watchdog's threads run.
             let is_marked = ticket.is_unusual && watchdog::before(issue).unwrap_or(false);
             tickets.push((ticket, is_marked.then_some(issue)));
             let calls = Calls {
@@ -229,7 +230,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
             recorded::call_each(batch, &calls, &mut handle.recorder)
         })
     });
-    // The abort of one of them brings the thread out of the calls on all.
+    // The abort of one communicator ends the thread's calls on all of them.
     let ended = |at: usize| {
         let is_ending = |group: &Group<'_>| group.comm.inner.interrupted();
         let ending = || all.iter().position(is_ending);
@@ -249,14 +250,14 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                     *inner.launch.lock() = launch.clone();
                 }
             };
-            // Before their locks are free again, and an abort can take their pointers.
+            // Before the locks are free again, and an abort can take the pointers.
             shares(Some(Arc::default()));
             let settled = all
                 .iter()
                 .zip(&raws)
                 .enumerate()
                 .try_for_each(|(at, (group, raw))| {
-                    // An abort of one waits for all locks, so it ends the wait for each.
+                    // An abort of one communicator waits for all locks, so it ends the wait for each.
                     let is_ended = || all.iter().any(|group| group.comm.inner.interrupted());
                     let comm = group.comm;
                     let settled = comm.inner.settled(*raw, started, comm.limit, is_ended);
@@ -309,8 +310,8 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     }
 }
 
-/// Communicators that block, while one thread is inside all of them: what ends one call has to end the other,
-/// and the shortest limit is that of all.
+/// Blocking communicators while one thread is inside all of them: an abort that ends one call has to end the others,
+/// and the shortest limit applies to all.
 struct Company<'g> {
     all: &'g [Group<'g>],
     inside: Vec<(usize, Inside<'g>)>,
@@ -340,7 +341,7 @@ impl<'g> Company<'g> {
         Self { all, inside, limit }
     }
 
-    /// Which was made to come out, and why; of several the one whose limit passed.
+    /// Returns which call was ended, and why; of several the one whose limit passed.
     fn leave(self) -> Result<(), (usize, Error)> {
         let mut ended: Vec<(usize, Unsettled)> = self
             .inside
@@ -360,7 +361,7 @@ impl<'g> Company<'g> {
     }
 }
 
-/// Says in an error that follows from the end of this communicator what ended it, for what ends with it.
+/// Adds the root cause to an error that follows from the end of this communicator.
 fn with_cause(inner: &Inner, error: Error) -> Error {
     let cause = inner.board.as_ref().and_then(|board| board.cause());
     match (error.kind(), cause) {

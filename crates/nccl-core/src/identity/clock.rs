@@ -1,8 +1,8 @@
-//! How the clocks of several processes stand to each other.
+//! The offsets between the clocks of several processes.
 
 use serde::{Deserialize, Serialize};
 
-/// How the clock of a process stands to that of another.
+/// The offset of a process's clock to that of another process.
 ///
 /// ```
 /// use std::time::Duration;
@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Clock {
-    /// What to add to its times, in nanoseconds.
+    /// What to add to the process's times, in nanoseconds.
     pub offset_ns: i64,
-    /// By how much that may be wrong, in nanoseconds; `None` where nobody knows.
+    /// The bound of the error, in nanoseconds; `None` if unknown.
     #[serde(default)]
     pub uncertainty_ns: Option<u64>,
-    /// How that is known.
+    /// How the offset was determined.
     pub source: ClockSource,
 }
 
-/// How the offset of a [`Clock`] is known.
+/// How the offset of a [`Clock`] was determined.
 ///
 /// ```
 /// use nccl::recorder::{ClockSource, Timeline};
@@ -37,18 +37,18 @@ pub struct Clock {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ClockSource {
-    /// It is the clock itself.
+    /// This is the reference clock itself.
     Reference,
-    /// Measured: the shortest of several round trips; half of it is the uncertainty.
+    /// Measured by the shortest of several round trips; half of that is the uncertainty.
     RoundTrip,
-    /// Both processes ran under one kernel, and so have one clock.
+    /// Both processes ran under one kernel, and share its clock.
     SameMachine,
-    /// Not at all: the clocks on the wall of two machines are taken for equal.
+    /// Not measured: the wall clocks of the two machines are assumed to be equal.
     Wall,
 }
 
 impl Clock {
-    /// The one that the others are compared with.
+    /// The reference clock, with which the others are compared.
     #[doc(hidden)]
     pub const REFERENCE: Self = Self {
         offset_ns: 0,
@@ -56,7 +56,7 @@ impl Clock {
         source: ClockSource::Reference,
     };
 
-    /// With these numbers.
+    /// A clock with these values.
     #[doc(hidden)]
     #[must_use]
     pub const fn new(offset_ns: i64, uncertainty_ns: Option<u64>, source: ClockSource) -> Self {
@@ -67,8 +67,8 @@ impl Clock {
         }
     }
 
-    /// From the shortest round trip: how long it took, and by how much the other clock was ahead of this one
-    /// in the middle of it.
+    /// A clock from the shortest round trip: how long it took, and by how much the other clock was ahead of
+    /// this one in the middle of it.
     #[doc(hidden)]
     pub fn measured(ahead_ns: i128, round_trip_ns: u128) -> Self {
         let bounded = |number: i128| {

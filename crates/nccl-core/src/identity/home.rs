@@ -1,5 +1,5 @@
-//! The rank of a world to which a communicator belongs: what tells apart, in one process and between
-//! several, whose record it is.
+//! The rank of a world to which a communicator belongs. It tells records apart, within one process and between
+//! several.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -10,20 +10,20 @@ use super::clock::Clock;
 use super::place::Place;
 use crate::sync::{Mutex, MutexGuard};
 
-/// A rank of a world, as long as its line or one of its communicators' records lives.
+/// A rank of a world. Lives as long as the rank's connection or a record of one of its communicators.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct Home {
     pub(crate) place: Place,
     /// Where a recording is written when a communicator is aborted.
     directory: OnceLock<PathBuf>,
-    /// Whether one is about to be taken.
+    /// Whether a recording is about to be taken.
     pub(crate) coming: AtomicBool,
-    /// How the clock of this process stands to that of rank 0, if that was measured.
+    /// The offset of this process's clock to that of rank 0, if it was measured.
     clock: OnceLock<Clock>,
-    /// Since when there is a fault after which this rank has not gone on.
+    /// When a fault occurred from which this rank has not recovered yet.
     broken: Mutex<Option<Instant>>,
-    /// The rank of the epoch before, until there is a communicator in this one.
+    /// The rank of the previous epoch, until a communicator is made in this one.
     past: Mutex<Option<Arc<Self>>>,
 }
 
@@ -54,7 +54,7 @@ impl Home {
         &self.place
     }
 
-    /// The first directory stays.
+    /// Sets the directory; later calls have no effect.
     #[doc(hidden)]
     pub fn set_directory(&self, directory: PathBuf) {
         let _ = self.directory.set(directory);
@@ -64,13 +64,14 @@ impl Home {
         self.directory.get().map(PathBuf::as_path)
     }
 
-    /// This rank has heard of a fault. The first one counts until it has gone on.
+    /// Records that this rank was told of a fault. The first one counts, until the rank has recovered.
     #[doc(hidden)]
     pub fn breaks(&self) {
         self.broken().get_or_insert_with(Instant::now);
     }
 
-    /// This is the rank of the next epoch: what is broken there, or is about to be heard of, is to be mended here.
+    /// Makes this the rank of the next epoch: a fault that `past` was told of, or is told of later, ends with a
+    /// recovery here.
     #[doc(hidden)]
     pub fn goes_on_from(&self, past: &Arc<Self>) {
         let since = past.since();
@@ -78,7 +79,7 @@ impl Home {
         *self.past() = Some(Arc::clone(past));
     }
 
-    /// There is a communicator to go on with. How long there was none.
+    /// Records that a communicator was made to go on with. Returns how long there was none.
     pub(crate) fn mends(&self) -> Option<Duration> {
         self.since().map(|since| since.elapsed())
     }
@@ -113,7 +114,7 @@ fn all() -> MutexGuard<'static, Vec<Weak<Home>>> {
     ALL.lock()
 }
 
-/// Which rank this process is; `None` if it is none, or several.
+/// Returns which rank this process is; `None` if it is none, or several.
 pub(crate) fn only() -> Option<Place> {
     let homes: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
     let (first, others) = homes.split_first()?;

@@ -1,4 +1,4 @@
-//! Which communicator it is, and of which rank of which world.
+//! The identity of a communicator: its name, and its rank in its world.
 
 mod clock;
 mod home;
@@ -14,7 +14,7 @@ pub use home::Home;
 pub(crate) use home::only;
 pub use place::Place;
 
-/// Which communicator it is.
+/// The identity of a communicator.
 #[doc(hidden)]
 pub struct Identity {
     #[doc(hidden)]
@@ -23,15 +23,15 @@ pub struct Identity {
     pub rank: usize,
     #[doc(hidden)]
     pub world_size: usize,
-    /// The same on all of its ranks; `None` for one that was made elsewhere.
+    /// The same on all of its ranks; `None` for a communicator that was made outside of this crate.
     #[doc(hidden)]
     pub key: Option<Arc<str>>,
-    /// The rank of a world that made it.
+    /// The rank of the world that made it, if a world did.
     #[doc(hidden)]
     pub home: Option<Arc<Home>>,
-    /// The ranks of that world that are its ranks, in order.
+    /// Its ranks' numbers in that world, in order.
     pub(crate) members: Option<Arc<[usize]>>,
-    /// Which ranks of that world, and of its launcher, they are.
+    /// Its ranks' numbers in that world, and from its launcher.
     #[doc(hidden)]
     pub roster: Arc<Roster>,
 }

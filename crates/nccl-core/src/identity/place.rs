@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 pub struct Place {
     /// The name of the job.
     pub job: String,
-    /// Which attempt of the job it is.
+    /// The attempt of the job.
     pub epoch: u64,
     /// The rank.
     pub rank: usize,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: usize,
 }
 

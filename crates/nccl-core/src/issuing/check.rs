@@ -1,8 +1,8 @@
-//! `NCCL_RUN_CHECK=1`: before a call to which all ranks come is handed to NCCL, the ranks compare it.
+//! `NCCL_RUN_CHECK=1`: the ranks compare every call that all of them make before it is handed to NCCL.
 //!
-//! NCCL compares nothing: another type or reduction on one rank is a wrong result that nobody hears of, another count
-//! a hang or worse. One exchange over the line of the world for each call is for looking for mistakes and no more. All
-//! ranks need the variable; it is read once.
+//! NCCL compares nothing: another type or reduction on one rank gives a wrong result without an error, another count a
+//! hang or worse. The check costs one exchange over the world's connections per call, so it is meant for debugging
+//! only. All ranks need the variable; it is read once.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -26,11 +26,11 @@ pub(super) fn is_wanted() -> bool {
     *WANTED.get_or_init(|| std::env::var_os(VARIABLE).is_some_and(|value| value == "1"))
 }
 
-/// Compares a call with those of the other ranks, where they can be asked: nothing is launched on any of them when
-/// they differ, and the communicator is as good as before.
+/// Compares a call with those of the other ranks, if they can be asked. When they differ, none of them launches
+/// anything, and the communicator stays usable.
 ///
 /// # Errors
-/// [`ErrorKind::CallsDiffer`], the same on all ranks; [`ErrorKind::TimedOut`] names those who do not come.
+/// [`ErrorKind::CallsDiffer`], the same on all ranks; [`ErrorKind::TimedOut`] with the names of the missing ranks.
 #[cold]
 pub(super) fn compare_call(
     inner: &Inner,

@@ -1,8 +1,8 @@
-//! Kernels and copies of this crate's own, ordered like an operation.
+//! Kernels and copies of this crate, ordered like an operation.
 //!
-//! They stand before or behind the messages of one operation, on the same stream, and have no number of their
-//! own. Their buffers are borrowed, as those of any operation: on every path the streams of the buffers wait for
-//! whatever got onto the stream before the borrow ends.
+//! They run before or after the messages of one operation, on the same stream, and have no number of their
+//! own. Their buffers are borrowed, like those of any operation: on every path the streams of the buffers wait for
+//! the work that got onto the stream before the borrow ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 use crate::inside::Place;
 use crate::operation::{Operation, OperationKind};
 
-/// Copies what an operation has written, which is over, to the host. On a stream of its own: whatever comes behind the
-/// operation on the communicator's may wait for other ranks.
+/// Copies the result of a completed operation to the host. Uses a stream of its own, because work behind the operation
+/// on the communicator's stream may wait for other ranks.
 #[doc(hidden)]
 pub fn read_back<T: DeviceRepr>(
     comm: &Communicator,
@@ -33,11 +33,11 @@ pub fn read_back<T: DeviceRepr>(
 }
 
 impl Inner {
-    /// Joins the streams in `frame` around `launch`, which puts work on the frame's, and calls NCCL for nothing.
+    /// Joins the streams in `frame` around `launch`, which puts work on the frame's stream. Does not call NCCL.
     ///
     /// # Errors
-    /// What the checks of the stream say; nothing was launched then, and the communicator is as good as before.
-    /// What `launch` says: the communicator is aborted, because the other ranks go on to messages that this one
+    /// The errors of the stream checks; nothing was launched, and the communicator stays usable.
+    /// The errors of `launch`: the communicator is aborted, because the other ranks go on to messages that this rank
     /// does not send.
     #[doc(hidden)]
     pub fn compute(
@@ -64,7 +64,7 @@ impl Inner {
             Some(ordered) => launched.and(ordered),
             None => {
                 let lent = Lent::of(self);
-                // NCCL has no part in it, and does not wait for the end of the capture.
+                // NCCL has no part in the work, and does not wait for the end of the capture.
                 let _ = self.outlast(frame, self.patience_with_captures());
                 std::mem::forget(lent);
                 Err(order::captured(Capture::Void, launched.err()))

@@ -1,11 +1,10 @@
-//! The buffers of one operation, from the moment when they are taken to the moment when their borrow
-//! may end.
+//! The buffers of one operation, from when they are taken until their borrow may end.
 //!
-//! Taking a buffer turns it into an address at once; what has to be kept beside that (cudarc's guard,
+//! Taking a buffer turns it into an address at once; what else has to be kept (cudarc's guard,
 //! the stream it was allocated on) is kept here, and only where there is something to keep. A buffer of
 //! the operation's own stream that cudarc does not track costs its address and nothing else.
 //!
-//! What must stay true: a frame borrows its buffers for `'a` and is given to `issue`, which
+//! Invariant: a frame borrows its buffers for `'a` and is given to `issue`, which
 //! drops it when the work is on the stream and the streams of the buffers wait for it. So an address
 //! never outlives its frame.
 
@@ -30,14 +29,14 @@ use crate::inside::Place;
 use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
 
-/// See the module.
+/// The buffers and operations of one issue.
 #[doc(hidden)]
 pub struct Frame<'a> {
     pub(crate) on: &'a Arc<CudaStream>,
-    /// What buffers are leased for, without the way over `on`.
+    /// The stream that buffers are leased for: `on` without its indirection.
     stream: &'a CudaStream,
-    /// The address of the operation's stream, whose buffers need no more than to be asked for theirs;
-    /// 0, which is none, for a plan, and where cudarc orders the buffers.
+    /// The address of the operation's stream: buffers of that stream are only asked for their address. It is
+    /// 0, which is no stream, for a plan, and where cudarc orders the buffers.
     home: usize,
     /// The operations, in the order in which they are issued.
     recorded: Vec<Recorded>,
@@ -47,20 +46,20 @@ pub struct Frame<'a> {
     rest: ManuallyDrop<Box<Rest<'a>>>,
     /// Whether cudarc orders the operation with other users of the buffers.
     is_tracked: bool,
-    /// For a plan: the only memory that may be used. It is ordered when the plan is launched.
+    /// For a plan: the only memory that may be used. The plan's launch orders it.
     owned: Option<&'a [Range<CUdeviceptr>]>,
 }
 
-/// What came of the second half of the joins.
+/// The result of the second half of the joins.
 #[derive(Debug)]
 pub(crate) enum Left {
-    /// No capture was in the way.
+    /// No capture interfered.
     Ordered(Result<()>),
-    /// There is one: if it is void, its end is to be waited for.
+    /// A capture interfered: if it is void, its end has to be waited for.
     Captured(Capture),
 }
 
-/// What only some frames need. Apart from the frame, which is small so that it can be moved.
+/// The fields that only some frames need. Separate, so that a frame is small and cheap to move.
 struct Rest<'a> {
     /// For each operation that is a collective, in the same order.
     more: Vec<More>,
@@ -69,16 +68,16 @@ struct Rest<'a> {
     guards: Vec<SyncOnDrop<'a>>,
     /// Why the operation is not ordered with other users of the buffers.
     unordered: Option<DriverError>,
-    /// Which operations are, or have among them, messages to oneself.
+    /// The indices of the operations that are, or contain, messages of the rank to itself.
     own: Vec<usize>,
-    /// What the operations reduce with, kept until they are issued.
+    /// The operators of the reductions, kept until they are issued.
     operators: Vec<Arc<Operator>>,
-    /// Empty where all that is recorded is one group.
+    /// Empty if everything recorded is one group.
     steps: Vec<StepEnd>,
     copies: Vec<Copy>,
 }
 
-/// Where a step ends, in what is recorded and in the copies.
+/// The end of a step in the recorded operations and in the copies.
 #[derive(Clone, Copy, Debug)]
 struct StepEnd {
     recorded: usize,
@@ -86,14 +85,14 @@ struct StepEnd {
     copies: usize,
 }
 
-/// The allocations of a past frame.
+/// The allocations of an earlier frame, for the next one.
 struct Scratch {
     recorded: Vec<Recorded>,
     rest: Option<Box<Rest<'static>>>,
 }
 
 thread_local! {
-    /// A lock would cost as much as a message does. One is enough: frames are rarely nested.
+    /// One per thread, because a lock would cost as much as a message. One is enough: frames are rarely nested.
     static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::NONE) };
 }
 
@@ -126,10 +125,10 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// An empty frame for operations on a stream that was admitted, or of a plan that owns `owned`.
+    /// An empty frame for operations on a stream that passed [`admit`](Self::admit), or for a plan that owns `owned`.
     #[inline]
     pub(crate) fn empty(on: &'a Arc<CudaStream>, owned: Option<&'a [Range<CUdeviceptr>]>) -> Self {
-        // Nothing is kept any more while the thread ends.
+        // While the thread ends, there is nothing to reuse.
         let scratch = SCRATCH
             .try_with(|scratch| scratch.replace(Scratch::NONE))
             .unwrap_or(Scratch::NONE);
@@ -149,7 +148,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether this is for a plan that owns `owned`, or for none.
+    /// Whether this frame is for the plan that owns `owned`, or for no plan if that is `None`.
     #[inline]
     pub(crate) fn is_for(&self, owned: Option<&[Range<CUdeviceptr>]>) -> bool {
         match (self.owned, owned) {
@@ -159,14 +158,14 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether a buffer needs no more than [`lease_untracked`](Self::lease_untracked), for which CUDA is not asked. Without this
-    /// question it is taken as well; to ask first is faster.
+    /// Whether [`lease_untracked`](Self::lease_untracked), which does not call CUDA, is enough for a buffer. [`read`](Self::read) and
+    /// [`write`](Self::write) take any buffer; checking this first is faster.
     #[inline]
     pub(crate) fn is_home(&self, buffer: &impl Lend<'a>) -> bool {
         address(buffer.home()) == self.home
     }
 
-    /// Takes a buffer that the operation reads.
+    /// Takes a buffer that the operation reads, and returns its address.
     #[inline(always)]
     #[doc(hidden)]
     pub fn read(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
@@ -179,7 +178,7 @@ impl<'a> Frame<'a> {
         Ok(self.lease(buffer))
     }
 
-    /// Takes a buffer that the operation writes.
+    /// Takes a buffer that the operation writes, and returns its address.
     #[inline(always)]
     #[doc(hidden)]
     pub fn write(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
@@ -201,10 +200,10 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Takes a buffer that cudarc does not order: one of which [`is_home`](Self::is_home) is true, or any of a frame that is not
-    /// tracked.
-    // Always: this is the larger half of what a message costs, and the optimizer shares one copy among
-    // messages and collectives otherwise.
+    /// Takes a buffer that cudarc does not order: one for which [`is_home`](Self::is_home) is true, or any buffer of a frame that
+    /// is not tracked.
+    // Always inlined: this is the larger half of the cost of a message, and otherwise the optimizer shares one copy among
+    // messages and collectives.
     #[inline(always)]
     pub(crate) fn lease_untracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
         debug_assert!(!self.is_tracked, "cudarc orders its buffers");
@@ -215,9 +214,9 @@ impl<'a> Frame<'a> {
 
     #[inline(always)]
     fn keep(&mut self, guard: SyncOnDrop<'a>) {
-        // By its parts: a guard that is moved has to be put into memory, for every message.
+        // Taken apart: a guard that is moved has to be put into memory, for every message.
         match &*ManuallyDrop::new(guard) {
-            // Does nothing when it is dropped.
+            // Its drop does nothing.
             SyncOnDrop::Record(None) => {}
             &SyncOnDrop::Record(Some((event, _))) => self.keep_event(event),
             &SyncOnDrop::Sync(stream) => self.rest.guards.push(SyncOnDrop::Sync(stream)),
@@ -241,12 +240,12 @@ impl<'a> Frame<'a> {
         self.push_message(collective, collective.op.has_message_to(own));
     }
 
-    /// Records bytes that the device moves before the operations of this step.
+    /// Records a copy on the device before the operations of this step.
     pub(crate) fn copy(&mut self, copy: Copy) {
         self.rest.copies.push(copy);
     }
 
-    /// What is recorded from here on comes after what was recorded before: in a group of its own.
+    /// Ends the current step: operations that are recorded afterwards come after it, in a group of their own.
     pub(crate) fn next_step(&mut self) {
         let end = StepEnd {
             recorded: self.recorded.len(),
@@ -262,8 +261,8 @@ impl<'a> Frame<'a> {
         !self.rest.steps.is_empty()
     }
 
-    /// The steps, one after another: first the copies, then the group. The last ends with a call of
-    /// [`next_step`](Self::next_step) as well.
+    /// The steps, in order; each has its copies first, then its group. The last step also has to be ended with
+    /// [`next_step`](Self::next_step).
     pub(crate) fn steps(&self) -> impl Iterator<Item = Step<'_>> {
         let mut begin = StepEnd {
             recorded: 0,
@@ -284,7 +283,7 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// Keeps what the next operation reduces with, if that can be destroyed.
+    /// Keeps the operator of the next operation, if the operator can be destroyed.
     #[inline]
     pub(crate) fn reduce_with(&mut self, operator: Option<Arc<Operator>>) {
         if operator.is_some() {
@@ -292,7 +291,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The places of operations that are, or have among them, messages to oneself.
+    /// The indices of the operations that are, or contain, messages of the rank to itself.
     #[inline]
     pub(crate) fn own(&self) -> &[usize] {
         &self.rest.own
@@ -308,7 +307,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// What they reduce with.
+    /// Takes the operators of the reductions.
     pub(crate) fn take_operators(&mut self) -> Vec<Arc<Operator>> {
         std::mem::take(&mut self.rest.operators)
     }
@@ -319,7 +318,7 @@ impl<'a> Frame<'a> {
         &self.rest.foreign
     }
 
-    /// Refuses an operation that cudarc could not order with other users of the buffers.
+    /// Fails for an operation that cudarc could not order with other users of the buffers.
     #[inline]
     pub(super) fn is_ordered(&self) -> Result<()> {
         match self.rest.unordered {
@@ -330,9 +329,9 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// After the operation, on every path: the streams of its buffers wait for it, and so does whatever uses the buffers next
-    /// on a stream that cudarc orders. Should another thread have begun a capture on the stream, it is made void: an event that is
-    /// recorded in it would order nothing. To be called inside of a call of the communicator's.
+    /// Orders, after the operation and on every path, its buffers' streams behind it, and also the next use of the buffers
+    /// on a stream that cudarc orders. A capture that another thread has begun on the stream is made void: an event
+    /// recorded in it would order nothing. To be called inside a call of the communicator.
     #[inline]
     pub(crate) fn leave(&self, inner: &Inner, join: &CudaEvent) -> Left {
         if self.needs_no_order() {
@@ -353,10 +352,10 @@ impl<'a> Frame<'a> {
         order::void_capture(self.on)
     }
 
-    /// Not ordered if a capture has taken the events, or may have.
+    /// Does the second half of the joins. Returns [`Left::Captured`] if a capture has taken the events, or may have.
     fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> Left {
         let _inside = inner.enter(Place::Look, inner.timeouts.abort);
-        // A group over several devices has bound the last one's.
+        // A group over several devices has bound the last one's context.
         let _ = driver::bind(self.on.context());
         if let Some(capture) = order::void_capture(self.on) {
             return Left::Captured(capture);
@@ -367,8 +366,8 @@ impl<'a> Frame<'a> {
         capture.map_or(Left::Ordered(ordered), Left::Captured)
     }
 
-    /// Waits for the end of the capture that was in the way, and does then what [`leave`](Self::leave) could not, unless it
-    /// has not ended at the deadline. Nothing of the communicator is used, whose lock is not to be held.
+    /// Waits until `deadline` for the end of the capture that interfered, and then does what [`leave`](Self::leave) could not.
+    /// Uses nothing of the communicator; its lock must not be held.
     #[cold]
     pub(crate) fn outlast(&self, inner: &Inner, deadline: Instant) -> Left {
         let mut backoff = Backoff::new();
@@ -392,7 +391,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Records the events of cudarc's guards, as their drops do, which an error that cudarc keeps would hinder.
+    /// Records the events of cudarc's guards, as their drops would, but regardless of an error that cudarc stores.
     fn record_guards(&self) -> Result<()> {
         for guard in &self.rest.guards {
             match guard {
@@ -401,14 +400,14 @@ impl<'a> Frame<'a> {
                         "recording an event of a buffer behind the operation",
                     ))?,
                 SyncOnDrop::Record(None) => {}
-                // Not of memory on a device.
+                // The buffer is not in device memory.
                 SyncOnDrop::Sync(_) => return Ok(()),
             }
         }
         Ok(())
     }
 
-    // Apart, so that its result is in no message's way where cudarc orders nothing.
+    // Not inlined, so that its result costs messages nothing where cudarc orders nothing.
     #[inline(never)]
     fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
         let stream = self.stream;
@@ -432,7 +431,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Tells two streams apart, as `Arc::ptr_eq` does.
+/// The identity of a stream, as `Arc::ptr_eq` compares it.
 #[inline]
 fn address(stream: &Arc<CudaStream>) -> usize {
     Arc::as_ptr(stream).addr()
@@ -453,26 +452,26 @@ impl<'a> Rest<'a> {
         })
     }
 
-    /// Forgets what was kept.
+    /// Clears everything.
     #[inline]
     fn emptied(mut self: Box<Self>) -> Box<Rest<'static>> {
         self.more.clear();
         self.foreign.clear();
         self.own.clear();
         self.unordered = None;
-        // What their drops do was done by `Frame::leave`. Without it nothing of the operation runs, and an event that is recorded
-        // now would take the place of an earlier one that others wait for.
+        // `Frame::leave` has done what their drops would do. If it was not called, nothing of the operation runs, and an event
+        // recorded now would replace an earlier one that other work waits for.
         self.guards.drain(..).for_each(std::mem::forget);
         self.operators.clear();
         self.steps.clear();
         self.copies.clear();
-        // SAFETY: only the lifetime changes, and nothing in it has one: the guards are the only field
-        // with it, and there are none.
+        // SAFETY: only the lifetime changes, and no value in it has one: the guards are the only field
+        // with the lifetime, and there are none.
         unsafe { std::mem::transmute::<Box<Rest<'a>>, Box<Rest<'static>>>(self) }
     }
 }
 
-/// The address of memory that lies in one of the plan's buffers.
+/// The address of memory inside one of the plan's buffers.
 #[cold]
 fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUdeviceptr> {
     let contains = |whole: &Range<CUdeviceptr>| whole.start <= used.start && used.end <= whole.end;
@@ -487,7 +486,7 @@ fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUd
 }
 
 impl Drop for Frame<'_> {
-    /// Keeps the allocations.
+    /// Keeps the allocations for the next frame.
     #[inline]
     fn drop(&mut self) {
         self.recorded.clear();

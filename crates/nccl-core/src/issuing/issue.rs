@@ -1,20 +1,20 @@
 //! One operation, from the checks to the request.
 //!
-//! The order of things is what makes it safe:
+//! The order of the steps makes it safe:
 //! 1. everything that can fail without NCCL: lengths and buffers (by the caller, into a frame), state,
 //!    streams, waits;
 //! 2. the C calls, between group start and end when there are several, in one go;
 //! 3. the poll until NCCL has put its work on the stream: before that nothing may be recorded behind
-//!    it, and no borrow may end. A communicator that blocks has done that when its calls return; while they do
-//!    not, the guard looks at the deadline;
+//!    it, and no borrow may end. In a blocking communicator that is true when its calls return; until they
+//!    do, the guard enforces the deadline;
 //! 4. the other half of the joins, and the end of cudarc's guards: on every path, also when a call
 //!    failed, because part of the work may be on the stream.
 //!
-//! When the poll does not come to an end in time, the communicator is aborted. NCCL joins its own
-//! threads in that call, so nothing is put on a stream afterwards; but something may have been put
+//! When the poll does not end in time, the communicator is aborted. NCCL joins its own
+//! threads in that call, so nothing is put on a stream afterwards; but work may have been put
 //! there since step 4, and the abort does not always wait for it: with several ranks in one process all
-//! but the last only count. So the second half of the joins is done once more, and only then the guards
-//! and the borrow end. When the abort does not come back, or the streams cannot be joined, NCCL still
+//! but the last abort only count. So the second half of the joins is done once more, and only then the guards
+//! and the borrow end. When the abort does not return, or the streams cannot be joined, NCCL still
 //! holds pointers into memory that is only borrowed, and this function must not return: it ends the
 //! process.
 
@@ -41,13 +41,13 @@ use crate::time::{deadline_after, later};
 
 /// Why an operation was not issued.
 enum Refused {
-    /// NCCL was not asked; the communicator is as good as before.
+    /// NCCL was not called; the communicator stays usable.
     Before(Error),
-    /// NCCL was not asked, because the abort signal was given.
+    /// NCCL was not called, because the abort signal was given.
     Signalled(Error),
-    /// NCCL was asked, and part of the work may be on its way; the communicator cannot be used again.
+    /// NCCL was called, and part of the work may be on its way; the communicator cannot be used again.
     Underway(Error),
-    /// NCCL was asked, and another thread's capture may have taken the work; why the calls failed, if they did.
+    /// NCCL was called, and another thread's capture may have taken the work. Has the error of the calls, if they failed.
     InCapture(Option<Error>),
 }
 
@@ -87,7 +87,7 @@ fn not_issued(
         }
         Refused::Signalled(error) => {
             let error = error.during(describe);
-            // Nothing is lent to NCCL by this operation: it may well be leaked.
+            // This operation has lent nothing to NCCL: the communicator may be leaked.
             inner.abort(&error);
             error
         }
@@ -104,9 +104,9 @@ fn not_issued(
             let is_settled = failed.is_none();
             let error = order::captured(Capture::Void, failed).during(describe);
             match is_settled && !has_ended {
-                // The capture has all of the work, and NCCL waits for it.
+                // The capture has all of the work, and NCCL waits for the capture.
                 true => inner.abort_in_background(&error),
-                // What has not settled may still come to the stream.
+                // Work that has not settled may still get onto the stream.
                 false => inner.abandon(&error, frame),
             }
             std::mem::forget(lent);
@@ -128,7 +128,7 @@ impl Inner {
             Ok(turn) => turn,
             Err(error) => return Err((Refused::Before(error), None)),
         };
-        // The time of others is not that of this operation.
+        // The wait for other calls does not count against this operation.
         let started = if waited { Instant::now() } else { started };
         let sequence = handle.sequence + 1;
         match self.issue_on(&mut handle, frame, kind, started, limit) {
@@ -160,7 +160,7 @@ impl Inner {
                 .map_err(Refused::Before)?;
         }
 
-        // 1. Nothing of this reaches NCCL.
+        // 1. None of this calls NCCL.
         self.prepare(handle, frame).map_err(Refused::Before)?;
 
         // 2. and 3.
@@ -198,7 +198,7 @@ impl Inner {
                 }
             }
         }
-        // The clock is read again only where something before may have taken its time.
+        // The clock is read again only where an earlier step may have taken long.
         let left = match check::is_wanted() || ticket.is_unusual {
             true => limit.saturating_sub(started.elapsed()),
             false => limit,
@@ -226,8 +226,8 @@ impl Inner {
         }
     }
 
-    /// The second half of the joins; `None` if a capture was in the way, which is void. Ends the process if that has become a
-    /// graph, in which the memory may be that was lent to the operation.
+    /// Does the second half of the joins; returns `None` if a capture interfered, which is void now. Ends the process if the capture
+    /// has become a graph, which may hold memory that was lent to the operation.
     #[inline]
     pub(crate) fn leave(&self, frame: &Frame<'_>, join: &CudaEvent) -> Option<Result<()>> {
         match frame.leave(self, join) {
@@ -239,13 +239,13 @@ impl Inner {
         }
     }
 
-    /// Until when the end of another thread's capture is waited for.
+    /// Until when to wait for the end of another thread's capture.
     pub(crate) fn patience_with_captures(&self) -> Instant {
         deadline_after(self.timeouts.abort / 2)
     }
 
-    /// The second half of the joins after the end of another thread's capture; `None` if that does not come and they are not needed.
-    /// Ends the process if they cannot be had. To be called without the lock: an abort needs that.
+    /// Does the second half of the joins after the end of another thread's capture; returns `None` if the capture does not end and
+    /// the joins are not needed. Ends the process if they are needed. To be called without the lock: an abort needs it.
     #[cold]
     pub(crate) fn outlast(&self, frame: &Frame<'_>, deadline: Instant) -> Option<Result<()>> {
         let cause = match frame.outlast(self, deadline) {
@@ -267,7 +267,7 @@ impl Inner {
     }
 
     /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `limit` after
-    /// `started`, of which so much is `left`.
+    /// `started`, of which `left` remains.
     #[inline]
     pub(crate) fn launch(
         &self,
@@ -294,8 +294,8 @@ impl Inner {
         }
     }
 
-    /// The error for a call that failed. One that was inside NCCL while the communicator was aborted failed
-    /// for that.
+    /// The error for a call that failed. A call that was inside NCCL while the communicator was aborted is reported as
+    /// interrupted.
     #[cold]
     pub(crate) fn failed_inside(&self, failure: NcclFailure, limit: Duration) -> Error {
         match self.switch.is_some() && self.phase.get().is_aborted() {
@@ -320,12 +320,12 @@ impl Inner {
     }
 
     pub(crate) fn interrupted(&self) -> bool {
-        // Not by a finalize: that waits for this operation.
+        // A finalize does not interrupt: it waits for this operation.
         self.abort_signal.is_aborted() || self.phase.get().is_aborted()
     }
 
     /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for
-    /// whatever it still put on the operation's. Ends the process when NCCL keeps pointers into memory
+    /// the work that is still on the operation's stream. Ends the process when NCCL keeps pointers into memory
     /// that it was only lent.
     pub(crate) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
         let lent = Lent::of(self);
@@ -345,7 +345,7 @@ impl Inner {
         std::mem::forget(lent);
     }
 
-    /// The second half of the joins once more, if the lock can be had within the abort limit.
+    /// Does the second half of the joins once more, if the lock becomes free within the abort limit. Returns whether that succeeded.
     fn left_again(&self, frame: &Frame<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let Some(handle) = self.handle.take_until(deadline) else {
@@ -358,12 +358,12 @@ impl Inner {
         left.is_none_or(|ordered| ordered.is_ok())
     }
 
-    /// Whether nothing runs on the operation's stream any more, within the abort limit. A device that
-    /// failed runs nothing.
+    /// Waits until nothing runs on the operation's stream any more, for the abort limit at most; returns whether that is so. A
+    /// failed device runs nothing.
     fn is_over(&self, frame: &Frame<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let mut backoff = Backoff::new();
-        // Each look by itself, so that the sentinel does not take the wait for a call that does not come back.
+        // Enters for each query, so that the sentinel does not mistake the wait for a call that does not return.
         let is_busy = || {
             let _inside = self.enter(Place::Look, self.timeouts.abort);
             order::is_busy(frame.on)
@@ -378,7 +378,7 @@ impl Inner {
     }
 }
 
-/// Says in which operation a check failed.
+/// Adds the operation in which a check failed to its error.
 #[cold]
 #[doc(hidden)]
 pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, error: Error) -> Error {
@@ -392,7 +392,7 @@ pub(crate) fn not_put(unsettled: Unsettled, limit: Duration) -> Error {
     unsettled.into_error("putting the operation on its stream", limit)
 }
 
-/// Memory is lent to NCCL while this lives: a panic must not give it back to the caller.
+/// Marks that memory is lent to NCCL: a panic must not give it back to the caller, and ends the process.
 pub(crate) struct Lent<'i>(&'i Inner);
 
 impl<'i> Lent<'i> {

@@ -1,9 +1,9 @@
-//! The way of an operation to NCCL.
+//! The path of an operation to NCCL.
 //!
 //! - `frame`: the buffers of one operation while it is issued;
-//! - `issue`: one operation, from the checks to the request; `steps`: one of several groups, with copies in between;
-//! - `check`: the ranks compare their calls, where that is wanted;
-//! - `compute`: kernels and copies of this crate's own; `replay`: the launch of a captured plan.
+//! - `issue`: one operation, from the checks to the request; `steps`: an operation of several groups, with copies in between;
+//! - `check`: the ranks compare their calls, if that is enabled;
+//! - `compute`: kernels and copies of this crate; `replay`: the launch of a captured plan.
 
 mod check;
 mod compute;

@@ -1,7 +1,7 @@
 //! The launch of a captured plan, ordered like an operation.
 //!
-//! The communicator's lock is not held during it: a launch may wait inside CUDA while too many are on
-//! their way, and an abort, which needs the lock, is what ends that.
+//! The communicator's lock is not held meanwhile: a launch may wait inside CUDA while too many are in
+//! flight, and only an abort, which needs the lock, ends that wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,17 +17,17 @@ use crate::operation::{Operation, OperationKind, Shape};
 use crate::stats::Volume;
 use crate::supervision::watchdog;
 
-/// Why there is no replay.
+/// Why a replay was not launched.
 pub(crate) enum NotLaunched {
-    /// CUDA was not asked.
+    /// CUDA was not called.
     Refused(Error),
-    /// CUDA was asked, and the ranks are not in step any more.
+    /// CUDA was called, and the ranks are out of step.
     Failed(Error),
 }
 
 impl Inner {
-    /// Joins the streams in `frame` around `launch`, which puts work on the frame's. The operation's
-    /// number. Counts `volume`, if it was not counted yet.
+    /// Joins the streams in `frame` around `launch`, which puts work on the frame's stream. Counts `volume`, if given.
+    /// Returns the operation's number.
     pub(crate) fn replay(
         self: &Arc<Self>,
         frame: &Frame<'_>,
@@ -85,7 +85,7 @@ impl Inner {
                 (Some(Capture::Void), ended.is_some())
             }
             Left::Captured(Capture::InGraph) => {
-                // That capture is over. What came before it is on the stream, and the buffers' streams have to wait for it.
+                // That capture is over. Earlier work is on the stream, and the buffers' streams have to wait for it.
                 let _ = self.outlast(frame, self.patience_with_captures());
                 (Some(Capture::InGraph), false)
             }
@@ -104,14 +104,14 @@ impl Inner {
         let (kind, now) = (OperationKind::Replay, Instant::now());
         let error = error.during(|| self.operation(kind, Shape::default(), Some(sequence), now));
         match is_launched && !is_apart {
-            // The plan keeps its memory, and NCCL waits for the end of that capture, and of its graph.
+            // The plan keeps its memory, and NCCL waits for the end of that capture and of its graph.
             true => self.abort_in_background(&error),
             false => self.abandon(&error, frame),
         }
         Err(error)
     }
 
-    /// A replay that has no number.
+    /// Describes a replay that has no number.
     pub(crate) fn replay_of(&self, plan: u64, started: Instant) -> Operation {
         let shape = Shape::default();
         Operation {

@@ -1,8 +1,8 @@
-//! Operations of several steps: groups that come one after another, with bytes in between that the device moves.
+//! Operations of several steps: groups one after another, with copies on the device in between.
 //!
-//! All of it is one operation: one turn at the communicator, one number, one deadline, one request. A step begins when
-//! the group before it is on the stream, so that the stream's order is that of the steps, and nothing waits on the host
-//! for what the device does.
+//! All steps are one operation: one turn at the communicator, one number, one deadline, one request. A step begins when
+//! the group before it is on the stream, so that the stream runs the steps in order, and the host does not wait
+//! for the device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,29 +16,29 @@ use crate::error::{Error, Result};
 use crate::recorded::{self, Batch, Calls};
 use crate::recorder::Writer;
 
-/// What comes before the next step: first the copies, then the group.
+/// One step: first the copies, then the group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'f> {
     pub(crate) copies: &'f [Copy],
     pub(crate) batch: Batch<'f>,
 }
 
-/// Rows of bytes that are moved on the device, from buffers of a frame to buffers of it. What is read and what is
-/// written do not overlap.
+/// Rows of bytes that are copied on the device, between buffers of a frame. The source and the
+/// destination do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
     pub(crate) to: CUdeviceptr,
     pub(crate) from: CUdeviceptr,
-    /// Bytes of a row.
+    /// The length of a row in bytes.
     pub(crate) width: usize,
     pub(crate) rows: usize,
-    /// From the beginning of a row to that of the next, in bytes.
+    /// The distance between the beginnings of two rows, in bytes.
     pub(crate) to_pitch: usize,
     pub(crate) from_pitch: usize,
 }
 
 impl Copy {
-    /// Puts it on the stream, whose context is bound to this thread.
+    /// Puts the copy on the stream, whose context is bound to this thread.
     pub(crate) fn enqueue(&self, stream: &CudaStream) -> Result<()> {
         let one_row =
             self.rows == 1 || (self.to_pitch == self.width && self.from_pitch == self.width);

@@ -28,17 +28,17 @@ use crate::{expendable, ffi};
 
 /// Device memory from NCCL's own allocator, of `len` elements of `T`.
 ///
-/// NCCL can let peers access such memory directly, which it cannot do with every other: registering a
-/// buffer of this kind ([`Communicator::register`]) takes copies out of collectives on NVLink. Used for
-/// anything else it is ordinary device memory.
+/// NCCL can let peers access such memory directly, which it cannot do with all memory: registering such a
+/// buffer ([`Communicator::register`]) saves copies in collectives on NVLink. For every other
+/// use it is ordinary device memory.
 ///
-/// Like cudarc's [`CudaSlice`] it belongs to a stream: work on that stream needs no further order, and
+/// Like cudarc's [`CudaSlice`] it belongs to a stream: work on that stream needs no further ordering, and
 /// the memory is freed behind everything that was put there before. Operations take `&buffer` and
-/// `&mut buffer`, or [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut); everything of cudarc
-/// takes [`view`](Self::view) and [`view_mut`](Self::view_mut).
+/// `&mut buffer`, or [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut); cudarc's functions
+/// take [`view`](Self::view) and [`view_mut`](Self::view_mut).
 ///
-/// A drop never waits: a thread frees the memory when the stream has got there. `ncclMemFree` waits for
-/// the whole device then, as `cuMemFree` does: allocate buffers once and keep them.
+/// A drop never waits: a thread frees the memory when the stream has reached that point. `ncclMemFree` then waits for
+/// the whole device, as `cuMemFree` does: allocate buffers once and keep them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,7 +55,7 @@ use crate::{expendable, ffi};
 pub struct Buffer<T: NcclType> {
     /// Never dropped as a slice: cudarc would free it with its own allocator.
     memory: ManuallyDrop<CudaSlice<T>>,
-    /// Recorded when the buffer is dropped; made before, so that it cannot fail then.
+    /// Recorded when the buffer is dropped; created beforehand, so that this cannot fail then.
     last: ManuallyDrop<CudaEvent>,
     library: Library,
 }
@@ -66,7 +66,7 @@ impl<T: NcclType> Buffer<T> {
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when the
     /// memory does not suffice, [`ErrorKind::Stream`] for a stream that operations refuse as well,
-    /// [`ErrorKind::Cuda`] when the device failed, [`ErrorKind::TimedOut`] when NCCL does not come back
+    /// [`ErrorKind::Cuda`] when the device failed, [`ErrorKind::TimedOut`] when NCCL does not return
     /// within the communicator's limit for operations, or 30 s.
     ///
     /// Wraps `ncclMemAlloc`.
@@ -86,7 +86,7 @@ impl<T: NcclType> Buffer<T> {
         Self::zeroed_within(library, stream, len, Timeouts::default().operation)
     }
 
-    /// As [`zeroed`](Self::zeroed), with a limit for NCCL.
+    /// Like [`zeroed`](Self::zeroed), with a limit for NCCL.
     pub(super) fn zeroed_within(
         library: &Library,
         stream: &Arc<CudaStream>,
@@ -100,7 +100,7 @@ impl<T: NcclType> Buffer<T> {
         let context = stream.context();
         let last = driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
-        // No allocator gives memory for nothing.
+        // Allocators return no memory for zero bytes.
         let bytes = len
             .checked_mul(size_of::<T>())
             .filter(|&bytes| isize::try_from(bytes).is_ok())
@@ -122,16 +122,16 @@ impl<T: NcclType> Buffer<T> {
             last: ManuallyDrop::new(last),
             library: library.clone(),
         };
-        // The guard has readers on other streams wait for the zeros.
+        // The guard makes readers on other streams wait for the zeros.
         let (address, guard) = buffer.memory.device_ptr_mut(stream);
-        // SAFETY: the allocation has as many bytes, and nobody else has it yet.
+        // SAFETY: the allocation has as many bytes, and no other code has its address yet.
         let filled = unsafe { result::memset_d8_async(address, 0, bytes, stream.cu_stream()) };
         drop(guard);
         filled.map_err(Error::cuda("filling a buffer with zeros (cuMemsetD8Async)"))?;
         Ok(buffer)
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     ///
     /// ```
     /// # fn example(x: &nccl::Buffer<f32>) {
@@ -143,7 +143,7 @@ impl<T: NcclType> Buffer<T> {
         self.memory.len()
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     ///
     /// ```
     /// # fn example(x: &nccl::Buffer<f32>) {
@@ -155,7 +155,7 @@ impl<T: NcclType> Buffer<T> {
         self.memory.is_empty()
     }
 
-    /// The stream to which it belongs.
+    /// Returns the stream to which the buffer belongs.
     ///
     /// ```
     /// # fn example(x: &nccl::Buffer<f32>) {
@@ -167,7 +167,7 @@ impl<T: NcclType> Buffer<T> {
         self.memory.stream()
     }
 
-    /// All elements, to read: for everything that takes cudarc's memory.
+    /// Returns a view of all elements, to read: for every function that takes cudarc's memory.
     ///
     /// ```
     /// # fn example(x: &nccl::Buffer<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -180,7 +180,7 @@ impl<T: NcclType> Buffer<T> {
         self.memory.as_view()
     }
 
-    /// All elements, to write: for everything that takes cudarc's memory.
+    /// Returns a view of all elements, to write: for every function that takes cudarc's memory.
     ///
     /// ```
     /// # fn example(y: &mut nccl::Buffer<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -194,10 +194,10 @@ impl<T: NcclType> Buffer<T> {
         self.memory.as_view_mut()
     }
 
-    /// Some of the elements, to read.
+    /// Returns a view of some of the elements, to read.
     ///
     /// # Panics
-    /// When `bounds` reach beyond the buffer.
+    /// If `bounds` reach beyond the buffer.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, x: &nccl::Buffer<f32>) -> nccl::Result<()> {
@@ -210,10 +210,10 @@ impl<T: NcclType> Buffer<T> {
         self.memory.slice(bounds)
     }
 
-    /// Some of the elements, to write.
+    /// Returns a view of some of the elements, to write.
     ///
     /// # Panics
-    /// When `bounds` reach beyond the buffer.
+    /// If `bounds` reach beyond the buffer.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
@@ -226,10 +226,10 @@ impl<T: NcclType> Buffer<T> {
         self.memory.slice_mut(bounds)
     }
 
-    /// Two parts of the elements, to write both.
+    /// Returns views of the elements before and from `mid` on, to write both.
     ///
     /// # Panics
-    /// When `mid` is beyond the buffer.
+    /// If `mid` is beyond the buffer.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
@@ -265,7 +265,7 @@ impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut Buffer<T> {
     }
 }
 
-/// Memory of NCCL's, on a thread that can be given up: it may have to wait for the device.
+/// Allocates with NCCL, on a thread that can be given up: the call may have to wait for the device.
 fn allocate(
     library: &Library,
     context: &Arc<CudaContext>,
@@ -284,14 +284,14 @@ fn allocate(
                 "binding the context to this thread (cuCtxSetCurrent)",
             ))?;
             let mut address: *mut c_void = std::ptr::null_mut();
-            // SAFETY: `address` is a valid place.
+            // SAFETY: `address` is a valid location.
             let code = unsafe { allocate(&mut address, bytes) };
             ffi::check(&theirs, CALL, code)?;
             Ok::<_, Error>(address.addr() as CUdeviceptr)
         },
         move |allocated| {
             if let (Ok(address), Some(free)) = (allocated, freeing.api().ncclMemFree) {
-                // SAFETY: an allocation of NCCL's that nobody has heard of.
+                // SAFETY: an allocation of NCCL whose address no other code has.
                 let _ = unsafe { free(std::ptr::with_exposed_provenance_mut(address as usize)) };
             }
         },
@@ -299,9 +299,9 @@ fn allocate(
     allocated.map_err(|not_back| not_back.into_error(CALL, limit))?
 }
 
-/// Memory of a dropped buffer.
+/// The memory of a dropped buffer.
 struct Freed<T: NcclType> {
-    /// While it is not yet known what its stream has to wait for, because the stream is capturing.
+    /// Present until the stream waits for the other users of the memory; while the stream is capturing it cannot.
     memory: Option<ManuallyDrop<CudaSlice<T>>>,
     address: CUdeviceptr,
     bytes: usize,
@@ -312,14 +312,14 @@ struct Freed<T: NcclType> {
 }
 
 impl<T: NcclType> Freed<T> {
-    /// Makes the stream wait for the other users that cudarc knows of, and marks the place behind them.
+    /// Makes the stream wait for the other users that cudarc knows of, and marks the point behind them.
     fn mark(&mut self) {
         if driver::is_capturing(&self.stream) {
             return;
         }
         if let Some(mut memory) = self.memory.take() {
             if wait_for_users(&mut memory, &self.stream).is_err() {
-                // A later look may succeed.
+                // A later poll may succeed.
                 self.memory = Some(memory);
                 return;
             }
@@ -331,8 +331,8 @@ impl<T: NcclType> Freed<T> {
     }
 }
 
-/// Makes the stream wait for the last reader and the last writer. cudarc does that as well where memory is given up, but
-/// not if it has an error stored.
+/// Makes the stream wait for the last reader and the last writer. cudarc's `leak` does that as well, but not if an
+/// error is stored.
 fn wait_for_users<T>(
     memory: &mut CudaSlice<T>,
     stream: &CudaStream,
@@ -370,7 +370,7 @@ impl<T: NcclType> DeferredDrop for Freed<T> {
             return;
         };
         let _ = driver::bind(self.stream.context());
-        // SAFETY: an allocation of NCCL's, freed once; everything that was put on its stream before the
+        // SAFETY: an allocation of NCCL, freed once; everything that was put on its stream before the
         // buffer was dropped is over, and with it all uses of the memory.
         let code = unsafe { free(std::ptr::with_exposed_provenance_mut(self.address as usize)) };
         if let Err(failure) = ffi::check(&self.library, "ncclMemFree", code) {

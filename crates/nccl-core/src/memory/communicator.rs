@@ -1,4 +1,4 @@
-//! What a program calls on a communicator to allocate memory, and to tell NCCL of it beforehand.
+//! The methods of a communicator that allocate memory and register it with NCCL.
 
 use super::{Buffer, OwnedBuffer, Registered, registered, window};
 use crate::communicator::Communicator;
@@ -29,17 +29,17 @@ impl Communicator {
         Buffer::zeroed_within(self.library(), self.stream(), len, self.limit)
     }
 
-    /// Tells NCCL beforehand of a buffer that operations of this communicator will use often.
+    /// Registers with NCCL a buffer that operations of this communicator will use often.
     ///
-    /// Concerns this rank alone; see [`Registered`] for what the other ranks have to do. Of an error the
-    /// buffer does not come back: it is freed.
+    /// Concerns this rank alone; see [`Registered`] for what the other ranks have to do. After an error the
+    /// buffer is not returned: it is freed.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when NCCL
     /// refuses the memory, [`ErrorKind::Stream`] for a buffer whose stream operations refuse as well,
     /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use;
-    /// [`ErrorKind::TimedOut`] when NCCL does not come back within the limit for operations. The
-    /// communicator is aborted then, and the buffer leaked.
+    /// [`ErrorKind::TimedOut`] when NCCL does not return within the limit for operations: the
+    /// communicator is aborted, and the buffer leaked.
     ///
     /// Wraps `ncclCommRegister`.
     ///
@@ -57,16 +57,16 @@ impl Communicator {
         registered::register(self, buffer)
     }
 
-    /// Tells NCCL on all ranks beforehand of buffers that operations of this communicator will use often, each rank of its own
-    /// and of the same length: a symmetric window. NCCL has faster ways for operations whose buffers are all in windows; with
-    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) it moves data by copy engines
+    /// Registers with NCCL, on all ranks, buffers that operations of this communicator will use often, one on each rank,
+    /// of the same length: a symmetric window. NCCL has faster paths for operations whose buffers are all in windows; with
+    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) it moves data with copy engines
     /// ([`AllToAllAlgorithm::CopyEngine`](crate::AllToAllAlgorithm::CopyEngine)).
     ///
-    /// Every rank calls this at the same time. Where library, device or communicator have no windows, the buffer is as good as any
-    /// ([`Registered::is_effective`] says which it is). Of an error the buffer does not come back.
+    /// Every rank calls this at the same time. Where library, device or communicator do not support windows, the buffer is an
+    /// ordinary one ([`Registered::is_effective`] returns which it is). After an error the buffer is not returned.
     ///
     /// # Errors
-    /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not come within
+    /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not arrive within
     /// the limit for operations. The communicator is aborted then, and when NCCL fails.
     ///
     /// Wraps `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).

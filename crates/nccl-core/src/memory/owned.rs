@@ -1,4 +1,4 @@
-//! Memory that can be given away: to a registration, or to a captured plan.
+//! Memory that can be moved into a registration or a captured plan.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::error::Result;
 pub(crate) mod sealed {
     use super::{ErasedMut, Result};
 
-    /// What is done to each buffer.
+    /// The function that is called for each buffer.
     pub(crate) type Each<'f, 'a> = &'f mut dyn FnMut(ErasedMut<'a>) -> Result<()>;
 
     pub trait Visit {
@@ -35,13 +35,13 @@ pub trait OwnedBuffer: sealed::Visit + Send + Sized + 'static {
     /// The type of the elements.
     type Element: NcclType;
 
-    /// All elements, to read.
+    /// Returns a view of all elements, to read.
     fn view(&self) -> CudaView<'_, Self::Element>;
 
-    /// All elements, to write.
+    /// Returns a view of all elements, to write.
     fn view_mut(&mut self) -> CudaViewMut<'_, Self::Element>;
 
-    /// The stream to which the memory belongs.
+    /// Returns the stream to which the memory belongs.
     fn stream(&self) -> &Arc<CudaStream>;
 }
 
@@ -89,7 +89,7 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
     }
 }
 
-/// What a [`CapturedPlan`](crate::CapturedPlan) owns: a buffer, a `Vec` of buffers, or a tuple of up to
+/// The buffers of a [`CapturedPlan`](crate::CapturedPlan): a buffer, a `Vec` of buffers, or a tuple of up to
 /// four of these.
 ///
 /// ```
@@ -110,10 +110,10 @@ pub trait PlanBuffers: sealed::Visit + Send + 'static {
     where
         Self: 'a;
 
-    /// See [`Views`](Self::Views).
+    /// Returns views to read; see [`Views`](Self::Views).
     fn views(&self) -> Self::Views<'_>;
 
-    /// See [`ViewsMut`](Self::ViewsMut).
+    /// Returns views to write; see [`ViewsMut`](Self::ViewsMut).
     fn views_mut(&mut self) -> Self::ViewsMut<'_>;
 }
 

@@ -1,4 +1,4 @@
-//! Memory that a communicator knows beforehand.
+//! Memory that is registered with a communicator.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -22,19 +22,19 @@ use crate::state::State;
 use crate::time::deadline_after;
 use crate::{expendable, ffi};
 
-/// A buffer that is registered with a communicator, and belongs to the registration.
+/// A buffer that is registered with a communicator, and owned by the registration.
 ///
 /// Where the hardware and the kind of memory allow it (best: [`Buffer`](crate::Buffer)), NCCL then moves
 /// data from and to the buffer without copies of its own. When one rank uses a registered buffer in an
-/// operation, all have to. Everywhere else nothing changes.
+/// operation, all ranks have to. Elsewhere nothing changes.
 ///
 /// Operations take `&registered` and `&mut registered`, and its views. The value keeps the
-/// communicator; dropping it deregisters and frees when the work on the buffer's stream is over, in the
-/// background. A communicator that is finalized or aborted before forgets its registrations, and the
+/// communicator alive; its drop deregisters and frees the buffer in the background, when the work on the buffer's stream
+/// is over. A communicator that is finalized or aborted before forgets its registrations, and the
 /// memory stays usable.
 ///
-/// A buffer in a symmetric window ([`Communicator::register_window`]) is one, too; that all ranks make together. One-sided
-/// access to windows (`ncclPutSignal`) needs rules of its own, and is not offered.
+/// A buffer in a symmetric window ([`Communicator::register_window`]) is also a `Registered`; all ranks make it together.
+/// One-sided access to windows (`ncclPutSignal`) needs rules of its own, and is not offered.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,20 +50,20 @@ use crate::{expendable, ffi};
 pub struct Registered<B: OwnedBuffer> {
     pub(super) buffer: ManuallyDrop<B>,
     pub(super) handle: Registration,
-    /// Nothing can be issued through this, so it does not count among those who have it.
+    /// Does not count as a handle of the communicator: no operation can be issued through it.
     pub(super) comm: ManuallyDrop<KeepAlive>,
-    /// Recorded when this is dropped; made before, so that it cannot fail then.
+    /// Recorded when this is dropped; created beforehand, so that this cannot fail then.
     pub(super) last: ManuallyDrop<CudaEvent>,
 }
 
-/// NCCL's handle; none where it does without.
+/// NCCL's handle; `None` if NCCL did not make one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registration {
     pub(super) handle: Option<NonNull<c_void>>,
     pub(super) kind: Kind,
 }
 
-/// What a buffer is registered as.
+/// The kind of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Local,
@@ -85,12 +85,12 @@ impl Registration {
     }
 }
 
-// SAFETY: a number for NCCL, given back under the communicator's lock; never followed.
+// SAFETY: the handle is a number for NCCL, returned under the communicator's lock; never dereferenced.
 unsafe impl Send for Registration {}
 // SAFETY: likewise.
 unsafe impl Sync for Registration {}
 
-/// Tells NCCL beforehand of a buffer that operations of this communicator will use often.
+/// Registers with NCCL a buffer that operations of this communicator will use often.
 pub(super) fn register<B: OwnedBuffer>(
     comm: &Communicator,
     mut buffer: B,
@@ -114,7 +114,7 @@ pub(super) fn register<B: OwnedBuffer>(
             let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
             inner.lends_to_proxies();
             expendable::call(
-                // Waiting for a turn ends by itself.
+                // The wait for the lock has a deadline of its own.
                 deadline_after(limit.saturating_add(SLACK)),
                 || false,
                 move || {
@@ -124,9 +124,9 @@ pub(super) fn register<B: OwnedBuffer>(
                     let (guard, _) = inner.handle.take(None, limit)?;
                     let raw = inner.ready(&guard)?;
                     let mut handle: *mut c_void = std::ptr::null_mut();
-                    // SAFETY: memory of that many bytes, which stays where it is until it is
-                    // deregistered: the value below owns it, and it is leaked when this does not come
-                    // back. `handle` is a valid place; the communicator is alive, under its lock.
+                    // SAFETY: memory of that many bytes, which is neither moved nor freed until it is
+                    // deregistered: the value below owns it, and it is leaked when this does not
+                    // return. `handle` is a valid location; the communicator is alive, under its lock.
                     let code = unsafe {
                         register(
                             raw.as_ptr(),
@@ -150,7 +150,7 @@ pub(super) fn register<B: OwnedBuffer>(
         Err(not_back) => {
             let error = not_back.into_error(CALL, comm.limit);
             if error.is_timeout() {
-                // NCCL may still look at it.
+                // NCCL may still access the buffer.
                 std::mem::forget(buffer);
                 comm.inner.abort(&error);
             }
@@ -166,7 +166,7 @@ pub(super) fn register<B: OwnedBuffer>(
 }
 
 impl<B: OwnedBuffer> Registered<B> {
-    /// All elements, to read: for everything that takes cudarc's memory.
+    /// Returns a view of all elements, to read: for every function that takes cudarc's memory.
     ///
     /// ```
     /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -179,7 +179,7 @@ impl<B: OwnedBuffer> Registered<B> {
         self.buffer.view()
     }
 
-    /// All elements, to write: for everything that takes cudarc's memory.
+    /// Returns a view of all elements, to write: for every function that takes cudarc's memory.
     ///
     /// ```
     /// # fn example(y: &mut nccl::Registered<nccl::Buffer<f32>>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -193,7 +193,7 @@ impl<B: OwnedBuffer> Registered<B> {
         self.buffer.view_mut()
     }
 
-    /// The stream to which the memory belongs.
+    /// Returns the stream to which the memory belongs.
     ///
     /// ```
     /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) {
@@ -210,7 +210,7 @@ impl<B: OwnedBuffer> Registered<B> {
         self.view().len()
     }
 
-    /// Whether NCCL made use of the registration: not with `NCCL_LOCAL_REGISTER=0`, for instance.
+    /// Returns whether NCCL uses the registration: not with `NCCL_LOCAL_REGISTER=0`, for instance.
     ///
     /// ```
     /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) {
@@ -224,13 +224,13 @@ impl<B: OwnedBuffer> Registered<B> {
         self.handle.handle.is_some()
     }
 
-    /// Waits for the work on the buffer's stream, deregisters, and gives the buffer back.
+    /// Waits for the work on the buffer's stream, deregisters, and returns the buffer.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when the stream does not come to its end within the communicator's limit
-    /// for operations. [`ErrorKind::Nccl`] when NCCL does not let go of the buffer, and
-    /// [`ErrorKind::Aborted`] when the communicator was leaked and may still use it. The buffer does not
-    /// come back then; it is freed when it is known to be unused, or leaked.
+    /// [`ErrorKind::TimedOut`] when the work on the stream does not end within the communicator's limit
+    /// for operations. [`ErrorKind::Nccl`] when NCCL does not release the buffer, and
+    /// [`ErrorKind::Aborted`] when the communicator was leaked and may still use it. The buffer is not
+    /// returned then; it is freed when it is known to be unused, or leaked.
     ///
     /// Wraps `ncclCommDeregister` or `ncclCommWindowDeregister`.
     ///
@@ -256,7 +256,7 @@ impl<B: OwnedBuffer> Registered<B> {
         }
         let comm = (*remains.comm).clone();
         let let_go = expendable::call(
-            // What it does itself at the deadline, it does a little later.
+            // At the deadline the thread returns by itself, a little later.
             deadline_after(limit.saturating_add(SLACK)),
             || false,
             move || remains.let_go(deadline, limit),
@@ -280,7 +280,7 @@ impl<B: OwnedBuffer> Registered<B> {
         remains
     }
 
-    /// Called once, by whoever ends this value.
+    /// Takes the fields out. Called once, at the end of this value.
     fn remains(&mut self) -> Remnant<B> {
         // SAFETY: each is taken once, because the caller forgets `self` or is its drop.
         let (buffer, comm, last) = unsafe {
@@ -300,10 +300,10 @@ impl<B: OwnedBuffer> Registered<B> {
     }
 }
 
-/// How much longer the thread of a call may take, which also waits for what has the same limit.
+/// How much longer the thread of a call may take than the waits inside it, which have the same limit.
 pub(super) const SLACK: Duration = Duration::from_secs(1);
 
-/// What is left of a registered buffer. Dropping it leaks the buffer.
+/// The remains of a registered buffer. Dropping them leaks the buffer.
 struct Remnant<B: OwnedBuffer> {
     buffer: ManuallyDrop<B>,
     handle: Registration,
@@ -340,7 +340,7 @@ impl<B: OwnedBuffer> Remnant<B> {
         }
     }
 
-    /// Deregisters, if that can be done now.
+    /// Deregisters the buffer, if that is possible now.
     fn look(&mut self) -> Look {
         if !self.behind.is_over() {
             return Look::Busy;
@@ -352,7 +352,7 @@ impl<B: OwnedBuffer> Remnant<B> {
         let Some(guard) = inner.handle.try_take() else {
             return Look::Busy;
         };
-        // NCCL keeps the registrations of one that was revoked.
+        // NCCL keeps the registrations of a revoked communicator.
         let Some(raw) = guard.raw.or_else(|| inner.revoked()) else {
             return match inner.phase.get() {
                 State::Finalized | State::Aborted => Look::Deregistered,
@@ -362,8 +362,8 @@ impl<B: OwnedBuffer> Remnant<B> {
         };
         let api = inner.library.api();
         let (raw, handle) = (raw.as_ptr(), handle.as_ptr());
-        // SAFETY: for both: the handle was made for this communicator, which is alive, under its lock, and is given
-        // back once: `handle` is cleared below. No work uses the buffer any more.
+        // SAFETY: for both: the handle was made for this communicator, which is alive, under its lock, and is returned
+        // once: `handle` is cleared below. No work uses the buffer any more.
         let code = unsafe {
             match self.handle.kind {
                 Kind::Local => api.ncclCommDeregister.map(|f| f(raw, handle)),

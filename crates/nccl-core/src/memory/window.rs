@@ -1,4 +1,4 @@
-//! Memory that all ranks of a communicator know beforehand: symmetric windows.
+//! Memory that all ranks of a communicator have registered: symmetric windows.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -22,19 +22,19 @@ use crate::{expendable, ffi};
 
 const CALL: &str = "ncclCommWindowRegister";
 
-/// Whether NCCL had been asked.
+/// A failed registration, by whether NCCL had been called.
 enum Failed {
     Before(Error),
     Underway(Error),
 }
 
-/// Where NCCL puts the handle, perhaps from a thread of its own after the call has come back.
+/// Where NCCL writes the handle, possibly from a thread of its own after the call has returned.
 struct Place(Box<*mut c_void>);
 
-// SAFETY: memory that one thread after another has; the pointer in it is a number for NCCL.
+// SAFETY: memory that threads own one after another; the pointer in it is a number for NCCL.
 unsafe impl Send for Place {}
 
-/// Tells NCCL on all ranks beforehand of buffers that operations of this communicator will use often.
+/// Registers with NCCL, on all ranks, buffers that operations of this communicator will use often.
 pub(super) fn register<T: NcclType>(
     comm: &Communicator,
     mut buffer: Buffer<T>,
@@ -51,7 +51,7 @@ pub(super) fn register<T: NcclType>(
     let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
     inner.lends_to_proxies();
     let made = expendable::call(
-        // Waiting for a turn, and for the other ranks, ends by itself.
+        // The waits for the lock, and for the other ranks, have deadlines of their own.
         deadline_after(limit.saturating_add(SLACK)),
         || false,
         move || {
@@ -66,9 +66,9 @@ pub(super) fn register<T: NcclType>(
             let at: *mut *mut c_void = &raw mut *place.0;
             let left = limit.saturating_sub(started.elapsed());
             let launched = inner.launch(raw, started, (limit, left), || {
-                // SAFETY: memory of that many bytes, which stays where it is until it is deregistered: the
-                // value that is made owns it, and it is leaked when this does not come back. `at` stays valid until
-                // the communicator is at rest again, and for ever if it does not come to rest. The communicator is
+                // SAFETY: memory of that many bytes, which is neither moved nor freed until it is deregistered: the
+                // resulting value owns it, and it is leaked when this does not return. `at` stays valid until
+                // the communicator has settled, and for ever if it does not settle. The communicator is
                 // alive, under its lock.
                 let code = unsafe {
                     register(
@@ -79,7 +79,7 @@ pub(super) fn register<T: NcclType>(
                         sys::NCCL_WIN_COLL_SYMMETRIC,
                     )
                 };
-                // It may return success, and not be done on a communicator that does not block.
+                // In a nonblocking communicator the call may return success before it is done.
                 ffi::check(&inner.library, CALL, code).map(|_| Progress::Pending)
             });
             launched.map_err(Failed::Underway)?;
@@ -119,14 +119,14 @@ fn range_of(buffer: ErasedMut<'_>) -> Range<u64> {
 }
 
 impl Inner {
-    /// A window is no more.
+    /// Removes a window from the list.
     pub(super) fn forget_window<B: OwnedBuffer>(&self, buffer: &B) {
         let view = buffer.view();
         let start = crate::buffer::SendBuffer::erase(view).range().start;
         self.windows.lock().retain(|window| window.start != start);
     }
 
-    /// Whether so many bytes from there on lie in one window.
+    /// Whether `bytes` bytes from `start` on lie in one window.
     pub(crate) fn is_in_a_window(&self, start: u64, bytes: u64) -> bool {
         let contains = |window: &Range<u64>| window.start <= start && start + bytes <= window.end;
         self.windows.lock().iter().any(contains)

@@ -1,12 +1,12 @@
 //! The capture itself: begun, filled and ended within one call.
 //!
-//! It happens on the communicator's own stream, under its lock, after everything that the user's code
-//! had to say: so no other work can get into the graph, and nothing else finds a stream capturing.
+//! It happens on the communicator's own stream, under its lock, after the user's closure has
+//! returned: so no other work can get into the graph, and no other code finds a stream capturing.
 //!
 //! When an operation fails in between, the communicator is aborted, because the other ranks have captured
-//! what this one has not. The abort comes before the end of the capture: a thread of NCCL may still be
-//! adding to the graph, and only the abort joins it. But it also waits for graphs that hold the
-//! communicator, and the one being captured may be one: so the capture is ended after a moment even if
+//! what this rank has not. The abort comes before the end of the capture: a thread of NCCL may still be
+//! adding to the graph, and only the abort joins it. But the abort also waits for graphs that hold the
+//! communicator, possibly for the one being captured: so the capture is ended after a moment even if
 //! the abort is still waiting.
 
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Inner {
         limit: Duration,
     ) -> Result<Arc<Slot>> {
         let (mut handle, waited) = self.handle.take(Some(OperationKind::Capture), limit)?;
-        // The time of others is not that of this capture.
+        // The wait for other calls does not count against this capture.
         let started = if waited { Instant::now() } else { started };
         let raw = self.ready(&handle)?;
         self.lends_to_proxies();
@@ -59,7 +59,7 @@ impl Inner {
             let count = group.batch().recorded.len();
             let ticket = writer.begin(handle.sequence, KIND, started, stream, limit, count);
             if ticket.is_unusual {
-                // Nothing of it runs before it is launched, but NCCL may not come back from the call.
+                // Nothing of it runs before the launch, but NCCL may not return from the call.
                 let issue = watchdog::Issue {
                     inner: self,
                     on: stream,
@@ -69,7 +69,7 @@ impl Inner {
                 };
                 watchdog::attend(issue)?;
             }
-            // Before it is settled nothing of it needs to be in the graph.
+            // Until NCCL has settled, none of it needs to be in the graph.
             let limits = (started, limit);
             let captured = launch_step(self, raw, limits, group.step(), stream, &calls, writer);
             writer.end(ticket, captured.as_ref().err());
@@ -78,7 +78,7 @@ impl Inner {
         let graph = issued.and_then(|()| capturing.finish());
         drop(inside);
         match graph {
-            // Under the lock, so that whoever ends the communicator finds it in the list.
+            // Under the lock, so that the thread that ends the communicator finds the graph in the list.
             Ok(graph) => Ok(self.plans.add(number, graph, &self.context)),
             Err(error) => {
                 drop(handle);
@@ -107,7 +107,7 @@ impl Inner {
     }
 }
 
-/// A stream that is capturing; not any more when this is dropped.
+/// A stream that is capturing; the drop ends the capture.
 struct Capturing<'s> {
     stream: &'s Arc<CudaStream>,
     ended: std::cell::Cell<bool>,
@@ -115,7 +115,7 @@ struct Capturing<'s> {
 
 impl<'s> Capturing<'s> {
     fn begin(stream: &'s Arc<CudaStream>) -> Result<Self> {
-        // Forbids only this thread what would break the capture, not the whole process.
+        // Forbids only this thread the calls that would break the capture, not the whole process.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         driver::undisturbed(stream.context(), || stream.begin_capture(mode))
             .map_err(Error::cuda("beginning a capture (cuStreamBeginCapture)"))?;
@@ -128,7 +128,7 @@ impl<'s> Capturing<'s> {
     fn finish(&self) -> Result<cudarc::driver::CudaGraph> {
         let end = || self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
         let graph = driver::undisturbed(self.stream.context(), end);
-        // Not if cudarc found an error that was stored at that very moment.
+        // The capture goes on if cudarc found an error that was stored just now.
         self.ended.set(!driver::is_capturing(self.stream));
         let graph = graph.map_err(Error::cuda(
             "ending a capture (cuStreamEndCapture, cuGraphInstantiate)",
@@ -149,12 +149,12 @@ impl Drop for Capturing<'_> {
         if self.ended.get() {
             return;
         }
-        // SAFETY: the stream lives, and is capturing since `begin`, on this thread.
+        // SAFETY: the stream lives, and has been capturing since `begin`, on this thread.
         let graph = unsafe { result::stream::end_capture(self.stream.cu_stream()) };
         if let Ok(graph) = graph
             && !graph.is_null()
         {
-            // SAFETY: a graph that only this function has.
+            // SAFETY: only this function has the graph.
             let _ = unsafe { result::graph::destroy(graph) };
         }
     }

@@ -1,4 +1,4 @@
-//! A plan that was captured: its launches, its buffers, its end.
+//! A captured plan: its launches, its buffers, its end.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -25,17 +25,17 @@ use crate::state::State;
 use crate::stats::Volume;
 
 /// Operations on buffers of their own, captured into a CUDA graph: a launch costs one call for all of
-/// them, and no thread of NCCL's.
+/// them, and needs no thread of NCCL.
 ///
 /// The plan owns its buffers. Between launches they are read and written through
 /// [`views`](Self::views) and [`views_mut`](Self::views_mut), ordered by their streams like any other
 /// memory: work that was put on a buffer's stream before a launch is over when the replay begins, and
 /// work that is put there afterwards begins when the replay is over.
 ///
-/// Every rank has to capture the same operations and to launch its plan as often and in the same
-/// order. The plan keeps its communicator: finalizing or aborting that destroys the graph first, and
-/// later launches fail. Dropping the plan never waits: what a replay still uses is freed when it is
-/// over, in the background.
+/// Every rank has to capture the same operations, and to launch its plan equally often and in the same
+/// order. The plan keeps its communicator alive: finalizing or aborting the communicator destroys the graph first, and
+/// later launches fail. Dropping the plan never waits: buffers that a replay still uses are freed in the
+/// background when it is over.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -62,11 +62,11 @@ pub struct CapturedPlan<B: PlanBuffers> {
     pub(super) slot: Arc<Slot>,
     pub(super) comm: ManuallyDrop<Communicator>,
     pub(super) operations: usize,
-    /// What a launch counts.
+    /// What a launch adds to the statistics.
     pub(super) volume: Volume,
     /// Joins the streams of the buffers with that of the launch.
     pub(super) join: ManuallyDrop<CudaEvent>,
-    /// Bounds the replays that are on their way.
+    /// Bounds the number of replays in flight.
     pub(super) pace: ManuallyDrop<Pace>,
 }
 
@@ -76,7 +76,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// # Errors
     /// [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when the communicator has ended,
     /// [`ErrorKind::Stream`] when a stream is capturing, [`ErrorKind::TimedOut`] when too many replays
-    /// are on their way and none ends within the limit for operations; [`ErrorKind::Cuda`] when CUDA
+    /// are in flight and none ends within the limit for operations; [`ErrorKind::Cuda`] when CUDA
     /// refuses. In the last two cases the communicator is aborted.
     ///
     /// Wraps `cuGraphLaunch`.
@@ -132,7 +132,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         }
     }
 
-    /// The buffers, to read between launches: a view for each, as they were given.
+    /// Returns views of the buffers, to read between launches: one for each, in the order in which they were given.
     ///
     /// ```
     /// # fn example(plan: &nccl::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
@@ -147,7 +147,8 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         self.buffers.views()
     }
 
-    /// The buffers, to write between launches: a view for each, as they were given.
+    /// Returns mutable views of the buffers, to write between launches: one for each, in the order in which they were
+    /// given.
     ///
     /// ```
     /// # fn example(plan: &mut nccl::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
@@ -162,7 +163,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         self.buffers.views_mut()
     }
 
-    /// How many operations a launch replays.
+    /// Returns how many operations a launch replays.
     ///
     /// ```
     /// # fn example(plan: &nccl::CapturedPlan<nccl::Buffer<f32>>) {
@@ -174,12 +175,12 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         self.operations
     }
 
-    /// Ends the plan and gives the buffers back. Replays that are on their way go on, and the streams of
+    /// Ends the plan and returns the buffers. Replays in flight go on, and the streams of
     /// the buffers wait for them.
     ///
     /// # Errors
     /// [`ErrorKind::Aborted`] when the communicator was leaked: NCCL may still use the buffers, so they
-    /// stay where they are.
+    /// are not freed.
     ///
     /// ```
     /// # fn example(plan: nccl::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
@@ -211,7 +212,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             comm.inner.plans.destroy(&slot);
         }
         if comm.inner.phase.get() == State::Aborting {
-            // Other ranks may still write into them.
+            // Other ranks may still write into the buffers.
             comm.inner.wait_for_the_end();
         }
         if comm.inner.phase.get() == State::Leaked {
@@ -278,7 +279,7 @@ mod tests {
         .expect("a plan")
     }
 
-    /// One whose ranks do not tell each other what they abort.
+    /// A communicator whose ranks do not tell each other about aborts.
     fn communicator(id: UniqueId, rank: usize) -> Communicator {
         let device = crate::device(rank).expect("a device");
         Communicator::builder("held", id, rank, 2)
@@ -298,14 +299,14 @@ mod tests {
             scope.spawn(|| {
                 let comm = communicator(id, 1);
                 let _plans = (plan(&comm), plan(&comm));
-                // Of the ranks of a process the last one that is aborted waits for the graphs.
+                // Of the ranks of a process, the last one to abort waits for the graphs.
                 comm.abort("first").expect("an abort that only counts");
                 first.wait();
             });
             let comm = communicator(id, 0);
             let (free, held) = (plan(&comm), plan(&comm));
             first.wait();
-            // As a launch does that does not come back.
+            // As in a launch that does not return.
             let slot = Arc::clone(&held.slot);
             let launching = slot.graph.lock();
             let begun = Instant::now();
@@ -317,7 +318,7 @@ mod tests {
             );
             drop(launching);
             drop(free);
-            // What NCCL may still use does not come back.
+            // Buffers that NCCL may still use are not returned.
             let error = held.into_buffers().expect_err("the communicator is leaked");
             assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         });

@@ -1,4 +1,4 @@
-//! What the ranks of a communicator are about to do, compared before NCCL is asked for anything.
+//! Comparison of what the ranks of a communicator are about to do, before NCCL is called.
 
 use std::time::Instant;
 
@@ -9,18 +9,18 @@ use crate::op::Descriptor;
 use nccl_base::departure::Ended;
 use nccl_base::wire::Broken;
 
-/// One comparison of all ranks, where they can be asked.
+/// One comparison among all ranks, if they can be asked.
 pub(crate) struct Comparison<'c> {
     pub(crate) comm: &'c Communicator,
-    /// The same on all ranks, and of no other comparison of the communicator.
+    /// Names this comparison: the same on all ranks, and different for every comparison of the communicator.
     pub(crate) topic: String,
-    /// For the error of one to which not all ranks come.
+    /// Names it in the error for missing ranks.
     pub(crate) what: String,
     pub(crate) started: Instant,
 }
 
 impl Comparison<'_> {
-    /// What each rank gave; `None` where nobody can be asked.
+    /// Returns each rank's part; `None` if the other ranks cannot be asked.
     fn gather(&self, topic: &str, part: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let inner = &self.comm.inner;
         let Some(board) = &inner.board else {
@@ -42,15 +42,15 @@ impl Comparison<'_> {
                 Err(Error::new(ErrorKind::TimedOut { what, limit }))
             }
             Ended::Unheard if interrupted() => Err(inner.out_of_use()),
-            // Nobody can be asked any more, and what that means for the communicator is told elsewhere.
+            // The other ranks cannot be asked any more; what that means for the communicator is decided elsewhere.
             Ended::Unheard => Ok(None),
         }
     }
 
-    /// What each rank tells, which is not nothing; `None` where nobody can be asked.
+    /// Returns each rank's part, which is never empty; `None` if the other ranks cannot be asked.
     pub(crate) fn told(&self, topic: &str, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let all = self.gather(&format!("{}/{topic}", self.topic), own)?;
-        // A rank that is gone gives nothing.
+        // The part of a rank that is gone is empty.
         let gone = |all: &Vec<Vec<u8>>| all.iter().position(Vec::is_empty);
         match all.as_ref().and_then(gone) {
             Some(rank) => Err(self.gone(rank)),
@@ -58,7 +58,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// One with its host and process, several in short form.
+    /// The names of `ranks`: a single one with its host and process, several in short form.
     fn names(&self, ranks: &[usize]) -> String {
         let inner = &self.comm.inner;
         let board = inner.board.as_ref();
@@ -75,8 +75,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// How the operations of the ranks differ, in one sentence that is the same on all of them; `None` where they belong
-    /// together, or where nobody can be asked. A rank that has none says why.
+    /// Returns how the operations of the ranks differ, in one sentence that is the same on all of them; `None` if they
+    /// match, or if the other ranks cannot be asked. A rank without operations gives the reason.
     pub(crate) fn operations(
         &self,
         done: Done,
@@ -90,7 +90,7 @@ impl Comparison<'_> {
         let broken = |broken: Broken| Error::rendezvous(broken.0);
         match agree::compare(&digests).map_err(broken)? {
             Compared::Same => Ok(None),
-            // What is wrong here is the better answer on this rank.
+            // This rank's own error is the better answer here.
             Compared::Failed(..) if failed => Ok(None),
             Compared::Failed(rank, reason) => Ok(Some(format!(
                 "{} {}, because {reason}",
@@ -116,8 +116,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// Which ranks could not make theirs, and why, in one sentence that is the same on all of them; `own`: why not this one.
-    /// `None` where all could, or where nobody can be asked.
+    /// Returns which ranks failed, and why, in one sentence that is the same on all of them; `own` is this rank's reason.
+    /// `None` if none failed, or if the other ranks cannot be asked.
     pub(crate) fn outcomes(&self, own: Option<&str>) -> Result<Option<String>> {
         let part = own.map_or_else(|| String::from("+"), |reason| format!("-{reason}"));
         let Some(all) = self.told("outcome", part.as_bytes())? else {
@@ -135,7 +135,7 @@ impl Comparison<'_> {
         Ok((!failed.is_empty()).then(|| failed.join("; ")))
     }
 
-    /// How what the ranks chose differs, each a short text; as [`operations`](Self::operations).
+    /// Returns how the ranks' choices differ, each a short text; like [`operations`](Self::operations).
     pub(crate) fn choices(&self, own: &str) -> Result<Option<String>> {
         let Some(all) = self.told("choice", format!("={own}").as_bytes())? else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The making of a plan: its closure is recorded, the ranks compare what they recorded, and only then NCCL is asked.
+//! The making of a plan: the closure is recorded, the ranks compare their recordings, and only then NCCL is called.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -26,21 +26,21 @@ use crate::stats::Volume;
 impl Communicator {
     /// Captures operations into a plan that can be launched again and again.
     ///
-    /// `record` is called first, with a view of each buffer, and says what to do with them; it runs
-    /// before anything is captured, so it may do whatever it likes. Only buffers that are given away
+    /// `record` is called first, with a view of each buffer, and records the operations on them; it runs
+    /// before anything is captured, so it may call any code. Only the buffers that are passed
     /// here can be used: the plan owns them from then on. Every rank has to capture at the same time,
-    /// because NCCL connects the ranks while it captures. Of an error the buffers do not come back.
+    /// because NCCL connects the ranks while it captures. After an error the buffers are not returned.
     ///
     /// The plan is launched on the stream of this communicator.
     ///
     /// # Errors
-    /// What `record` returns; [`ErrorKind::NotInPlan`] for foreign buffers; and as any operation.
+    /// The errors of `record`; [`ErrorKind::NotInPlan`] for foreign buffers; and as any operation.
     ///
-    /// The ranks of a `World`'s communicator compare what they recorded before NCCL is asked
-    /// for anything: [`ErrorKind::CaptureDiffers`] says the same on all of them, who has what;
-    /// [`ErrorKind::TimedOut`] names ranks that did not come. The communicator is as good as before then. When
+    /// The ranks of a `World`'s communicator compare what they recorded before NCCL is
+    /// called: [`ErrorKind::CaptureDiffers`] reports on all of them alike which rank has what;
+    /// [`ErrorKind::TimedOut`] names ranks that did not arrive. Both leave the communicator usable. When
     /// NCCL or CUDA fails, or not everything is captured within the communicator's limit for operations,
-    /// the communicator is aborted: the other ranks have captured what this one has not.
+    /// the communicator is aborted: the other ranks have captured what this rank has not.
     ///
     /// Wraps `cuStreamBeginCapture`, the operations, `cuStreamEndCapture` and `cuGraphInstantiate`.
     ///
@@ -101,7 +101,7 @@ impl Communicator {
             join,
             marks,
         } = recorded?;
-        // From here on NCCL knows addresses; whether it has let go of them decides who keeps the buffers.
+        // From here on NCCL knows addresses; the buffers can only be freed when it does not use them any more.
         let buffers = ManuallyDrop::new(buffers);
         let recorded = || groups.iter().flat_map(|group| group.batch().recorded);
         let mut volume = Volume::default();
@@ -130,7 +130,7 @@ impl Communicator {
         }
     }
 
-    /// Everything before NCCL is asked.
+    /// Everything before NCCL is called.
     fn record_plan<B: PlanBuffers>(
         &self,
         buffers: &mut B,
@@ -157,8 +157,8 @@ impl Communicator {
         })
     }
 
-    /// Compares it with what the other ranks are about to capture, where they can be asked. Nothing has been
-    /// captured by then, so that a difference leaves the communicator as it is.
+    /// Compares the plan with what the other ranks are about to capture, if they can be asked. Nothing has been
+    /// captured by then, so that a difference leaves the communicator usable.
     fn compare_captures(
         &self,
         number: u64,
@@ -186,15 +186,15 @@ impl Communicator {
     }
 }
 
-/// A plan before NCCL is asked.
+/// A plan before NCCL is called.
 struct Drafted {
     groups: Vec<Captured>,
-    /// As in the plan.
+    /// As in [`CapturedPlan`].
     join: CudaEvent,
     marks: [CudaEvent; 2],
 }
 
-/// What one rank is about to capture.
+/// The operations that this rank is about to capture.
 fn entries(groups: &[Captured]) -> Vec<Descriptor> {
     let recorded = groups.iter().flat_map(|group| group.batch().recorded);
     recorded.map(|one| one.op).collect()

@@ -1,4 +1,4 @@
-//! How far a plan's launches may run ahead of the device.
+//! Bounds how far a plan's launches run ahead of the device.
 
 use std::time::Instant;
 
@@ -10,15 +10,15 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::inside::Place;
 use crate::time::deadline_after;
 
-/// CUDA lets a launch wait, without a limit, while too many are on their way. So a plan looks at an
-/// event now and then, with a limit.
+/// The pacing of a plan's launches. CUDA blocks a launch, without a limit, while too many are in
+/// flight; so the plan queries an event now and then, with a limit.
 pub(super) struct Pace {
     pub(super) launches: u64,
     /// Recorded behind launches, in turn.
     marks: [CudaEvent; 2],
 }
 
-/// Launches between two events.
+/// The number of launches between two events.
 const STRIDE: u64 = 64;
 
 impl Pace {
@@ -26,14 +26,14 @@ impl Pace {
         Self { launches: 0, marks }
     }
 
-    /// Before a launch: waits until enough of those before are over.
+    /// Waits, before a launch, until enough earlier launches are over.
     pub(super) fn keep(&self, comm: &Communicator, plan: u64) -> Result<()> {
         if self.launches == 0 || !self.launches.is_multiple_of(STRIDE) {
             return Ok(());
         }
         let deadline = deadline_after(comm.limit);
         let mut backoff = Backoff::new();
-        // The older of the two, which is about to be recorded again; never recorded at first.
+        // The older of the two, which is about to be recorded again; not recorded yet at first.
         let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
         let _ = driver::bind(mark.context());
         let is_over = || {
@@ -61,7 +61,7 @@ impl Pace {
         Ok(())
     }
 
-    /// After a launch.
+    /// Records an event after every `STRIDE` launches.
     pub(super) fn mark(&mut self, comm: &Communicator) {
         if self.launches > 0 && self.launches.is_multiple_of(STRIDE) {
             let mark = &self.marks[(self.launches / STRIDE % 2) as usize];

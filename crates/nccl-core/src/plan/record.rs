@@ -1,4 +1,4 @@
-//! What a plan is made of, before it is captured.
+//! The contents of a plan, before it is captured.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::issuing::{Copy, Frame, Step};
 use crate::recorded::{Batch, More, Recorded};
 use crate::reduce::Operator;
 
-/// Where the operations of a plan are recorded; see [`Communicator::capture`].
+/// Records the operations of a plan; see [`Communicator::capture`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,13 +35,13 @@ pub struct Capture<'p> {
     groups: Vec<Captured>,
 }
 
-/// A group, and what is copied before it, ready to be issued.
+/// A group, and the copies before it, ready to be issued.
 pub(crate) struct Captured {
     copies: Vec<Copy>,
     recorded: Vec<Recorded>,
     more: Vec<More>,
     grouped: bool,
-    /// What the operations reduce with, kept until they are issued.
+    /// The operators of the reductions, kept until they are issued.
     _operators: Vec<Arc<Operator>>,
 }
 
@@ -79,7 +79,7 @@ impl<'p> Capture<'p> {
     ///
     /// # Errors
     /// As [`Communicator::group`], and [`ErrorKind::NotInPlan`](crate::ErrorKind::NotInPlan) for a buffer
-    /// that the plan does not own. Nothing is added then.
+    /// that the plan does not own. After an error nothing is added.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: nccl::Buffer<f32>) -> nccl::Result<()> {
@@ -110,12 +110,12 @@ impl<'p> Capture<'p> {
         Ok(())
     }
 
-    /// A frame for memory of the plan alone.
+    /// A frame that accepts only memory of the plan.
     pub(crate) fn frame(&self) -> Frame<'p> {
         Frame::empty(self.comm.stream(), Some(self.owned))
     }
 
-    /// Adds the steps of a frame that [`frame`](Self::frame) gave.
+    /// Adds the steps of a frame from [`frame`](Self::frame).
     pub(crate) fn add_steps(&mut self, frame: &Frame<'p>) {
         if !frame.has_steps() {
             let batch = frame.batch();

@@ -1,4 +1,4 @@
-//! What outlives a plan until the device is done with it.
+//! The part of a plan that lives until the device is done with it.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::memory::PlanBuffers;
 use crate::reaper::{Behind, DeferredDrop, Turn};
 use crate::state::State;
 
-/// What is left of a plan, or of the attempt to make one. Dropping it leaks the buffers.
+/// The remains of a plan, or of the attempt to make one. Dropping them leaks the buffers.
 pub(super) struct Remnant<B: PlanBuffers> {
     pub(super) buffers: ManuallyDrop<B>,
     pub(super) slot: Option<Arc<Slot>>,
@@ -22,7 +22,7 @@ impl<B: PlanBuffers> DeferredDrop for Remnant<B> {
         match self.comm.inner.phase.get() {
             // NCCL may still use the buffers.
             State::Leaked => Turn::Never,
-            // It may put work on its stream until it is over.
+            // NCCL may put work on its stream until the abort is over.
             State::Aborting => Turn::Wait,
             _ if self.behind.is_over() => Turn::Over,
             _ => {

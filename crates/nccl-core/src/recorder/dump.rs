@@ -1,8 +1,8 @@
-//! A recording in a file when a communicator is aborted, where that is wanted.
+//! Writes a recording to a file when a communicator is aborted, where that is configured.
 //!
-//! The abort only says that it has begun; a thread of its own waits a moment, so that the others of a process
-//! are seen to be aborted as well, copies and writes. What it writes appears under its name when it is whole.
-//! The exit of the process waits for it as it does for aborts.
+//! The abort only triggers it; a separate thread waits a moment, so that the process's other communicators
+//! are aborted as well, takes the snapshot and writes it. The file appears under its name when it is
+//! complete. The exit of the process waits for that thread as it does for aborts.
 
 use std::fs::File;
 use std::io;
@@ -21,18 +21,19 @@ use crate::{reaper, whole_file};
 /// How long after the first abort the recording is taken.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// Recordings of one process. A program that goes on after each fault must not fill a disk.
+/// The most recordings of one process. A program that goes on after each fault must not fill a disk.
 const MOST: usize = 16;
 
 impl Tracked {
-    /// The communicator is being aborted: writes what led to it where that is wanted, and waits for nothing.
+    /// Writes a recording of what led to the abort, where that is configured. Does not wait.
     pub(crate) fn aborted(&self, reason: &str) {
         let identity = &self.track().identity;
         aborted(identity.home.as_ref(), identity.rank, reason);
     }
 }
 
-/// A communicator of `home`, or of no world, is being aborted because of `reason`. Never waits.
+/// Writes a recording, in the background, when a communicator of `home`, or of no world, is aborted because
+/// of `reason`. Never waits.
 fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
     static OF_NO_WORLD: AtomicBool = AtomicBool::new(false);
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
@@ -41,7 +42,7 @@ fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
         return;
     };
     let coming = home.map_or(&OF_NO_WORLD, |home| &home.coming);
-    // One that is coming will have this in it.
+    // A recording that is about to be taken will include this abort.
     if coming.swap(true, Ordering::AcqRel) {
         return;
     }
@@ -72,7 +73,7 @@ fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
         let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
         keep(&directory, rank, &recording);
     };
-    // Where there is no thread for it, the abort goes on without.
+    // Without a thread for it, the abort goes on without a recording.
     let _ = reaper::on_a_thread((), write);
 }
 
@@ -109,20 +110,20 @@ fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
     }
 }
 
-/// Writes it under a name that nobody has.
+/// Writes the recording under a name that is not taken.
 fn write(directory: &Path, rank: usize, recording: &Snapshot) -> io::Result<PathBuf> {
     std::fs::create_dir_all(directory)?;
     let name = format!("rank-{rank}.pid-{}", recording.pid);
     let path = reserve(directory, &name)?;
     let content = recording.to_json() + "\n";
-    // Only what was reserved here is replaced.
+    // Replaces only the file that was reserved here.
     whole_file::write(&path, content.as_bytes()).inspect_err(|_| {
         let _ = std::fs::remove_file(&path);
     })?;
     Ok(path)
 }
 
-/// An empty file of its own.
+/// Creates an empty file under a free name.
 fn reserve(directory: &Path, name: &str) -> io::Result<PathBuf> {
     for number in 1..10_000 {
         let name = match number {

@@ -1,4 +1,4 @@
-//! How single values are written: by serde's `with`.
+//! How single values are serialized, for serde's `with`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::operation::OperationKind;
 
-/// Bytes of something in JSON.
+/// The length of a value's JSON, in bytes.
 pub(super) fn length(value: &impl Serialize) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
@@ -27,7 +27,7 @@ pub(super) fn length(value: &impl Serialize) -> usize {
     count.0
 }
 
-/// Whether a count need not be written.
+/// Whether a count is 0, and is not written.
 pub(super) fn is_zero(count: &usize) -> bool {
     *count == 0
 }
@@ -45,7 +45,7 @@ pub(super) mod nanoseconds {
     }
 }
 
-/// A time span that need not be there.
+/// An optional time span.
 pub(super) mod nanoseconds_if_any {
     use super::*;
 
@@ -66,7 +66,7 @@ pub(super) mod nanoseconds_if_any {
     }
 }
 
-/// A moment as nanoseconds since 1970.
+/// A point in time as nanoseconds since 1970.
 pub(super) mod unix_time {
     use super::*;
 
@@ -75,7 +75,7 @@ pub(super) mod unix_time {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SystemTime, D::Error> {
-        // 584 years at most.
+        // At most 584 years after 1970.
         nanoseconds::deserialize(from).map(|span| SystemTime::UNIX_EPOCH + span)
     }
 }
@@ -86,7 +86,7 @@ pub fn since_1970(at: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-/// A handle of CUDA or of another as tools print it: JavaScript's numbers do not hold it.
+/// A handle, of CUDA or another library, in hexadecimal: JavaScript's numbers do not hold 64 bits.
 pub(super) mod handle {
     use super::*;
 
@@ -102,7 +102,7 @@ pub(super) mod handle {
     }
 }
 
-/// By the name that it is printed with.
+/// Parses a value from its printed name.
 fn named<'de, T: FromStr<Err = ()>, D: Deserializer<'de>>(
     from: D,
     what: &str,

@@ -1,25 +1,25 @@
-//! How a recording is written, and read again. `docs/flight-recorder.md` has the format.
+//! How a recording is written and read. `docs/flight-recorder.md` has the format.
 //!
-//! What is read comes from a file or from another process: it may be cut off, of another release, or
-//! something else altogether. Nothing here trusts a number in it, and no number decides how much memory is
-//! taken.
+//! The input comes from a file or from another process: it may be cut off, of another release, or
+//! something else altogether. No number in it is trusted, and no number decides how much memory is
+//! allocated.
 
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::Snapshot;
 use crate::error::{Error, Result};
 
-/// The version of the format. Fields may be added to it; what changes meaning makes a new one.
+/// The version of the format. New fields do not change it; a change of meaning does.
 const SCHEMA: u64 = 1;
 
-/// Of what kind a text says that it is.
+/// The kind that a text declares.
 #[doc(hidden)]
 #[must_use]
 pub fn kind(text: &str) -> Option<String> {
     serde_json::from_str::<Seal>(text).ok()?.kind
 }
 
-/// What every file begins with. Read first, because it decides what the rest means.
+/// The start of every file. Read first, because it decides the meaning of the rest.
 #[derive(Deserialize)]
 struct Seal {
     kind: Option<String>,
@@ -30,7 +30,7 @@ const SNAPSHOT: &str = "nccl-recording";
 #[doc(hidden)]
 pub const TIMELINE: &str = "nccl-timeline";
 
-/// With what it is, and of which version of the format.
+/// Writes `content` with its kind and the version of the format.
 #[doc(hidden)]
 pub fn write<T: Serialize>(kind: &str, content: &T) -> String {
     #[derive(Serialize)]
@@ -45,11 +45,11 @@ pub fn write<T: Serialize>(kind: &str, content: &T) -> String {
         schema: SCHEMA,
         content,
     };
-    // Nothing in it can be refused: no map has keys that are not strings.
+    // Serializing cannot fail: no map has keys that are not strings.
     serde_json::to_string(&sealed).unwrap_or_default()
 }
 
-/// What [`write`] wrote of the `wanted` kind, unless it is `implausible`.
+/// Reads what [`write`] wrote of the `wanted` kind, unless it is `implausible`.
 #[doc(hidden)]
 pub fn read<'a, T: Deserialize<'a>>(
     wanted: &str,
@@ -96,11 +96,11 @@ pub fn read<'a, T: Deserialize<'a>>(
     }
 }
 
-/// More ranks than NCCL was ever started with: what is not below that is no rank.
+/// More ranks than NCCL was ever started with: a number that is not below this is no rank.
 #[doc(hidden)]
 pub const MOST_RANKS: usize = 1 << 20;
 
-/// Why something that could be read cannot be meant.
+/// Returns why a snapshot that could be parsed is not plausible.
 #[doc(hidden)]
 pub fn implausible(snapshot: &Snapshot) -> Option<String> {
     let place = snapshot.place.iter();
@@ -119,7 +119,7 @@ pub fn implausible(snapshot: &Snapshot) -> Option<String> {
 }
 
 impl Snapshot {
-    /// As JSON, in the format of `docs/flight-recorder.md`.
+    /// Returns the snapshot as JSON, in the format of `docs/flight-recorder.md`.
     ///
     /// ```
     /// let snapshot = nccl::recorder::snapshot();
@@ -132,11 +132,11 @@ impl Snapshot {
         write(SNAPSHOT, self)
     }
 
-    /// What [`to_json`](Self::to_json) wrote, in this process or another.
+    /// Reads what [`to_json`](Self::to_json) wrote, in this process or another.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) says where it is no JSON or no recording, or which version of
-    /// the format it is.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when `text` is no JSON, no recording, or of another version
+    /// of the format; the error says which.
     ///
     /// ```
     /// let error = nccl::recorder::Snapshot::from_json("{\"kind\": \"nccl-rec").unwrap_err();

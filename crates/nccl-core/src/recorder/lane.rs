@@ -1,4 +1,4 @@
-//! A ring of small records that one thread writes and any other may copy, without either waiting.
+//! A ring of small records that one thread writes and any other may copy, with neither waiting.
 //!
 //! Records are numbered from 0; number `n` lies in slot `n` modulo the length. `begun` is how many may
 //! have been touched, `written` how many are whole:
@@ -11,25 +11,25 @@
 //!   written = until (release)                 begun: what it may have overtaken is thrown away
 //! ```
 //!
-//! When a copied word is of a newer record, the fences make its `begun` visible as well, and the record
-//! that was there before is not handed out. Whoever writes holds the lock of the communicator; that there
-//! is one writer at a time is all that is asked for. `tests/loom/lanes.rs` walks through the interleavings.
+//! When a copied word belongs to a newer record, the fences make its `begun` visible as well, and the
+//! record that was there before is not returned. The writer holds the communicator's lock; all that is
+//! required is one writer at a time. `tests/loom/lanes.rs` explores the interleavings.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Where one record lies: atomic words, so that it may be copied while it is written.
+/// The place of one record: atomic words, so that it may be copied while it is written.
 pub(crate) trait Slot: Default {
     type Record;
 
-    /// Reads its words, relaxed.
+    /// Reads the words, relaxed.
     fn copy(&self) -> Self::Record;
 }
 
 pub(crate) struct Lane<S> {
-    /// As many as a power of two.
+    /// Their number is a power of two.
     slots: Box<[S]>,
     begun: AtomicU64,
     written: AtomicU64,
@@ -53,7 +53,7 @@ impl<S: Slot> Lane<S> {
         }
     }
 
-    /// Announces `count` records from number `from` on, which is how many were written before.
+    /// Announces `count` records from number `from` on; `from` records were written before.
     #[inline]
     pub(crate) fn begin(&self, from: u64, count: usize) {
         self.begun.store(from + count as u64, Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl<S: Slot> Lane<S> {
         &rest[..count.min(rest.len())]
     }
 
-    /// Hands out all records before number `until`.
+    /// Makes all records before number `until` readable.
     #[inline]
     pub(crate) fn publish(&self, until: u64) {
         self.written.store(until, Ordering::Release);
@@ -97,13 +97,13 @@ impl<S: Slot> Lane<S> {
         (number + self.slots.len() as u64 >= begun).then_some(record)
     }
 
-    /// The last record that is whole, unless others come too fast.
+    /// The last record, unless it is overwritten while it is read.
     pub(crate) fn last(&self) -> Option<S::Record> {
         let last = self.written.load(Ordering::Acquire).checked_sub(1)?;
         self.get(last)
     }
 
-    /// What is whole.
+    /// Copies the complete records.
     pub(crate) fn read(&self) -> Copied<S::Record> {
         let length = self.slots.len() as u64;
         let written = self.written.load(Ordering::Acquire);

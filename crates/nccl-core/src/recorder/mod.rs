@@ -1,21 +1,20 @@
-//! The flight recorder: what each communicator did last, for whoever asks why it does not go on.
+//! The flight recorder: what each communicator did last, to find out why it does not go on.
 //!
-//! It is always on. Every call leaves a fingerprint in a ring of its communicator: its sequence number and
-//! time, and for each operation in it what it was, count, type, peer or root, reduction, and which message to
-//! that peer. Writing it allocates nothing, takes no lock that the call does not have anyway, and asks CUDA
-//! nothing; `docs/results/overhead.md` has what it costs.
-//! The last 512 calls and the last 2048 operations of each communicator are kept, also of the last 16 that
-//! ended.
+//! It is always on. Every call leaves a record in a ring of its communicator: its sequence number and time,
+//! and for each of its operations the kind, count, type, peer or root, reduction, and the number of the
+//! message to that peer. Writing the record allocates nothing, takes no lock that the call does not take
+//! anyway, and does not call CUDA; `docs/results/overhead.md` has its cost. The last 512 calls and the last
+//! 2048 operations of each communicator are kept, also of the last 16 communicators that ended.
 //!
-//! [`snapshot`] copies everything at any time, from any thread, and holds nobody up.
+//! [`snapshot`] copies everything at any time, from any thread, and delays no other thread.
 //!
 //! - `lane`: the ring, and why a reader never sees half a record;
-//! - `track`: what one communicator writes;
-//! - `usual`: of which calls the watchdog does not have to be told;
-//! - `notes`: what the program says; `spans`: in which of its spans a call was made;
-//! - `shape`: what a call was about, for its error;
-//! - `snapshot`: what is read; `json`: how it is written, and read again;
-//! - `turns`: which collective of its communicator a call is;
+//! - `track`: the records of one communicator;
+//! - `usual`: the calls that need not be reported to the watchdog;
+//! - `notes`: notes of the program; `spans`: the program's span in which a call was made;
+//! - `shape`: the shape of a call, for its error;
+//! - `snapshot`: the values that readers get; `json`: how they are written and read;
+//! - `turns`: the number of a call among the collectives of its communicator;
 //! - `dump`: a file of it when a communicator is aborted.
 //!
 //! The snapshots of several ranks together are a `Timeline`.

@@ -1,4 +1,4 @@
-//! What the program says about itself, beside what its communicators do.
+//! Notes of the program, shown beside the calls of its communicators.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -11,13 +11,13 @@ use super::fields;
 use crate::forked;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Notes that are kept.
+/// How many notes are kept.
 const KEPT: usize = 256;
 
-/// What is kept of a text, in bytes.
+/// How many bytes of a text are kept.
 const LONGEST: usize = 1024;
 
-/// Something that the program noted.
+/// A note of the program.
 ///
 /// ```
 /// nccl::recorder::note("step 17");
@@ -27,15 +27,15 @@ const LONGEST: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Note {
-    /// When, since the origin of its process's times ([`Snapshot::origin`](super::Snapshot::origin)).
+    /// When it was made, since the origin of its process's times ([`Snapshot::origin`](super::Snapshot::origin)).
     #[serde(rename = "since_ns", with = "fields::nanoseconds")]
     pub since: Duration,
-    /// When, by the clock on the wall.
+    /// When it was made, by the wall clock.
     #[serde(rename = "unix_ns", with = "fields::unix_time")]
     pub at: SystemTime,
-    /// What.
+    /// The text.
     pub text: String,
-    /// Whether it is a `World::phase`.
+    /// Whether it was made by `World::phase`.
     #[serde(rename = "phase")]
     pub is_phase: bool,
 }
@@ -45,7 +45,7 @@ fn kept() -> MutexGuard<'static, VecDeque<Note>> {
     NOTES.lock()
 }
 
-/// Notes something, to be read beside the calls: which step this is, what is loaded, who is served.
+/// Adds a note, to be read beside the calls: the current step, what is loaded, which request is served.
 ///
 /// The last 256 are kept, and of each the first 1024 bytes. Takes a lock and allocates, so it belongs between steps and not between calls.
 ///
@@ -56,7 +56,7 @@ pub fn note(text: &str) {
     keep(text, false);
 }
 
-/// Notes what [`World::phase`](crate::World::phase) was told.
+/// Adds a note for [`World::phase`](crate::World::phase).
 #[doc(hidden)]
 pub fn phase(name: &str) {
     keep(name, true);
@@ -81,7 +81,7 @@ fn keep(text: &str, is_phase: bool) {
     notes.push_back(note);
 }
 
-/// The beginning of a text, up to a character.
+/// The beginning of a text, at most `longest` bytes, cut between characters.
 pub(super) fn cut(text: &str, longest: usize) -> &str {
     let mut end = longest.min(text.len());
     while !text.is_char_boundary(end) {

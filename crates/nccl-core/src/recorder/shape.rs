@@ -1,10 +1,10 @@
-//! What a recorded call was about, as its error says it: for those who were not there when it was called.
+//! The shape of a recorded call, for an error that another thread reports.
 
 use super::snapshot::{self, RecordedOperation};
 use super::track::Track;
 use crate::operation::{OperationKind, Shape};
 
-/// Operations that are looked at, at most: what they have in common shows in the first of them.
+/// How many operations are looked at: what they have in common shows in the first of them.
 const LOOKED_AT: u64 = 4;
 
 impl Track {
@@ -24,7 +24,7 @@ impl Track {
     }
 }
 
-/// The shape of a call on rank `own` that is made of these.
+/// The shape of a call on rank `own` that is made of `operations`.
 fn shape(kind: OperationKind, own: usize, operations: &[RecordedOperation]) -> Shape {
     let Some(first) = operations.first() else {
         return Shape::default();
@@ -34,7 +34,7 @@ fn shape(kind: OperationKind, own: usize, operations: &[RecordedOperation]) -> S
         all.find(|one| one.kind == side).and_then(|one| one.peer)
     };
     match kind {
-        // As many shapes as operations.
+        // Such a call has as many shapes as operations.
         OperationKind::Group | OperationKind::Capture | OperationKind::Replay => Shape::default(),
         OperationKind::AllToAllV
         | OperationKind::Route
@@ -50,7 +50,7 @@ fn shape(kind: OperationKind, own: usize, operations: &[RecordedOperation]) -> S
             data_type: Some(first.data_type),
             reduction: first.reduction,
         },
-        // Made of messages. The root of a gather sends nothing, or to itself.
+        // Made of messages. The root of a gather sends nothing, or only to itself.
         _ => Shape {
             peer: None,
             root: match kind {

@@ -1,4 +1,4 @@
-//! What the recorder shows to whoever asks: plain values, copied while the communicators go on.
+//! The snapshot: plain values, copied while the communicators go on.
 
 pub use nccl_base::reduce_op::RecordedReduction;
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,7 @@ use crate::operation::OperationKind;
 use nccl_base::data_type::DataType;
 use nccl_base::fault::Roster;
 
-/// What all communicators of this process did last, and what the program noted.
+/// The last calls of all communicators of this process, and the notes of the program.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,38 +38,38 @@ use nccl_base::fault::Roster;
 pub struct Snapshot {
     /// The host, as its kernel names it.
     pub host: String,
-    /// Which running kernel that is: processes for which it is the same have one clock. Empty where the
-    /// system does not say.
+    /// The identifier of that kernel's boot: processes with the same value share one clock. Empty where the
+    /// system does not report it.
     #[serde(default)]
     pub boot: String,
     /// The process.
     pub pid: u32,
-    /// Which rank of which world the process is; `None` if it is none, or several.
+    /// The process's world and its rank in it; `None` if it has none, or several.
     #[serde(default)]
     pub place: Option<Place>,
-    /// The zero of the process's times, by the clock on the wall of that moment. All other times are this
-    /// and what a clock that only goes forward has counted since then.
+    /// The zero of the process's times, as the wall clock showed it. All other times are this plus what a monotonic
+    /// clock has counted since then.
     #[serde(rename = "origin_unix_ns", with = "fields::unix_time")]
     pub origin: SystemTime,
     /// When the snapshot was taken.
     #[serde(rename = "taken_unix_ns", with = "fields::unix_time")]
     pub taken: SystemTime,
-    /// Why it was taken, where the crate did that by itself: the fault.
+    /// Why the crate took the snapshot, where it did: the fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How the process's clock stands to that of rank 0, where that was measured.
+    /// The offset of the process's clock to that of rank 0, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
-    /// Those that live and the last that ended, in the order in which they were made.
+    /// The live communicators and the last that ended, in the order in which they were made.
     pub communicators: Vec<Recording>,
     /// The last notes and phases of the program, oldest first.
     pub notes: Vec<Note>,
-    /// How many more notes there were, left out for want of room.
+    /// How many older notes were left out for lack of space.
     #[serde(default)]
     pub notes_left_out: usize,
 }
 
-/// What one communicator did last.
+/// The last calls of one communicator.
 ///
 /// ```
 /// for recording in nccl::recorder::snapshot().communicators {
@@ -79,13 +79,13 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Recording {
-    /// Its name.
+    /// The communicator's name.
     pub name: String,
-    /// What tells it apart from all others of this name, and is the same on all of its ranks; `None` for one
-    /// that was made outside of this crate.
+    /// An identifier that tells it apart from all others of this name, the same on all of its ranks; `None` for a
+    /// communicator that was made outside of this crate.
     #[serde(default)]
     pub key: Option<String>,
-    /// The epoch of the world that made it; 0 where there is none.
+    /// The epoch of the world that made it; 0 without a world.
     #[serde(default)]
     pub epoch: u64,
     /// Its number among the communicators of this process, from 1.
@@ -94,22 +94,22 @@ pub struct Recording {
     pub rank: usize,
     /// The number of ranks.
     pub world_size: usize,
-    /// The ranks of the world that are its ranks, in their order; `None` when these are all in order, or when
+    /// Its ranks' numbers in the world, in rank order; `None` when they are all of the world's ranks in order, or when
     /// no world made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<usize>>,
-    /// As what the launcher started its ranks, in their order; `None` where these are the numbers in the world, or not
+    /// Its ranks' numbers from the launcher, in rank order; `None` where these are the numbers in the world, or not
     /// known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launcher_ranks: Option<Vec<usize>>,
-    /// Where it is in its life: `ready`, `aborted`, …
+    /// The state of the communicator: `ready`, `aborted`, …
     pub life: String,
     /// Why it was aborted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The last calls, oldest first.
     pub calls: Vec<Call>,
-    /// How many calls before these the recorder still had, left out for want of room.
+    /// How many earlier calls the recorder still had, left out for lack of space.
     #[serde(default)]
     pub left_out: usize,
 }
@@ -127,24 +127,24 @@ pub struct Recording {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
-    /// Its number on the communicator, from 1; [`Request::sequence`](crate::Request::sequence).
+    /// The call's number on the communicator, from 1; [`Request::sequence`](crate::Request::sequence).
     pub sequence: u64,
-    /// What was called.
+    /// The kind of operation.
     #[serde(with = "fields::operation_kind")]
     pub kind: OperationKind,
-    /// When, since the origin of the process's times ([`Snapshot::origin`]). From a clock that only goes
-    /// forward.
+    /// When it was called, since the origin of the process's times ([`Snapshot::origin`]). From a monotonic
+    /// clock.
     #[serde(rename = "since_ns", with = "fields::nanoseconds")]
     pub since: Duration,
-    /// When, by the clock on the wall of the origin.
+    /// When it was called, by the wall clock of the origin.
     #[serde(rename = "unix_ns", with = "fields::unix_time")]
     pub at: SystemTime,
     /// CUDA's handle of the stream.
     #[serde(with = "fields::handle")]
     pub stream: u64,
-    /// How far it has come.
+    /// How far the call has come.
     pub state: CallState,
-    /// When it was known to be done, since the origin: at the latest by then it was. `None` while that is not
+    /// When the call was known to be done, since the origin: it ended at that time or before. `None` while that is not
     /// known.
     #[serde(
         rename = "done_ns",
@@ -153,17 +153,17 @@ pub struct Call {
         with = "fields::nanoseconds_if_any"
     )]
     pub done: Option<Duration>,
-    /// The span of `tracing` in which it was called; `None` outside of any, and where nobody listens.
+    /// The span of `tracing` in which it was called; `None` outside of any span, and without a subscriber.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub span: Option<CallSpan>,
-    /// What it is made of, in the order of the calls into NCCL. Nothing for a replay.
+    /// Its operations, in the order of the calls into NCCL. Empty for a replay.
     pub operations: Vec<RecordedOperation>,
     /// How many operations are not listed: they were overwritten, or are not called yet.
     #[serde(default, skip_serializing_if = "fields::is_zero")]
     pub missing: usize,
 }
 
-/// How far a call has come, as this rank knows it without asking the device.
+/// How far a call has come, as far as this rank knows without asking the device.
 ///
 /// ```
 /// use nccl::recorder::{CallState, Recording};
@@ -177,15 +177,15 @@ pub struct Call {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CallState {
-    /// NCCL was called, and has not come back.
+    /// NCCL was called, and has not returned.
     Issuing,
-    /// The work is on the stream. Whether it is done, nobody has asked since.
+    /// The work is on the stream. Whether it is done was not asked since.
     Issued,
-    /// It is done, as a [`Request`](crate::Request) on its stream has found: its own, or a later one.
+    /// The work is done, as a [`Request`](crate::Request) on its stream has found: its own, or a later one.
     Done,
     /// The call failed.
     Failed,
-    /// The communicator was aborted before anybody saw it done.
+    /// The communicator was aborted before the call was seen done.
     Aborted,
 }
 
@@ -203,31 +203,31 @@ pub enum CallState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RecordedOperation {
-    /// Which.
+    /// The kind of operation.
     #[serde(with = "fields::operation_kind")]
     pub kind: OperationKind,
-    /// Elements, as NCCL's function counts them.
+    /// The number of elements, as NCCL's function counts them.
     pub count: u64,
-    /// Their type.
+    /// The elements' type.
     #[serde(rename = "type", with = "fields::data_type")]
     pub data_type: DataType,
     /// The other rank of a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
-    /// For a message: its number among those to, or from, its peer, from 1. The n-th message to a rank is the n-th
-    /// that it receives from here. Messages of replays are not counted.
+    /// For a message: its number among those to, or from, its peer, from 1. The n-th message sent to a rank is the
+    /// n-th that the rank receives from here. Messages of replays are not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<u32>,
     /// The root of a collective that has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<usize>,
-    /// What a reduction reduces with.
+    /// The reduction's operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<RecordedReduction>,
 }
 
 impl RecordedOperation {
-    /// Without peer, root and reduction.
+    /// An operation without peer, root and reduction.
     #[doc(hidden)]
     #[must_use]
     pub fn new(kind: OperationKind, count: u64, data_type: DataType) -> Self {
@@ -243,10 +243,10 @@ impl RecordedOperation {
     }
 }
 
-/// What all communicators of this process did last.
+/// Returns the last calls of all communicators of this process.
 ///
-/// Any thread may ask at any time: communicators go on meanwhile, and neither waits for the other. A call
-/// that is overwritten while it is read is left out.
+/// May be called by any thread at any time: communicators go on meanwhile, and neither side waits for the other. A
+/// call that is overwritten while it is read is left out.
 ///
 /// ```
 /// assert_eq!(nccl::recorder::snapshot().pid, std::process::id());
@@ -256,8 +256,8 @@ pub fn snapshot() -> Snapshot {
     take(identity::only(), |_| true)
 }
 
-/// What the communicators of one rank did last, where several ranks are threads of this process; and those
-/// that no world made.
+/// Returns the last calls of the communicators of one rank, where several ranks are threads of this process, and of
+/// communicators that no world made.
 #[doc(hidden)]
 pub fn of_place(place: &Place) -> Snapshot {
     let belongs = |track: &Track| {
@@ -281,7 +281,7 @@ fn take(place: Option<Place>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
         communicators: tracks.map(|track| read(track, &mut spans)).collect(),
         notes: notes::all(),
         notes_left_out: 0,
-        // After the rest, so that nothing in it is later.
+        // Read last, so that no time in the snapshot is later.
         taken: origin + track::now(),
         reason: None,
         clock: None,
@@ -289,10 +289,10 @@ fn take(place: Option<Place>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
 }
 
 impl Snapshot {
-    /// Leaves out what is oldest until it is no more than about so many bytes of JSON.
+    /// Leaves out the oldest calls and notes until the JSON has at most about `bytes` bytes.
     #[doc(hidden)]
     pub fn limit_to(&mut self, bytes: usize) {
-        // What the program said is short, and says more than the oldest calls.
+        // Notes are short, and more informative than the oldest calls.
         let mut room = bytes / 8;
         let mut cut = self.notes.len();
         while cut > 0
@@ -339,7 +339,7 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// As what the launcher started the process, where that is not its rank in the world.
+    /// The process's launcher rank, where that is not its rank in the world.
     #[doc(hidden)]
     pub fn launcher_rank(&self) -> Option<usize> {
         let epoch = self.place.as_ref().map(|place| place.epoch);
@@ -352,14 +352,14 @@ impl Snapshot {
 }
 
 impl Recording {
-    /// Which ranks of the world, and of the launcher, its ranks are.
+    /// The numbers of its ranks in the world and from the launcher.
     #[doc(hidden)]
     pub fn roster(&self) -> Roster {
         Roster::recorded(self.members.as_deref(), self.launcher_ranks.as_deref())
     }
 }
 
-/// What one of them did last.
+/// Returns the last calls of one communicator.
 #[doc(hidden)]
 pub fn read_one(track: &Track) -> Recording {
     read(track, &mut Reader::default())
@@ -367,10 +367,10 @@ pub fn read_one(track: &Track) -> Recording {
 
 fn read(track: &Track, spans: &mut Reader) -> Recording {
     let issues = track.issues.read();
-    // After the issues: whatever they name that is not here is too old, or not called yet.
+    // Read after the issues: an operation that they name and that is not here was overwritten, or is not called yet.
     let operations = track.operations.read();
     let calls = issues.records.iter().enumerate().map(|(at, issue)| {
-        // One that failed has fewer than it announced.
+        // A failed issue has fewer operations than it announced.
         let next = issues.records.get(at + 1).map(|next| next.first);
         let end = issue.first.saturating_add(issue.count);
         let end = next.map_or(end, |next| end.min(next));
@@ -380,7 +380,7 @@ fn read(track: &Track, spans: &mut Reader) -> Recording {
         call(track, issue, listed, spans)
     });
     let mut calls: Vec<_> = calls.collect();
-    // A stream does one after the other: what was done by then was done before what followed.
+    // A stream runs its calls in order: each was done no later than the calls after it.
     let mut known: Vec<(u64, Duration)> = Vec::new();
     for call in calls.iter_mut().rev() {
         let later = known.iter_mut().find(|(stream, _)| *stream == call.stream);

@@ -1,8 +1,8 @@
-//! In which span of the program a call was made: what tells a request or a step of the program from another.
+//! The span of the program in which a call was made, which tells one request or step of the program from another.
 //!
-//! A call writes down a number and the place of a name, and only where a subscriber listens at all: without one
-//! that is the load of one word, which [`LevelFilter::current`] is. What a span's fields are, its subscriber alone
-//! knows; so the program may say how they are to be found ([`describe_spans`]), and is asked when somebody looks.
+//! A call records a number and the place of a name, and only where a subscriber is set: without one that costs the
+//! load of one word, [`LevelFilter::current`]. Only the subscriber knows a span's fields; so the program may register
+//! a function that describes spans ([`describe_spans`]), which is called when a recording is read.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,30 +30,31 @@ use crate::sync::{Mutex, MutexGuard};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CallSpan {
-    /// Its number with the subscriber ([`tracing::Id`](https://docs.rs/tracing/0.1/tracing/span/struct.Id.html)).
+    /// The span's number in the subscriber
+    /// ([`tracing::Id`](https://docs.rs/tracing/0.1/tracing/span/struct.Id.html)).
     #[serde(with = "fields::handle")]
     pub id: u64,
-    /// Its name.
+    /// The span's name.
     pub name: String,
-    /// What the program says of it ([`describe_spans`]).
+    /// The program's description of the span ([`describe_spans`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
 }
 
-/// Spans that are told apart by name. There are as many as places in the program where one is made.
+/// How many spans are told apart by name. There are as many as places in the program where a span is made.
 const NAMES: usize = 1 << 16;
 
-/// What is kept of what the program says of one, in bytes.
+/// How many bytes of a description are kept.
 const LONGEST: usize = 512;
 
-/// A span as a call writes it down: its number, and the place of its name, from 1. Both 0 for none.
+/// A span as a call records it: its number, and the place of its name, from 1. Both 0 for none.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Mention {
     pub(super) id: u64,
     pub(super) name: u32,
 }
 
-/// The span that this thread is in.
+/// The current span of this thread.
 #[inline]
 pub(super) fn current() -> Mention {
     match LevelFilter::current() {
@@ -62,7 +63,7 @@ pub(super) fn current() -> Mention {
     }
 }
 
-/// Allocates only when it meets a span's place in the program for the first time.
+/// Allocates only for a span whose place in the program is new.
 #[inline(never)]
 fn ask() -> Mention {
     tracing::dispatcher::get_default(|subscriber| {
@@ -82,7 +83,7 @@ fn names() -> MutexGuard<'static, Vec<&'static Metadata<'static>>> {
     NAMES.lock()
 }
 
-/// Where the name of a span with such metadata is kept.
+/// Where the name of a span with this metadata is kept.
 fn place(metadata: &'static Metadata<'static>) -> u32 {
     thread_local! {
         /// The last one that this thread asked for: most calls of a thread are made at one place.
@@ -108,7 +109,7 @@ fn place(metadata: &'static Metadata<'static>) -> u32 {
     place
 }
 
-/// What a program says of a span.
+/// The program's function that describes a span.
 type Describe = Arc<dyn Fn(u64) -> Option<String> + Send + Sync>;
 
 fn describer() -> MutexGuard<'static, Option<Describe>> {
@@ -116,12 +117,12 @@ fn describer() -> MutexGuard<'static, Option<Describe>> {
     DESCRIBE.lock()
 }
 
-/// Says how the spans in which calls are made are described, by the number that the subscriber has given them.
+/// Sets the function that describes the spans in which calls are made, by the number that the subscriber gave them.
 ///
-/// A recording then says in which request or step a call was made, and not only in what kind of span. It is asked
-/// when a recording is made, for spans that may be long over, on whatever thread makes it: it must not wait, and must
-/// not call NCCL. The last one that was given is asked. What it says is cut off after 512 bytes, and if it panics the
-/// span is not described.
+/// A recording then shows in which request or step a call was made, and not only in what kind of span. The function
+/// is called when a recording is made, for spans that may have ended long ago, on the thread that makes it: it must
+/// not wait, and must not call NCCL. A later function replaces an earlier one. Its result is cut off after 512 bytes,
+/// and if it panics the span is not described.
 ///
 /// With tracing-subscriber's registry, where layers keep what they know of a span in its extensions
 /// (`examples/observability/opentelemetry.rs` is a whole program):
@@ -137,11 +138,11 @@ fn describer() -> MutexGuard<'static, Option<Describe>> {
 /// ```
 pub fn describe_spans(describe: impl Fn(u64) -> Option<String> + Send + Sync + 'static) {
     let before = describer().replace(Arc::new(describe));
-    // What it drops is the program's: not under the lock.
+    // The old function may drop anything: not under the lock.
     drop(before);
 }
 
-/// Reads what calls have mentioned; each span is asked for once.
+/// Reads the spans that calls have recorded; each span is described once.
 #[derive(Default)]
 pub(super) struct Reader(Vec<(u64, Option<String>)>);
 
@@ -165,7 +166,7 @@ impl Reader {
 
 fn describe(id: u64) -> Option<String> {
     let describe = describer().clone()?;
-    // Of the program: it must not take the thread with it that answers other ranks.
+    // The program's code: its panic must not end the thread that answers other ranks.
     let about = catch_unwind(AssertUnwindSafe(|| describe(id))).ok()??;
     Some(cut(&about, LONGEST).to_owned())
 }

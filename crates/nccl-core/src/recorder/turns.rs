@@ -1,15 +1,15 @@
-//! Which collective of its communicator a call is: what it has in common with the calls of other ranks, whose
-//! numbers also count messages between some of them.
+//! The number of a call among the collectives of its communicator, which all ranks share; the sequence numbers
+//! of calls also count messages between some of them.
 //!
-//! Found from what is recorded and counted anyway, when somebody asks.
+//! Derived, when it is asked for, from what is recorded and counted anyway.
 
 use std::time::Duration;
 
 use super::track::{IssueRecord, Track};
 use crate::operation::OperationKind;
 
-/// Whether all ranks of a communicator call it, in the same order. A replay is one: what was captured is compared
-/// among all. Of a group that is not known.
+/// Whether all ranks of a communicator call `kind`, in the same order. A replay counts: all ranks have compared
+/// what they captured. A group does not: it may be different on each rank.
 pub(crate) fn is_collective(kind: OperationKind) -> bool {
     use OperationKind::{
         AllGather, AllReduce, AllToAll, AllToAllV, Broadcast, Gather, Reduce, ReduceScatter,
@@ -32,7 +32,7 @@ pub(crate) fn is_collective(kind: OperationKind) -> bool {
 
 /// The collectives that a communicator has called.
 pub(crate) struct Turns {
-    /// How many.
+    /// How many it has called.
     pub(crate) called: u64,
     /// The last of them, oldest first.
     kept: Vec<Turn>,
@@ -44,7 +44,7 @@ pub(crate) struct Turns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Turn {
-    /// Its number among all calls.
+    /// Its sequence number among all calls.
     #[doc(hidden)]
     pub number: u64,
     #[doc(hidden)]
@@ -67,7 +67,7 @@ impl Turn {
 }
 
 impl Turns {
-    /// Which collective the call `number` is, counted from 1.
+    /// The number of call `number` among the collectives, from 1.
     pub(crate) fn of(&self, number: u64) -> Option<u64> {
         let at = self.kept.iter().position(|turn| turn.number == number)?;
         Some(self.called - (self.kept.len() - 1 - at) as u64)
@@ -79,7 +79,7 @@ impl Turns {
         self.kept.get(self.kept.len().checked_sub(back + 1)?)
     }
 
-    /// The newest, with their place among the collectives.
+    /// The recorded collectives, newest first, with their numbers among the collectives.
     pub(crate) fn newest_first(&self) -> impl Iterator<Item = (u64, &Turn)> {
         self.kept
             .iter()
@@ -90,7 +90,7 @@ impl Turns {
 }
 
 impl Track {
-    /// `None` while calls are being made so fast that they cannot be counted.
+    /// Returns `None` while calls are made so fast that they cannot be counted.
     pub(crate) fn turns(&self) -> Option<Turns> {
         const TRIES: usize = 8;
         let counted = || OperationKind::ALL.map(|kind| self.tally.calls(kind));
@@ -98,7 +98,7 @@ impl Track {
             let before = counted();
             let read = self.issues.read();
             let written = read.first + read.records.len() as u64;
-            // A call is counted before it is written down, and both are plain stores of one thread.
+            // A call is counted before it is recorded, and both are plain stores of one thread.
             if before != counted() || before.iter().sum::<u64>() != written {
                 std::thread::yield_now();
                 return None;

@@ -1,4 +1,4 @@
-//! Which calls the watchdog does not have to be told of, and how a stream comes onto that list and off it.
+//! The calls that need not be reported to the watchdog, and how a stream is added to that list and removed.
 //!
 //! ```text
 //! a call                                        the watchdog
@@ -9,29 +9,29 @@
 //!                                                   lets go of the stream
 //! ```
 //!
-//! A call that found the stream listed, although it is not any more, was written down before that, and the second
+//! A call that found the stream still listed after its removal was recorded before that, and the second
 //! look finds it: the watchdog lingers so long that every processor has made its stores visible by then.
-//! `tests/loom/listing.rs` walks through the interleavings.
+//! `tests/loom/listing.rs` explores the interleavings.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// A stream and calls on it of which the watchdog does not have to be told. Read by every call, written seldom.
+/// A stream whose calls need not be reported to the watchdog. Read by every call, written rarely.
 #[derive(Default)]
 pub(crate) struct Usual {
     /// The address of the stream, which the watchdog keeps; 0 for none.
     stream: AtomicUsize,
-    /// Calls before this, in nanoseconds since [`Origin`](super::track).
+    /// Covers calls before this time, in nanoseconds since [`Origin`](super::track).
     until: AtomicU64,
-    /// Those with at least this limit, as [`limit_word`](super::track) writes it.
+    /// Covers calls with at least this limit, as [`limit_word`](super::track) encodes it.
     limit: AtomicU64,
 }
 
 impl Usual {
-    /// Whether the watchdog does not have to be told of a call on this stream, at this time, with this limit. To be
-    /// asked after the call was written down.
+    /// Whether a call on this stream, at this time, with this limit, need not be reported to the watchdog. To be
+    /// asked after the call was recorded.
     #[inline]
     pub(crate) fn covers(&self, stream: usize, time: u64, limit: u64) -> bool {
         self.stream.load(Ordering::Relaxed) == stream
@@ -44,12 +44,12 @@ impl Usual {
         self.stream.load(Ordering::Relaxed) != 0
     }
 
-    /// The shortest limit that is reckoned with.
+    /// The shortest limit of a covered call.
     pub(crate) fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// From now on, it is this limit. Of whoever has the watchdog's lock, as all that follows.
+    /// Sets the shortest limit. The caller holds the watchdog's lock, here and in the methods below.
     pub(crate) fn start(&self, limit: u64) {
         self.limit.store(limit, Ordering::Relaxed);
     }
@@ -61,19 +61,19 @@ impl Usual {
         self.stream.store(stream, Ordering::Relaxed);
     }
 
-    /// The next call is unusual, whatever its stream.
+    /// Makes the next call unusual, whatever its stream.
     pub(crate) fn expire(&self) {
         self.until.store(0, Ordering::Relaxed);
     }
 
-    /// Takes it off the list, if it is the one.
+    /// Takes `stream` off the list, if it is the one listed.
     pub(crate) fn unlist(&self, stream: usize) {
         let _ = self
             .stream
             .compare_exchange(stream, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Nothing is listed.
+    /// Empties the list.
     pub(crate) fn clear(&self) {
         self.stream.store(0, Ordering::Relaxed);
     }

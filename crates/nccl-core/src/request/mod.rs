@@ -1,7 +1,7 @@
 //! The completion of an operation: poll it, wait for it with a deadline, or `.await` it.
 //!
-//! Issuing an operation puts no event behind it, because that costs more than the whole rest of this
-//! layer. The first question about a request does: it asks for everything that is on the stream by
+//! Issuing an operation puts no event behind it, because that costs more than all the rest of this
+//! layer. The first query of a request does: it covers everything that is on the stream by
 //! then, which includes the operation. Nothing has to be kept alive until the end, so a request may be
 //! dropped at any time; that neither cancels nor frees anything.
 
@@ -55,22 +55,22 @@ pub struct Request {
     issued: Instant,
     mark: OnceCell<Arc<CudaEvent>>,
     complete: AtomicBool,
-    /// Where the poller has the waker, while somebody awaits this.
+    /// The poller's entry with the waker, while the request is awaited.
     ticket: Option<poller::Ticket>,
-    /// While it is awaited, and its communicator is being aborted.
+    /// Set while the request is awaited and its communicator is being aborted.
     ending: Option<Box<Ending>>,
 }
 
 /// An abort that is awaited.
 struct Ending {
-    /// What is to be said at the end, if this request knows.
+    /// The error to return at the end, if this request knows it.
     error: Option<Error>,
-    /// When the end is not waited for any more.
+    /// When the request stops waiting for the end.
     until: Instant,
 }
 
 impl Request {
-    /// A request for an operation; one for `nothing` is done whatever else is on the stream.
+    /// A request for an operation; with `nothing`, it is complete whatever else is on the stream.
     #[inline]
     #[doc(hidden)]
     pub fn new(
@@ -97,13 +97,13 @@ impl Request {
         }
     }
 
-    /// The same with another limit.
+    /// Returns the request with another limit.
     pub(crate) fn limited_to(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// The number of the operation on its communicator, from 1.
+    /// Returns the operation's number on its communicator, from 1.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -121,13 +121,13 @@ impl Request {
         self.sequence
     }
 
-    /// Whether the operation is done; never waits.
+    /// Returns whether the operation is done; never waits.
     ///
-    /// Also asks for what was put on the stream after the operation and before the first question
-    /// about this request.
+    /// The answer also covers work that was put on the stream after the operation and before the first query
+    /// of this request.
     ///
     /// # Errors
-    /// [`ErrorKind::Aborted`] when the communicator was aborted before: a stream that comes to its end
+    /// [`ErrorKind::Aborted`] when the communicator was aborted before: a stream that ends
     /// because of an abort is no success. [`ErrorKind::Cuda`] when the device failed.
     ///
     /// ```
@@ -151,7 +151,7 @@ impl Request {
         })
     }
 
-    /// The cause that all ranks have, where it is known without waiting for the end.
+    /// Returns the root cause that all ranks report, where it is known without waiting for the end.
     fn what_all_say(&self, error: Error) -> Error {
         match self.inner.phase.has_let_go() {
             true => self.inner.conclude(error),
@@ -159,13 +159,13 @@ impl Request {
         }
     }
 
-    /// Waits until the operation is done, at most as long as the communicator's operations may take.
+    /// Waits until the operation is done, at most for the operation limit of the communicator.
     ///
     /// The thread spins briefly, then yields, then sleeps in steps of up to a millisecond.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when it is not; the communicator is aborted then, because nothing that
-    /// it is asked afterwards could succeed. Otherwise as [`is_complete`](Self::is_complete), and
+    /// [`ErrorKind::TimedOut`] when it is not done by then; the communicator is aborted, because no later
+    /// operation on it could succeed. Otherwise as [`is_complete`](Self::is_complete), and
     /// [`ErrorKind::Nccl`] when NCCL reports an asynchronous error.
     ///
     /// ```
@@ -211,7 +211,7 @@ impl Request {
     pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
         self.wait_until(deadline_after(limit), limit)
             .map_err(|error| match error.is_timeout() {
-                // Nothing has ended, or it has not been waited for.
+                // The operation goes on, or the end of the abort has not been waited for.
                 true => self.describe(error),
                 false => self.inner.conclude(self.describe(error)),
             })
@@ -232,7 +232,7 @@ impl Request {
                 return Err(self.timed_out(limit));
             }
             if now >= look_at_nccl {
-                // The end of the abort that follows is waited for above.
+                // The loop goes on until the abort that follows has ended.
                 failed = failed.or(self.check_nccl().err());
                 look_at_nccl = now + ASYNC_ERROR_INTERVAL;
             }
@@ -278,7 +278,8 @@ impl Request {
         if self.inner.phase.get().is_aborted() {
             return self.ended();
         }
-        // Another call was too long inside NCCL, and what brings it back ends kernels as well; the abort follows.
+        // Another call took too long inside NCCL, and NCCL's abort flag, which ends it, ends kernels as well; the
+        // abort follows.
         if done && self.inner.is_flag_up() {
             return Ok(false);
         }
@@ -290,7 +291,7 @@ impl Request {
         Ok(done)
     }
 
-    /// Of an abort the error comes when other ranks cannot write into this one's memory any more; until
+    /// Returns the error of an abort once other ranks cannot write into this rank's memory any more; until
     /// then, the operation is not done.
     #[cold]
     fn ended(&self) -> Result<bool> {
@@ -298,13 +299,13 @@ impl Request {
             return Ok(false);
         }
         match self.inner.overdue.get() {
-            // The watchdog was faster.
+            // The watchdog came first.
             Some(overdue) if overdue.sequence() == self.sequence => Err(overdue.error()),
             _ => Err(self.inner.out_of_use()),
         }
     }
 
-    /// The error of a request that was awaited; the end of an abort is not waited for any more.
+    /// The final error of an awaited request, which stops waiting for the end of an abort.
     fn last_word(&mut self, error: Error) -> Error {
         let known = self.ending.take().and_then(|ending| ending.error);
         let error = known.unwrap_or(error);
@@ -312,7 +313,7 @@ impl Request {
         self.describe(error)
     }
 
-    /// The event behind the operation, recorded at the first question.
+    /// The event behind the operation, recorded at the first query.
     fn mark(&self) -> Result<&Arc<CudaEvent>> {
         self.mark.get_or_try_init(|| {
             let stream = self.stream();
@@ -332,7 +333,7 @@ impl Request {
         })
     }
 
-    /// An error that NCCL found in the background; skipped while another thread calls NCCL.
+    /// Checks for an error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
         let failure = {
             let _inside = self.inner.enter(Place::Look, self.limit);
@@ -350,9 +351,9 @@ impl Request {
 /// How often a waiting thread asks NCCL for errors of its background threads.
 const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Done when the operation is; an executor of any brand will do.
+/// Ready when the operation is done; works with any executor.
 ///
-/// One thread per process looks after all requests that are awaited, every 20 µs to 1 ms, and wakes
+/// One thread per process polls all awaited requests, every 20 µs to 1 ms, and wakes
 /// their tasks. Dropping the future cancels nothing.
 ///
 /// ```
@@ -416,7 +417,7 @@ impl Future for Request {
         }
         let mark = match self.mark() {
             Ok(mark) => Some(Arc::clone(mark)),
-            // Its event could not be had; an end is awaited without one.
+            // The event could not be recorded; the end of an abort is awaited without one.
             Err(_) if self.inner.phase.get().is_aborted() => None,
             Err(error) => return Poll::Ready(Err(self.last_word(failed.unwrap_or(error)))),
         };

@@ -1,10 +1,10 @@
 //! The thread that wakes the tasks of awaited requests.
 //!
-//! CUDA can call back when a stream gets somewhere, but from a thread on which nothing of CUDA may be
-//! called, and at a cost on every operation. So one thread looks, and only while somebody awaits.
+//! CUDA can call back when a stream reaches a point, but on a thread that must not call
+//! CUDA, and at a cost on every operation. So one thread polls, and only while requests are awaited.
 //!
-//! Promises: a waker is called once, soon after its operation is done, its communicator ended, or its
-//! deadline passed; a ticket that is dropped takes its waker back.
+//! Guarantees: a waker is called once, soon after its operation is done, its communicator has ended,
+//! or its deadline has passed; a dropped ticket takes its waker back.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ use crate::threads;
 
 /// One awaited request.
 struct Watched {
-    /// None for one whose communicator is ending.
+    /// `None` for a request whose communicator is ending.
     mark: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
     deadline: Instant,
@@ -41,7 +41,7 @@ struct Registry {
     next: u64,
     watched: HashMap<u64, Watched>,
     running: bool,
-    /// Counts the threads; all but the last one end when they come back from their call.
+    /// Counts the threads; all but the last end when they return from their call.
     generation: u64,
 }
 
@@ -50,7 +50,7 @@ static POLLER: LazyLock<Poller> = LazyLock::new(|| Poller {
     work: Condvar::new(),
 });
 
-/// A place in the registry, given up when it is dropped.
+/// An entry in the registry, removed when the ticket is dropped.
 pub(super) struct Ticket {
     key: u64,
     deadline: Instant,
@@ -74,7 +74,7 @@ impl Drop for Ticket {
     }
 }
 
-/// Has `waker` woken when `mark` is reached, `inner` has ended, or `deadline` passes.
+/// Has `waker` called when `mark` is reached, `inner` has ended, or `deadline` passes.
 pub(super) fn watch(
     mark: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
@@ -106,7 +106,7 @@ fn start(generation: u64) -> std::io::Result<()> {
     threads::spawn("nccl-poller", move || run(generation)).map(drop)
 }
 
-/// The thread does not come back from a call: another one takes its place.
+/// Starts another thread in place of one that does not return from a call.
 pub(crate) fn replace() {
     let mut registry = POLLER.state.lock();
     registry.generation += 1;
@@ -115,7 +115,7 @@ pub(crate) fn replace() {
     }
 }
 
-/// What of one the thread looks at: its key, and what [`Watched`] has.
+/// What the thread looks at: the key, and the fields of [`Watched`] without the waker.
 type Look = (u64, Option<Arc<CudaEvent>>, Arc<Inner>, Instant);
 
 fn run(generation: u64) {
@@ -134,7 +134,7 @@ fn run(generation: u64) {
             let (mark, inner) = (watched.mark.clone(), Arc::clone(&watched.inner));
             (key, mark, inner, watched.deadline)
         }));
-        // Whoever begins or ceases to await does not wait for CUDA.
+        // Other threads can add and remove requests while CUDA is queried.
         drop(registry);
         let now = Instant::now();
         let mut ready: Vec<u64> = Vec::new();
@@ -157,7 +157,7 @@ fn run(generation: u64) {
             busy_since = now;
         }
         for watched in woken {
-            // A waker is somebody else's code; its panic must not end this thread for everybody.
+            // A waker is foreign code; its panic must not end this thread for all other requests.
             let wake = AssertUnwindSafe(|| watched.waker.wake());
             if catch_unwind(wake).is_err() {
                 tracing::error!(name: "nccl.internal", target: "nccl", what = "waker", "a waker of an awaiting task panicked");
@@ -167,7 +167,8 @@ fn run(generation: u64) {
     }
 }
 
-/// Looks often at first: most operations are short, and the long ones can wait a little longer.
+/// The pause between looks, short at first: most operations are short, and long ones can wait a
+/// little longer.
 fn pause(waiting: Duration) -> Duration {
     if waiting < Duration::from_millis(1) {
         Duration::from_micros(20)
@@ -181,14 +182,14 @@ fn pause(waiting: Duration) -> Duration {
 fn is_ready(mark: Option<&CudaEvent>, inner: &Inner, deadline: Instant, now: Instant) -> bool {
     let state = inner.phase.get();
     if state.is_aborted() {
-        // What its stream says means nothing any more.
+        // After an abort the state of the stream proves nothing.
         return now >= deadline || inner.phase.has_let_go();
     }
     if now >= deadline || inner.abort_signal.is_aborted() {
         return true;
     }
     let _inside = inner.enter(Place::Poller, inner.timeouts.operation);
-    // An error is for the task to find.
+    // An error is left for the task to find.
     mark.is_some_and(|mark| !matches!(mark.try_is_complete(), Ok(false)))
 }
 

@@ -1,12 +1,12 @@
-//! How long things took: counted in fixed buckets, without keeping any of them.
+//! Durations, counted in fixed buckets without keeping single values.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Buckets that have an upper bound.
+/// The number of buckets with an upper bound.
 const BOUNDED: usize = 14;
 
-/// The bound of the first in nanoseconds; each further one is four times as large.
+/// The bound of the first bucket in nanoseconds; each further bound is four times as large.
 const FIRST: u64 = 1_000;
 
 fn bound(bucket: usize) -> u64 {
@@ -50,7 +50,7 @@ impl Timer {
     }
 }
 
-/// How long something took, each time that it was done.
+/// How long an action took, over all times it was done.
 ///
 /// ```
 /// let init = nccl::stats().init;
@@ -66,7 +66,7 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// How often.
+    /// Returns how many durations were counted.
     ///
     /// ```
     /// println!("{} communicators", nccl::stats().init.count());
@@ -76,7 +76,7 @@ impl Durations {
         self.buckets.iter().sum()
     }
 
-    /// All together.
+    /// Returns their sum.
     ///
     /// ```
     /// println!("{:?} in all", nccl::stats().init.sum());
@@ -86,7 +86,7 @@ impl Durations {
         Duration::from_nanos(self.sum)
     }
 
-    /// On average; zero for none.
+    /// Returns the average; zero for none.
     ///
     /// ```
     /// println!("{:?} each", nccl::stats().init.mean());
@@ -96,7 +96,7 @@ impl Durations {
         Duration::from_nanos(self.sum.checked_div(self.count()).unwrap_or_default())
     }
 
-    /// The longest; zero for none.
+    /// Returns the longest; zero for none.
     ///
     /// ```
     /// println!("at most {:?}", nccl::stats().init.longest());
@@ -106,8 +106,9 @@ impl Durations {
         Duration::from_nanos(self.longest)
     }
 
-    /// How many took how long: at most so much, and longer than the one before. The bounds go from 1 µs to
-    /// 67 s in steps of four; the last, for what took longer than all bounds, is [`Duration::MAX`].
+    /// Returns each bucket's upper bound and number of durations; a bucket begins above the bound before.
+    /// The bounds go from 1 µs to 67 s in factors of four; the last, for durations above all bounds, is
+    /// [`Duration::MAX`].
     ///
     /// ```
     /// for (at_most, count) in nccl::stats().init.buckets() {

@@ -1,11 +1,11 @@
-//! What a process has done with NCCL, counted where it happens.
+//! Statistics of what a process does with NCCL, counted where it happens.
 //!
-//! What is on the way of an operation is counted without an atomic addition, a lock, a clock, or an allocation;
-//! `docs/results/overhead.md` has what it costs.
+//! Counters on the path of an operation use no atomic addition, lock, clock, or allocation;
+//! `docs/results/overhead.md` has their cost.
 //!
-//! - `tally`: what a communicator counts while it works;
-//! - `registry`: whose numbers there are, also of those that ended;
-//! - `process`: what is counted for the process; `durations`: how long things took.
+//! - `tally`: the counters of a communicator;
+//! - `registry`: the counters of all communicators, also of those that ended;
+//! - `process`: the counters of the process; `durations`: how long things took.
 
 pub mod durations;
 pub mod process;

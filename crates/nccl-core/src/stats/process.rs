@@ -1,4 +1,4 @@
-//! What is counted once for the process: nothing of it is on the way of an operation.
+//! The counters of the process: none of them is on the path of an operation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use super::tally::KINDS;
 use crate::operation::OperationKind;
 use nccl_base::fault::FaultClass;
 
-/// A number that any thread may add to.
+/// A counter that any thread may increment.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct Events(AtomicU64);
@@ -31,34 +31,35 @@ impl Events {
 /// Communicators that were ended by a fault, by its class.
 static FAULTS: [Events; FaultClass::ALL.len()] = [const { Events::none() }; FaultClass::ALL.len()];
 
-/// Aborts that NCCL came back from, and those that it did not.
+/// Aborts that NCCL returned from; below, aborts that it did not return from.
 #[doc(hidden)]
 pub static FREED: Events = Events::none();
 #[doc(hidden)]
 pub static LEAKED: Events = Events::none();
-/// Communicators that NCCL has not given back, for whatever reason.
+/// Communicators that NCCL has not freed, for whatever reason.
 #[doc(hidden)]
 pub static LEAKED_COMMUNICATORS: Events = Events::none();
-/// Ranks that had not entered an operation in which others waited, each time that this process heard of one.
+/// Ranks that had not entered an operation in which others waited, counted each time that this process was
+/// told of one.
 #[doc(hidden)]
 pub static STRAGGLERS: Events = Events::none();
 
-/// How long communicators took to make, also those that failed, and to abort.
+/// How long making communicators took, including failures; below, how long aborts took.
 #[doc(hidden)]
 pub static INIT: Timer = Timer::new();
 #[doc(hidden)]
 pub static ABORT: Timer = Timer::new();
 
-/// From the call of an operation that this rank gave up to the cause that all ranks have.
+/// From the call of an operation that this rank gave up to the root cause that all ranks report.
 #[doc(hidden)]
 pub static DETECT: Timer = Timer::new();
-/// From a fault that this rank heard of until a communicator was made with which it goes on.
+/// From a fault that this rank was told of until it has made a communicator to go on with.
 #[doc(hidden)]
 pub static RECOVER: Timer = Timer::new();
 
 static ENQUEUE: [Timer; KINDS] = [const { Timer::new() }; KINDS];
 
-/// How long calls of a kind took until their work was on its stream, of some of them.
+/// The time from a call of `kind` until its work is on its stream, for a sample of the calls.
 #[doc(hidden)]
 pub fn enqueue(kind: OperationKind) -> &'static Timer {
     &ENQUEUE[kind as usize]

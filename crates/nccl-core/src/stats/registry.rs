@@ -1,7 +1,7 @@
-//! Whose numbers there are: those of communicators that live, and the sums of those that ended, by name.
+//! The counters of live communicators, and the sums of those that ended, by name.
 //!
-//! Names are bounded: a program that makes one for each request would fill memory, and whatever keeps the
-//! numbers for it. All names after the first are counted as one.
+//! The number of names is bounded: a program that makes one for each request would fill memory, here and
+//! in the system that stores the numbers. Further names are counted as one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use crate::operation::OperationKind;
 use crate::state::Phase;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Names that are told apart.
+/// How many names are told apart.
 #[doc(hidden)]
 pub const NAMES: usize = 128;
 
-/// What all others are called.
+/// The name for all others.
 pub(crate) const OTHERS: &str = "(others)";
 
-/// A communicator's part: its numbers are among those that can be read, and stay counted when it ends.
+/// A communicator's handle on its counters: they can be read while it lives, and stay counted when it
+/// ends.
 pub(crate) struct Counting {
     tally: Arc<Tally>,
     number: u64,
@@ -33,12 +34,12 @@ struct Registry {
     live: Vec<Live>,
 }
 
-/// What those of one name have in common.
+/// The counters of one name.
 struct Named {
     name: Arc<str>,
     ended: u64,
     sums: Sums,
-    /// How long calls took on their stream, of some of them.
+    /// How long calls took on their stream, for a sample of the calls.
     took: Vec<(OperationKind, Timer)>,
     skew: Skew,
 }
@@ -47,11 +48,11 @@ struct Named {
 #[derive(Default)]
 struct Skew {
     timer: Timer,
-    /// By rank: how often it was the last. Of the first ranks that were.
+    /// How often each rank was the last. Only for the first `LAST` ranks that were.
     last: BTreeMap<usize, u64>,
 }
 
-/// Ranks of which it is counted how often they were last.
+/// For how many ranks it is counted how often they were last.
 const LAST: usize = 64;
 
 struct Live {
@@ -62,7 +63,7 @@ struct Live {
     phase: Arc<Phase>,
 }
 
-/// Everything that a tally has counted.
+/// The sums of tallies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Sums {
@@ -72,7 +73,7 @@ pub struct Sums {
     pub totals: [Total; FUNCTIONS],
 }
 
-/// What was counted under one name.
+/// The counters of one name.
 #[doc(hidden)]
 pub struct Counted {
     #[doc(hidden)]
@@ -85,7 +86,7 @@ pub struct Counted {
     pub took: Vec<(OperationKind, Durations)>,
     #[doc(hidden)]
     pub skew: (Durations, Vec<(usize, u64)>),
-    /// How the others stand.
+    /// The states of its live communicators.
     #[doc(hidden)]
     pub live: Vec<Arc<Phase>>,
 }
@@ -154,7 +155,7 @@ impl Registry {
         self.names.len() - 1
     }
 
-    /// What one communicator counts in, and its number here.
+    /// Makes the tally of a new communicator. Returns it with the communicator's number here.
     fn begin(
         &mut self,
         name: &Arc<str>,
@@ -209,7 +210,8 @@ impl Registry {
     }
 }
 
-/// Not on the way of an operation: communicators come and go here, and are read.
+/// The list of counters. Not on the path of an operation: locked when communicators come and go, and by
+/// readers.
 fn registry() -> MutexGuard<'static, Registry> {
     static ALL: Mutex<Registry> = Mutex::new(Registry {
         made: 0,
@@ -219,12 +221,13 @@ fn registry() -> MutexGuard<'static, Registry> {
     ALL.lock()
 }
 
-/// A call on a communicator of that name took so long on its stream.
+/// Adds how long a call on a communicator of this name took on its stream.
 pub(crate) fn took(name: &Arc<str>, kind: OperationKind, took: Duration) {
     registry().took(name, kind, took);
 }
 
-/// The ranks of a communicator of this name entered an operation so far apart, and this one was last.
+/// Adds how far apart the ranks of a communicator of this name entered an operation, and which rank was
+/// last.
 #[doc(hidden)]
 pub fn arrival_skew(name: &Arc<str>, skew: Duration, last: usize) {
     let mut registry = registry();
@@ -236,7 +239,7 @@ pub fn arrival_skew(name: &Arc<str>, skew: Duration, last: usize) {
     }
 }
 
-/// What was counted, in the order in which the names came up.
+/// Returns the counters, in the order in which the names first occurred.
 #[doc(hidden)]
 pub fn read() -> Vec<Counted> {
     match crate::forked::is_child() {
@@ -246,7 +249,7 @@ pub fn read() -> Vec<Counted> {
 }
 
 impl Counting {
-    /// Begins to count for a communicator.
+    /// Starts counting for a communicator.
     pub(crate) fn new(name: &Arc<str>, world_size: usize, phase: &Arc<Phase>) -> Self {
         let (tally, number) = registry().begin(name, world_size, phase);
         Self { tally, number }

@@ -1,8 +1,9 @@
-//! What one communicator counts: plain stores of whoever holds its lock, which any thread may read.
+//! The counters of one communicator: plain stores by the thread that holds its lock, which any thread may
+//! read.
 //!
-//! Counting must not show in the cost of an operation. So there is no atomic addition (one writer at a time
-//! makes plain ones do), and a message adds to one number beside the one that it has anyway: which message to
-//! its peer it is. How many messages there were is the sum of those, made when somebody asks.
+//! Counting must not show in the cost of an operation. So there is no atomic addition (with one writer at a
+//! time plain ones are enough), and a message adds to only one counter beside the one it needs anyway: its
+//! number among the messages of its peer. The number of all messages is the sum of those, computed on reading.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +11,7 @@ use crate::op::Function;
 use crate::operation::OperationKind;
 use nccl_base::data_type::DataType;
 
-/// A number that has one writer at a time.
+/// A counter that has one writer at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -32,19 +33,19 @@ impl Count {
     }
 }
 
-/// Kinds of operations, as numbers.
+/// The number of kinds of operations; below, of functions.
 pub(crate) const KINDS: usize = OperationKind::ALL.len();
 pub(crate) const FUNCTIONS: usize = Function::ALL.len();
 
-/// Codes of types of which collectives are counted: all that have a size.
+/// Elements of collectives are counted for type codes below this: all types that have a size.
 const TYPES: usize = 16;
 
-/// See the module.
+/// The counters of one communicator.
 pub(crate) struct Tally {
     world_size: u64,
     /// Calls that have a sequence number, by their kind.
     calls: [Count; KINDS],
-    /// Operations by their function, but for the messages of groups.
+    /// Operations by their function, without the messages of groups.
     operations: [Count; FUNCTIONS],
     /// Their elements, by type.
     elements: [[Count; TYPES]; FUNCTIONS],
@@ -72,7 +73,7 @@ impl Side {
         }
     }
 
-    /// Counts a message. Its number among those of its peer, from 1.
+    /// Counts a message. Returns its number among those of its peer, from 1.
     #[inline]
     fn next(&self, peer: i32, data_type: u8, elements: u64) -> u32 {
         self.elements[usize::from(data_type)].add(elements);
@@ -92,7 +93,8 @@ impl Side {
     }
 }
 
-/// An index that is out of bounds says which, and how many there are: two registers too many for a message.
+/// Panics without the index. The message of a bounds check names it and the length: two registers too many for
+/// a message.
 #[cold]
 #[inline(never)]
 fn no_such_peer() -> ! {
@@ -106,7 +108,7 @@ fn bytes_of(data_type: usize, elements: &Count) -> u64 {
 }
 
 impl Messages {
-    /// How many there were to each rank, and from it.
+    /// Returns how many messages were sent to each rank, and received from it.
     pub(crate) fn by_peer(&self) -> (Vec<u64>, Vec<u64>) {
         let counts = |side: &Side| side.by_peer.iter().map(Count::get).collect();
         (counts(&self.sent), counts(&self.received))
@@ -133,7 +135,7 @@ pub struct Total {
     pub bytes: u64,
 }
 
-/// What a launch of a captured plan counts: by function and type, how many operations and elements.
+/// The operations of a captured plan: by function and type, how many operations and elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Volume(Vec<(Function, u8, u64, u64)>);
 
@@ -177,7 +179,7 @@ impl Tally {
         self.operations(function, data_type, 1, elements);
     }
 
-    /// Counts a launch of a plan of which everything was counted before it.
+    /// Counts a launch of a plan. The plan's operations were all counted before.
     pub(crate) fn replay(&self, volume: &Volume) {
         for &(function, data_type, operations, elements) in &volume.0 {
             self.operations(function, data_type, operations, elements);
@@ -197,8 +199,8 @@ impl Tally {
         self.calls[kind as usize].get()
     }
 
-    /// How many operations of a function there were, and their bytes: those of all blocks, where each rank has
-    /// one.
+    /// Returns how many operations of a function there were, and their bytes: those of all blocks, where each
+    /// rank has one.
     pub(crate) fn total(&self, function: Function) -> Total {
         let elements = self.elements[function as usize].iter().enumerate();
         let alone = Total {

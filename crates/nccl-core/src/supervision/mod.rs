@@ -1,12 +1,12 @@
-//! What looks after the communicators of this process.
+//! Supervision of the communicators of this process.
 //!
-//! - `sentinel`: threads that do not come back from a call of NCCL's or CUDA's;
-//! - `stragglers`: who has not entered an operation in which others wait;
-//! - `watchdog`: what finds operations that do not end, although nobody waits for them.
+//! - `sentinel`: finds threads that do not return from a call of NCCL or CUDA;
+//! - `stragglers`: finds the ranks that have not entered an operation in which others wait;
+//! - `watchdog`: finds operations that do not end, whether or not the program waits for them.
 //!
-//! The first and the last have a duty of the [`monitor`](crate::monitor), the thread that calls neither NCCL nor CUDA. What ends a
-//! communicator on all of its ranks stands above ([`peers`](crate::peers)). What is on the way of an operation, and writes down
-//! what it was, is the [`recorder`](crate::recorder).
+//! The first and the last have a duty of the [`monitor`](crate::monitor), the thread that calls neither NCCL nor CUDA. The module
+//! that ends a communicator on all of its ranks is a level above ([`peers`](crate::peers)). The [`recorder`](crate::recorder)
+//! records every operation on its path.
 
 pub(crate) mod sentinel;
 pub mod stragglers;

@@ -1,7 +1,7 @@
-//! Finds threads that do not come back from a call of NCCL's or CUDA's (`inside.rs` says what follows).
+//! Finds threads that do not return from a call of NCCL or CUDA (`inside.rs` describes the consequences).
 //!
-//! The sentinel is a duty of the [`monitor`]. When nobody has been inside for a while it sleeps, and whoever enters next wakes it.
-//! It counts its own looks and not the time: of a process that was stopped, nobody was inside any longer.
+//! The sentinel is a duty of the [`monitor`]. It sleeps after a while in which no thread entered a call, and the next thread that
+//! enters wakes it. It counts its own looks and not the time: while the process was stopped, no thread was inside any longer.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -18,19 +18,19 @@ use crate::threads::not_started;
 
 /// How often the sentinel looks.
 const TICK: Duration = Duration::from_millis(100);
-/// How much longer than its limit a call may be inside: the waits of this crate end by themselves before.
+/// How much longer than its limit a call may take: the waits of this crate end by themselves before.
 const SLACK: Duration = Duration::from_secs(2);
-/// How long a thread may need to come out once its communicator has ended.
+/// How long a thread may take to return after its communicator has ended.
 const GRACE: Duration = Duration::from_secs(5);
-/// After how many looks at which nobody had entered it sleeps.
+/// After how many looks without a new call the sentinel sleeps.
 const QUIET: u32 = 5;
 
 static LIVES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// From now on calls on this communicator are looked at.
+/// Watches the calls on this communicator from now on.
 ///
 /// # Errors
-/// When there is no thread to do it.
+/// When no thread can be started for it.
 pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
     {
         let mut lives = LIVES.lock();
@@ -44,20 +44,20 @@ pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
         .map_err(not_started("that looks for calls that do not come back"))
 }
 
-/// What is known of a thread that is inside.
+/// A thread that is inside a call.
 #[derive(Clone, Copy)]
 struct Stay {
     found: Found,
     looks: u32,
     /// How many looks ago its communicator ended.
     over: Option<u32>,
-    /// Whether its limit has passed, and what follows was begun.
+    /// Whether its limit has passed, and the abort has been started.
     expired: bool,
 }
 
-/// See the module.
+/// The duty that finds threads that do not return from a call.
 struct Sentinel {
-    /// By the address of their slots.
+    /// The calls in progress, by the address of their slots.
     stays: HashMap<usize, Stay>,
     turns: u64,
     rest: Rest,
@@ -112,7 +112,7 @@ impl Duty for Sentinel {
 }
 
 fn look_at(stay: &mut Stay) {
-    // Nobody can be inside of one that is gone.
+    // No thread can be inside a communicator that is gone.
     let Some(inner) = alive(stay.found.of) else {
         return;
     };
@@ -145,7 +145,7 @@ fn look_at(stay: &mut Stay) {
     if stay.found.place == Place::Poller {
         stay.over = None;
         replace_poller();
-        // It is looked at no more.
+        // The sentinel ignores this call from now on.
         stay.found.limit = Duration::MAX;
         return;
     }
@@ -169,7 +169,7 @@ fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
         what: format!("{}, and has not come back,", found.place.text()),
         limit: found.limit,
     });
-    // It may wait for a rank that does not come.
+    // The call may be waiting for a rank that does not arrive.
     let may_connect = matches!(found.place, Place::Issue | Place::Capture)
         && inner.tracked.track().may_connect(sequence);
     let error = match may_connect {

@@ -1,13 +1,14 @@
-//! Who has not entered an operation in which this rank waits, a rank's part: when to ask, and what to answer.
+//! Stragglers: the ranks that have not entered an operation in which this rank waits. This is a rank's part: when to
+//! ask, and what to answer.
 //!
-//! The watchdog does both, and nothing is on the way of an operation. It suspects somebody when a collective has
-//! run for a tenth of its limit ([`Timeouts::straggler`](crate::Timeouts::straggler)), and says so to the coordinator
-//! (`inquiry`), which asks each rank once. What a rank answers comes from what its communicator
-//! has recorded and counted anyway; one that has not entered is looked at until it has. Ranks at higher places
-//! wait up to a quarter longer before they suspect anybody, so that mostly one of them asks, and whoever was asked
-//! about an operation does not ask.
+//! The watchdog does both; nothing is added to the path of an operation. The watchdog suspects a straggler when a
+//! collective has run for a tenth of its limit ([`Timeouts::straggler`](crate::Timeouts::straggler)), and reports
+//! that to the coordinator (`inquiry`), which asks each rank once. A rank answers from what its communicator has
+//! recorded and counted anyway. While a rank has not entered the operation, its watchdog checks again until it has.
+//! Higher ranks wait up to a quarter longer before they suspect a straggler, so that mostly one rank asks, and a rank
+//! that was asked about an operation does not ask about it.
 //!
-//! The first rank also asks every half minute about one that is done, to know how far apart the ranks come
+//! The first rank also asks every half minute about a completed collective, to measure how far apart the ranks arrive
 //! (`CommunicatorStats::arrival_skew`).
 
 use std::time::{Duration, Instant};
@@ -17,14 +18,14 @@ use crate::peers::{Asker, Supervisor};
 use crate::recorder::{Track, Turns, origin};
 use crate::state::State;
 
-/// How often the first rank of a communicator asks how far apart the ranks come; and how long before it does so for
-/// the first time.
+/// How long the first rank of a communicator waits before it first measures how far apart the ranks arrive, and then
+/// between two measurements.
 pub(super) const SAMPLES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
-/// How often one that has not entered is looked at.
+/// The shortest and the longest pause between two checks whether this rank has entered an operation.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
-/// An operation that others wait in, and of which this rank was asked whether it has entered it.
+/// An operation that other ranks wait in, and about which this rank was asked whether it has entered it.
 pub struct Inquired {
     asker: Box<dyn Asker>,
     key: String,
@@ -37,7 +38,8 @@ pub struct Inquired {
 }
 
 impl Inquired {
-    /// The `turn`-th collective of the communicator that all ranks call `key`; once, where it `is_sample`.
+    /// An inquiry about the `turn`-th collective of the communicator that all ranks call `key`; answered once if it
+    /// `is_sample`.
     #[must_use]
     pub fn new(asker: Box<dyn Asker>, key: &str, turn: u64, is_sample: bool) -> Self {
         Self {
@@ -51,19 +53,19 @@ impl Inquired {
         }
     }
 
-    /// Whether both are about one communicator of one rank.
+    /// Whether both are about the same communicator of the same rank.
     pub(super) fn is_about(&self, other: &Self) -> bool {
         self.key == other.key && self.asker.connection() == other.asker.connection()
     }
 
-    /// Answers what can be answered. Whether it is to be looked at again.
+    /// Answers what can be answered. Returns whether to look again.
     pub(super) fn look(&mut self) -> bool {
         if !self.asker.is_there() {
             return false;
         }
         self.next = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(PAUSES[1]);
-        // Gone meanwhile, or not there.
+        // The communicator is gone, or was never here.
         let Some(supervisor) = self.asker.supervisor() else {
             self.not_yet("it has no such communicator");
             return false;
@@ -86,7 +88,7 @@ impl Inquired {
         }
         let turn = turns.get(self.turn);
         match (turn, self.is_sample) {
-            // What is not known in full is no sample.
+            // A collective that is no longer fully recorded is no sample.
             (None, true) => self.not_yet(""),
             (turn, _) => {
                 let since = turn.or(turns.newest_first().last().map(|(_, turn)| turn));
@@ -100,7 +102,7 @@ impl Inquired {
         false
     }
 
-    /// Says so once.
+    /// Answers that the rank has not entered, once.
     fn not_yet(&mut self, last: &str) {
         if !self.has_answered {
             self.answer(None, last);
@@ -117,7 +119,7 @@ fn age(since: Duration) -> Duration {
     origin().monotonic.elapsed().saturating_sub(since)
 }
 
-/// What a communicator did last, for those who wait for it.
+/// A description of the communicator's last call, for the ranks that wait for it.
 fn last(track: &Track, turns: &Turns) -> String {
     let Some(last) = turns.last else {
         return String::from("it has called nothing on the communicator");
@@ -134,7 +136,7 @@ fn last(track: &Track, turns: &Turns) -> String {
     )
 }
 
-/// Asks who has not entered a call of this rank, if that can be told; whether it could.
+/// Asks which ranks have not entered a call of this rank. Returns false if the calls could not be counted.
 pub(super) fn ask(supervisor: &dyn Supervisor, track: &Track, number: u64) -> bool {
     let Some(turns) = track.turns() else {
         return false;
@@ -151,7 +153,7 @@ pub(super) fn ask(supervisor: &dyn Supervisor, track: &Track, number: u64) -> bo
     true
 }
 
-/// Asks how far apart the ranks entered the last collective that is done; whether there was one.
+/// Asks how far apart the ranks entered the last collective that is done. Returns whether there was one.
 pub(super) fn sample(supervisor: &dyn Supervisor, track: &Track) -> bool {
     let Some(turns) = track.turns() else {
         return false;

@@ -1,4 +1,4 @@
-//! What the recorder keeps, read while it is written.
+//! The recorder's rings, read while they are written.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use loom::thread;
 
 use crate::lane::{Lane, Slot};
 
-/// A record of two words, which are to be of one number.
+/// A record of two words, which have to be equal.
 #[derive(Default)]
 struct Pair([AtomicU64; 2]);
 
@@ -24,7 +24,7 @@ fn a_record_that_is_read_is_whole_and_the_one_that_was_asked_for() {
         let lane = Arc::new(Lane::<Pair>::new(2));
         let writing = Arc::clone(&lane);
         let writer = thread::spawn(move || {
-            // The third is written over the first.
+            // The third overwrites the first.
             for number in 0..3 {
                 writing.begin(number, 1);
                 for word in &writing.slot(number).0 {

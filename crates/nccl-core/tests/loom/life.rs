@@ -1,8 +1,8 @@
-//! A communicator's life: abort against init, issue, poll, finalize, drop and split.
+//! A communicator's lifecycle: abort against init, issue, poll, finalize, drop and split.
 //!
-//! The steps are those of `state.rs`. Behind them stands a cell in place of NCCL's communicator:
+//! The steps are those of `state.rs`. A cell stands in for NCCL's communicator:
 //! loom reports two threads in it at once, and the cell a use after it was freed and a second free. Around
-//! them stands what the threads of `communicator/{init,issue,lifecycle,remains}.rs` do besides, without time,
+//! the steps, the other work of the crate's threads is modelled, without time,
 //! other ranks, and memory.
 
 use std::time::Duration;
@@ -14,10 +14,10 @@ use loom::thread;
 
 use crate::state::{Left, Native, Phase, State, Way, retire};
 
-/// No wait of the model runs into it: loom has no time.
+/// No wait of the model reaches it: loom has no time.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// NCCL's communicator.
+/// Stands in for NCCL's communicator.
 struct Cell {
     freed: UnsafeCell<bool>,
     frees: AtomicUsize,
@@ -34,7 +34,7 @@ impl Cell {
         })
     }
 
-    /// Any call on it.
+    /// Any call on the communicator.
     fn call(&self) {
         // SAFETY: loom fails if another thread is inside, and the reference does not leave.
         self.freed
@@ -57,14 +57,14 @@ impl Cell {
     }
 }
 
-/// What has the lock of a communicator.
+/// The slot behind a communicator's lock.
 type Slot = Mutex<Option<()>>;
 
 struct Communicator {
     phase: Phase,
     slot: Slot,
     cell: Arc<Cell>,
-    /// Whether what waits for the other ranks comes to its end by itself.
+    /// Whether waits for other ranks end by themselves.
     settles: bool,
 }
 
@@ -102,7 +102,7 @@ impl Communicator {
         comm
     }
 
-    /// `Inner::join_nccl`, and what follows from it; whether it was made.
+    /// `Inner::join_nccl`, and its consequences. Returns whether the communicator was made.
     fn make(&self, is_void: impl Fn() -> bool) -> bool {
         // The call itself.
         self.cell.call();
@@ -128,7 +128,7 @@ impl Communicator {
         false
     }
 
-    /// `Inner::issue_on`, with the poll: whether it was issued.
+    /// `Inner::issue_on`, with the poll. Returns whether it was issued.
     fn issue(&self) -> bool {
         let slot = self.slot.lock().unwrap();
         let Some(()) = self.phase.usable(*slot) else {
@@ -151,7 +151,7 @@ impl Communicator {
         }
     }
 
-    /// `Inner::abort`: whether NCCL let go of it.
+    /// `Inner::abort`. Returns whether NCCL freed the communicator.
     fn abort(&self, reason: &str) -> bool {
         if !self.phase.begin_abort(reason) {
             return self.ended();
@@ -173,7 +173,7 @@ impl Communicator {
         matches!(self.phase.get(), State::Finalized | State::Aborted)
     }
 
-    /// `Inner::finalize`: whether it was in order.
+    /// `Inner::finalize`. Returns whether it ended in order.
     fn finalize(&self) -> bool {
         if !self.phase.begin_finalize() {
             return false;
@@ -424,7 +424,7 @@ fn a_drop_beside_an_abort_does_not_free_it_again() {
     });
 }
 
-/// As when a thread that was to free it was given up, and the last handle goes.
+/// A thread that was to free the communicator has been given up, and the last handle is dropped.
 #[test]
 fn nobody_touches_what_is_leaked() {
     loom::model(|| {

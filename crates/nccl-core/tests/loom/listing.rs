@@ -1,9 +1,9 @@
-//! A call on a stream that the watchdog just takes off its list, and lets go of.
+//! A call on a stream that the watchdog is taking off its list and releasing.
 //!
-//! The list and the ring are the crate's own. Written out here is what `supervision/watchdog` does around them: the
-//! hot path writes a call down and asks the list; who is not on it registers the stream under the lock; the watchdog
-//! looks twice, and lets go of the stream when both times nothing was pending and nobody registered it in between.
-//! loom has no time: a lock stands for what lingering is for.
+//! The list and the ring are the crate's own code. The steps of `supervision/watchdog` around them are modelled
+//! here: the hot path records a call and reads the list; a call that is not covered registers the stream under the
+//! lock; the watchdog looks twice, and releases the stream if both times nothing was pending and no call registered
+//! it in between. loom has no time: a lock stands in for lingering.
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
@@ -26,11 +26,11 @@ impl Slot for Call {
     }
 }
 
-/// What lies behind the watchdog's lock.
+/// The state behind the watchdog's lock.
 struct Registry {
-    /// It keeps the stream.
+    /// The watchdog keeps the stream.
     is_watched: bool,
-    /// It was taken off the list, and nobody has come since.
+    /// The stream was taken off the list, and no call has registered it since.
     is_idle: bool,
 }
 
@@ -38,7 +38,7 @@ struct Communicator {
     issues: Lane<Call>,
     usual: Usual,
     registry: Mutex<Registry>,
-    /// Held by a call from when it is written down until it has asked the list.
+    /// Held by a call from when it is recorded until it has read the list.
     half_way: Mutex<()>,
 }
 
@@ -58,7 +58,7 @@ impl Communicator {
         })
     }
 
-    /// `Writer::begin`, and `watchdog::before` for what is not usual.
+    /// `Writer::begin`, and `watchdog::before` for an unusual call.
     fn call(&self, number: u64) {
         let _half_way = self.half_way.lock().unwrap();
         self.issues.begin(number, 1);
@@ -74,7 +74,7 @@ impl Communicator {
         }
     }
 
-    /// `Eye::look`: how many calls there are, all of which are pending.
+    /// `Eye::look`: returns how many calls there are, all of which are pending.
     fn look(&self) -> u64 {
         let read = self.issues.read();
         read.first + read.records.len() as u64
@@ -118,7 +118,7 @@ fn no_call_is_missed_by_a_watchdog_that_lets_go_of_its_stream() {
             comm.linger();
         }
         caller.join().unwrap();
-        // Either it is watched, or there was nothing: the next call would come by itself.
+        // The stream is watched, because both calls are pending.
         let is_watched = comm.registry.lock().unwrap().is_watched;
         assert!(is_watched, "2 calls are pending, and nobody looks");
     });

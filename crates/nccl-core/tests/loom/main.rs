@@ -1,4 +1,4 @@
-//! What threads do to each other, in every interleaving.
+//! Models of concurrent threads, explored in every interleaving.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nccl-core --test loom --release
@@ -6,9 +6,9 @@
 //!
 //! - `life`: a communicator that is made, used, and ended in every way at once;
 //! - `lanes`: the recorder's rings;
-//! - `listing`: calls of which the watchdog is not told, and a stream that it lets go of.
+//! - `listing`: calls that are not reported to the watchdog, and a stream that it releases.
 //!
-//! What runs is the crate's own code; only what lies behind it, NCCL and the other ranks, is made up.
+//! The crate's own code runs; only NCCL and the other ranks are modelled.
 #![cfg(loom)]
 
 mod lanes;

@@ -1,6 +1,6 @@
-//! From lines to facts, one line after another, with bounded memory.
+//! Collects facts from log lines, one line after another, with bounded memory.
 //!
-//! A line tells host, process and thread, never the rank; `state` knows what each thread is about.
+//! A line names host, process and thread, never the rank; `state` knows the communicator of each thread.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead};
@@ -17,17 +17,17 @@ use nccl_sys::Version;
 use nccl_base::launch_mode::IDLE_PARENT;
 use nccl_base::warning::Class;
 
-/// What is longer is cut: NCCL's longest line lists the ranks of a ring.
+/// Bytes after which a line is cut: NCCL's longest line lists the ranks of a ring.
 const LONGEST_LINE: usize = 16 << 10;
 const MOST_PROCESSES: usize = 1 << 16;
 const MOST_WARNINGS: usize = 64;
-/// Of each other list and map.
+/// Entries of each other list and map.
 const MOST: usize = 256;
 
-/// NCCL's debug logs of any number of processes, read and understood.
+/// NCCL's debug logs of any number of processes, as facts.
 ///
-/// Lines of other programs, halves of lines and bytes that are no text are passed over. Memory grows with
-/// the number of processes and of connections between them, and not with the length of the logs.
+/// Lines of other programs, halves of lines and bytes that are no text are skipped. Memory grows with the number of
+/// processes and of connections between them, not with the length of the logs.
 ///
 /// ```
 /// use nccl::debug_log::DebugLog;
@@ -50,16 +50,16 @@ pub struct DebugLog {
     states: Vec<State>,
     facts: Vec<Process>,
     index: HashMap<(String, u32, String), usize>,
-    /// To recognise a host behind the end of somebody's unfinished line.
+    /// To recognise a host's name behind the end of an unfinished line.
     by_pid: HashMap<u32, Vec<usize>>,
-    /// Releases that were said without saying by whom, and in which log.
+    /// Releases from lines without a prefix, each with the name of its log.
     versions: Vec<(String, Version)>,
-    /// Connections that are kept, of all processes.
+    /// Kept connections of all processes.
     links: usize,
     counts: Counts,
 }
 
-/// How much was read, and how much of it was NCCL's.
+/// How many lines were read, and how many of them were NCCL's.
 ///
 /// ```
 /// let mut log = nccl::debug_log::DebugLog::new();
@@ -70,20 +70,20 @@ pub struct DebugLog {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Lines.
+    /// Lines read.
     pub lines: u64,
-    /// What NCCL said.
+    /// Lines of NCCL's.
     pub nccl: u64,
-    /// Of these, what `NCCL_DEBUG=INFO` prints.
+    /// Lines of NCCL's at the level `NCCL_DEBUG=INFO`.
     pub info: u64,
-    /// Lines with NCCL's mark that nobody could have begun: halves.
+    /// Lines with NCCL's mark and no prefix: halves of lines.
     pub broken: u64,
     /// Lines of NCCL's that were not kept, because there are too many processes.
     pub left_out: u64,
 }
 
 impl DebugLog {
-    /// Nothing read yet.
+    /// An empty set of logs.
     ///
     /// ```
     /// let log = nccl::debug_log::DebugLog::new();
@@ -93,10 +93,10 @@ impl DebugLog {
         Self::default()
     }
 
-    /// Reads one log to its end; `name` is what to call it. Several logs of one job make one picture.
+    /// Reads one log to its end; `name` is its name in the report. Several logs of one job are judged together.
     ///
     /// # Errors
-    /// Those of reading; what was read until then is kept.
+    /// Those of reading; the lines read until then are kept.
     ///
     /// ```
     /// let mut log = nccl::debug_log::DebugLog::new();
@@ -119,7 +119,7 @@ impl DebugLog {
         Ok(())
     }
 
-    /// The processes that said something, in the order in which they came.
+    /// The processes with lines in the logs, in the order of their first lines.
     ///
     /// ```
     /// assert!(nccl::debug_log::DebugLog::new().processes().is_empty());
@@ -129,7 +129,7 @@ impl DebugLog {
         &self.facts
     }
 
-    /// How much was read.
+    /// How many lines were read.
     ///
     /// ```
     /// assert_eq!(nccl::debug_log::DebugLog::new().counts().lines, 0);
@@ -164,9 +164,9 @@ impl DebugLog {
         }
     }
 
-    /// The process of a record, which may be new.
+    /// The process of a record, new or known.
     fn process(&mut self, file: &str, record: &Record<'_>) -> Option<usize> {
-        // Without a host and a number, a device of one log is the closest to a process.
+        // Without a host and a process number, a device within one log stands for the process.
         let anonymous = match record.host {
             "" => format!("{}#{:?}", cut(file), record.device),
             _ => String::new(),
@@ -232,7 +232,7 @@ impl DebugLog {
     }
 }
 
-/// What belongs to a process, or names its communicator itself.
+/// Adds a fact that belongs to the process, or names its communicator itself.
 fn fact(process: &mut Process, message: Message<'_>) {
     let named = |process: &mut Process, comm: &str, change: &dyn Fn(&mut Membership)| {
         let found = process
@@ -336,7 +336,7 @@ fn fact(process: &mut Process, message: Message<'_>) {
                 .get_or_insert_with(|| (cut(place), code));
         }
         Message::Other => {}
-        // These need the thread.
+        // These need the thread, and the caller has taken them.
         Message::Init(..)
         | Message::Network(_)
         | Message::Channel(_)
@@ -347,7 +347,7 @@ fn fact(process: &mut Process, message: Message<'_>) {
 
 fn warning(process: &mut Process, rank: Option<usize>, at: (&str, u64), record: &Record<'_>) {
     let text = cut(record.text);
-    // The same warning of a later attempt differs in a number at most; the whole text is what is compared.
+    // The same warning of a later attempt differs in a number at most; the whole text is compared.
     if let Some(known) = process.warnings.iter_mut().find(|one| one.text == text) {
         known.times += 1;
         return;

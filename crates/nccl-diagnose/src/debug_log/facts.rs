@@ -1,4 +1,4 @@
-//! What the logs say of each process and its communicators.
+//! The facts of the logs about each process and its communicators.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,10 +7,9 @@ use nccl_sys::Version;
 
 use nccl_base::warning::Class;
 
-/// What one process said of itself.
+/// The facts about one process.
 ///
-/// Everything in it comes from lines that carry its host and process number, so a fact that the log does
-/// not hold is missing, or empty.
+/// They come from lines that carry its host and process number. A fact that the log does not hold is missing, or empty.
 ///
 /// ```
 /// use nccl::debug_log::DebugLog;
@@ -31,15 +30,15 @@ pub struct Process {
     pub pid: u32,
     /// The release of NCCL that it has loaded.
     pub version: Option<Version>,
-    /// Where it met the other ranks.
+    /// The interface and address at which it first met the other ranks.
     pub bootstrap: Option<Endpoint>,
     /// The interfaces that sockets use for data.
     pub sockets: Vec<Endpoint>,
     /// The InfiniBand and RoCE adapters that it uses, as NCCL writes them: `mlx5_0:1/IB`.
     pub adapters: Vec<String>,
-    /// NCCL looked for such adapters and found none.
+    /// Whether NCCL looked for such adapters and found none.
     pub no_adapters: bool,
-    /// Which plugins are there, missing, or could not be used; by kind: `NET`, `TUNER`, …
+    /// Plugins that are loaded, missing, or failed; by kind: `NET`, `TUNER`, …
     pub plugins: Vec<PluginFact>,
     /// Variables that NCCL took from the environment.
     pub variables: BTreeMap<String, String>,
@@ -47,25 +46,25 @@ pub struct Process {
     pub config: BTreeMap<String, String>,
     /// How often each algorithm was chosen: `AllReduce RING SIMPLE`.
     pub tuning: BTreeMap<String, u64>,
-    /// Whether each adapter can reach the device's memory by itself (GPU Direct RDMA).
+    /// Whether each adapter can access device memory directly (GPU Direct RDMA).
     pub direct_rdma: BTreeMap<String, bool>,
-    /// Why devices of the host do not reach each other.
+    /// Why devices of the host have no peer access to each other.
     pub no_peer_access: Vec<String>,
-    /// Its communicators, in the order in which they were begun.
+    /// Its communicators, in the order of their starts.
     pub communicators: Vec<Membership>,
-    /// Connections that did not come about at the first attempt.
+    /// Connections that failed at the first attempt.
     pub retries: Vec<Retry>,
-    /// What it warned about; the same text once.
+    /// Its warnings; equal texts once.
     pub warnings: Vec<Warning>,
-    /// It has communicators of launch mode `BlockingChild`, each of which is two to NCCL.
+    /// Whether it has communicators of launch mode `BlockingChild`, each of which is two to NCCL.
     pub(super) has_idle_parents: bool,
-    /// Idle parents that were named, and whose start was not told yet.
+    /// Idle parents that were named, and whose `Init START` has not been read yet.
     pub(super) idle_to_come: usize,
-    /// Warnings beyond the first ones, which are not kept.
+    /// How many more warnings there were, which are not kept.
     pub more_warnings: u64,
     /// Where in NCCL's source a function first returned an error, and its code (`ncclResult_t`).
     pub first_error: Option<(String, u32)>,
-    /// The rank that a launcher wrote before its lines, or into the name of its file.
+    /// The rank that a launcher wrote before the lines, or into the name of the file.
     pub tag: Option<usize>,
 }
 
@@ -81,11 +80,11 @@ pub struct Process {
 pub struct Endpoint {
     /// The interface's name.
     pub interface: String,
-    /// The address, where it is one.
+    /// The address, if the line has one.
     pub address: Option<IpAddr>,
 }
 
-/// What became of a plugin.
+/// The state of a plugin.
 ///
 /// ```
 /// fn show(plugin: &nccl::debug_log::PluginFact) {
@@ -112,11 +111,11 @@ pub struct PluginFact {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PluginState {
-    /// There is none: the usual case, and only a fault where one was asked for.
+    /// Not found: the usual case, and a fault only where the plugin was asked for.
     Missing,
-    /// It is used.
+    /// Loaded and used.
     Loaded,
-    /// It is there, and cannot be used.
+    /// Found, and not usable.
     Failed,
 }
 
@@ -138,7 +137,7 @@ pub struct Membership {
     pub ranks: usize,
     /// CUDA's number of the device.
     pub device: Option<u32>,
-    /// The same on all ranks of a communicator; not written for a split by 2.23 to 2.31.
+    /// The identifier that all ranks of a communicator share; not written for a split by 2.23 to 2.31.
     pub id: Option<String>,
     /// The communicator that it was split from, shrunk or grown.
     pub parent: Option<String>,
@@ -146,28 +145,29 @@ pub struct Membership {
     pub state: InitState,
     /// How long the start took, in seconds, and its longest part.
     pub init_seconds: Option<(f64, String, f64)>,
-    /// The network for what goes to other hosts.
+    /// The network for data to other hosts.
     pub network: Option<String>,
-    /// The number of hosts, and of ranks on its own.
+    /// The number of hosts, and of ranks on its own host.
     pub layout: Option<(u32, u32)>,
-    /// Through what it reaches which rank.
+    /// The number of channels of each connection.
     pub links: BTreeMap<Link, u32>,
-    /// Lines about connections beyond the first ones, which are not kept.
+    /// How many more lines about connections there were, which are not kept.
     pub more_links: u64,
     /// Whether NCCL says that rings use GPU Direct RDMA.
     pub ring_gdr: Option<bool>,
     /// The order of the ranks in the first ring.
     pub ring: Option<String>,
-    /// How it ended, if it did.
+    /// How it ended, if it has.
     pub ended: Option<Ended>,
-    /// It carries no data: in launch mode `BlockingChild` it is the idle parent of the communicator that does.
+    /// Whether it carries no data: in launch mode `BlockingChild` it is the idle parent of the communicator that does.
     pub is_idle: bool,
     pub(super) nvml_device: Option<u32>,
     pub(super) net_links: usize,
 }
 
 impl Membership {
-    /// Whether all of its ranks were there: of an idle parent nothing is said by that.
+    /// Whether its start completed, so that all ranks were there. `false` for an idle parent, whose start says nothing
+    /// about that.
     ///
     /// ```
     /// assert!(!nccl::debug_log::Membership::default().came_up());
@@ -177,7 +177,7 @@ impl Membership {
         self.state == InitState::Completed && !self.is_idle
     }
 
-    /// Whether it was split from `parent` by all of its ranks.
+    /// Whether it is a split of `parent` with the same rank and number of ranks.
     pub(super) fn carries_data_of(&self, parent: &Self) -> bool {
         self.parent.as_ref() == Some(&parent.comm)
             && (self.rank, self.ranks) == (parent.rank, parent.ranks)
@@ -193,7 +193,7 @@ impl Membership {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InitState {
-    /// It has begun, and nothing says that it came to its end.
+    /// Begun, and not known to be complete.
     #[default]
     Started,
     /// All of its ranks are there.
@@ -212,13 +212,13 @@ pub enum InitState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ended {
-    /// All of its work is done; it is still there.
+    /// All of its work is done; the communicator still exists.
     Finalized,
-    /// In order.
+    /// Destroyed in order.
     Destroyed,
-    /// In the middle of something, perhaps.
+    /// Aborted, perhaps in the middle of an operation.
     Aborted,
-    /// Its work was stopped; it can be shrunk or split.
+    /// Its work was stopped; the communicator can be shrunk or split.
     Revoked,
 }
 
@@ -232,15 +232,15 @@ pub enum Ended {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Link {
-    /// Where the data comes from.
+    /// The sending rank.
     pub from: usize,
-    /// Where it goes.
+    /// The receiving rank.
     pub to: usize,
-    /// Through what.
+    /// The transport.
     pub via: Transport,
 }
 
-/// Through what data goes.
+/// The transport of a connection.
 ///
 /// ```
 /// use nccl::debug_log::Transport;
@@ -254,20 +254,20 @@ pub struct Link {
 pub enum Transport {
     /// From device to device: `IPC`, `CUMEM`, `direct pointer`, `MNNVL`, `indirect`.
     P2p(String),
-    /// Through memory of the host.
+    /// Through host memory.
     Shm,
-    /// Over a network, by the adapter of this number.
+    /// Over a network, through the adapter with this number.
     Net {
         /// `IB`, `Socket`, or a plugin's name.
         net: String,
         /// The adapter's number.
         adapter: String,
-        /// Whether it reaches the device's memory by itself.
+        /// Whether the adapter accesses device memory directly.
         gdr: bool,
     },
 }
 
-/// Attempts to connect to one address.
+/// Failed attempts to connect to one address.
 ///
 /// ```
 /// fn show(retry: &nccl::debug_log::Retry) {
@@ -279,14 +279,14 @@ pub enum Transport {
 pub struct Retry {
     /// The address; releases before 2.24 do not write it.
     pub address: Option<IpAddr>,
-    /// Why it did not work, as the system says it.
+    /// The system's reason.
     pub reason: String,
-    /// How often NCCL said so.
+    /// How often NCCL reported it.
     pub times: u64,
 }
 
 impl Retry {
-    /// Whether the host is there, and nobody listens: as the C library words `ECONNREFUSED` in NCCL's line.
+    /// Whether the host is up, and no process listens: as the C library words `ECONNREFUSED` in NCCL's line.
     pub(in crate::debug_log) fn is_refused(&self) -> bool {
         self.reason.contains("refused")
     }
@@ -302,25 +302,25 @@ impl Retry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warning {
-    /// What it says about the cause.
+    /// What it tells about the cause.
     pub class: Class,
-    /// NCCL's words.
+    /// NCCL's text.
     pub text: String,
-    /// Where in NCCL's source it stands.
+    /// Its place in NCCL's source.
     pub place: String,
     /// When, as the log writes it: `2026-11-21 02:17:39`.
     pub time: Option<String>,
     /// The log, and its line.
     pub at: (String, u64),
-    /// The rank, as far as the thread tells it.
+    /// The rank, if the thread is known.
     pub rank: Option<usize>,
-    /// How often.
+    /// How often it occurred.
     pub times: u64,
 }
 
 impl Process {
-    /// The rank in its largest communicator; where it has several there, the first. Without one, the rank that a
-    /// launcher wrote before its lines.
+    /// The rank in its largest communicator; where it has several there, the first. Without a communicator, the rank
+    /// that a launcher wrote before the lines.
     ///
     /// ```
     /// use nccl::debug_log::DebugLog;
@@ -336,7 +336,7 @@ impl Process {
         self.ranks().first().copied().or(self.tag)
     }
 
-    /// Its ranks in its largest communicator: several when they are threads of it.
+    /// Its ranks in its largest communicator: several when the ranks are threads.
     ///
     /// ```
     /// assert!(nccl::debug_log::DebugLog::new().processes().iter().all(|process| process.ranks().is_empty()));
@@ -354,8 +354,8 @@ impl Process {
         ranks
     }
 
-    /// Its communicators without the idle parents of launch mode `BlockingChild`. An idle parent whose child has not begun is
-    /// in place of that child.
+    /// Its communicators without the idle parents of launch mode `BlockingChild`. An idle parent whose child has not
+    /// begun stands for that child.
     ///
     /// ```
     /// assert!(nccl::debug_log::DebugLog::new().processes().iter().all(|process| process.working().next().is_none()));
@@ -372,7 +372,7 @@ impl Process {
         later.any(|child| child.carries_data_of(parent))
     }
 
-    /// All addresses that are known to be this process's host's.
+    /// All known addresses of this process's host.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&str, IpAddr)> {
         let endpoints = self.bootstrap.iter().chain(&self.sockets);
         endpoints.filter_map(|endpoint| Some((&endpoint.interface[..], endpoint.address?)))
@@ -383,10 +383,10 @@ impl Process {
     }
 }
 
-/// Texts that are kept.
+/// Bytes of a kept text.
 const LONGEST_TEXT: usize = 400;
 
-/// A text to keep, not longer than need be.
+/// Returns the text, cut to [`LONGEST_TEXT`].
 pub(super) fn cut(text: &str) -> String {
     let mut end = text.len().min(LONGEST_TEXT);
     while !text.is_char_boundary(end) {

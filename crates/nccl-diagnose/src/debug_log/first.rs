@@ -1,4 +1,4 @@
-//! The first thing that NCCL complained about in this process, as far as it wrote that into a file.
+//! The first warning of NCCL in this process, if NCCL wrote it into a file.
 
 use nccl_base::warning::{Class, FirstWarning, Known};
 use std::io::Read as _;
@@ -8,25 +8,25 @@ use std::time::Duration;
 
 use super::line::{self, Level};
 
-/// How long a rank that fails waits for its file.
+/// How long a failing rank waits for its file.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Of a longer file only the beginning is read: the first warning is what counts.
+/// Bytes read of a longer file: the first warning is what counts.
 const MOST: u64 = 16 << 20;
 
-/// The first warning in NCCL's file (`NCCL_DEBUG_FILE`), if it has one: one that is known to be able to be a cause,
-/// else one that nobody knows. What follows from another rank's failure, and what an abort makes, is neither.
+/// The first warning in NCCL's file (`NCCL_DEBUG_FILE`) that can be a cause, else the first of an unknown kind.
+/// Warnings that follow from another rank's failure, or from an abort, do not count.
 pub fn first_warning() -> Option<FirstWarning> {
     let path = std::env::var_os("NCCL_DEBUG_FILE")?;
     let mut bytes = Vec::new();
     let file = std::fs::File::open(file_of(path.to_str()?)).ok()?;
-    // A pipe would wait.
+    // Reading a pipe would block.
     file.metadata().ok().filter(|file| file.is_file())?;
     file.take(MOST).read_to_end(&mut bytes).ok()?;
     first_in(&String::from_utf8_lossy(&bytes), std::process::id())
 }
 
-/// The same, for whoever cannot wait for a file system that does not answer.
+/// As [`first_warning`], but gives up when the file system does not answer within 200 ms.
 pub fn first_warning_soon() -> Option<FirstWarning> {
     std::env::var_os("NCCL_DEBUG_FILE")?;
     let (say, said) = mpsc::channel();
@@ -36,7 +36,7 @@ pub fn first_warning_soon() -> Option<FirstWarning> {
     said.recv_timeout(SOON).ok()?
 }
 
-/// As NCCL makes a name from the pattern: `%h` is the host and `%p` the process.
+/// NCCL's file name from the pattern: `%h` is the host and `%p` the process.
 fn file_of(pattern: &str) -> PathBuf {
     let host = crate::host::name();
     let host = host.split('.').next().unwrap_or_default();

@@ -1,54 +1,54 @@
-//! From a line of a file to what NCCL said, and who said it.
+//! Takes a line of a file apart: NCCL's text, and its origin.
 //!
-//! NCCL writes `HOST:PID:TID [DEVICE] NCCL INFO TEXT`, and before a warning's mark also the place in its
-//! source: `HOST:PID:TID [DEVICE] init.cc:2955 (function) NCCL WARN TEXT`, with the time in front since
-//! 2.26. What stands before that comes from launchers and collectors of logs: rank, container, colour,
-//! time. A line that somebody else began without ending it has NCCL's glued to its end.
+//! NCCL writes `HOST:PID:TID [DEVICE] NCCL INFO TEXT`, and before a warning's mark also the place in its source:
+//! `HOST:PID:TID [DEVICE] init.cc:2955 (function) NCCL WARN TEXT`, with the time in front since 2.26. Launchers and
+//! collectors of logs put more before that: rank, container, colour, time. NCCL's line may follow the unfinished line
+//! of another program.
 //!
-//! The mark is found first, and the prefix read from there to the left; what has no prefix is not NCCL's.
-//! A prefix never reaches beyond the mark before it, so that the time this takes grows with the line alone.
+//! The parser finds the mark first, and reads the prefix from there to the left; text without a prefix is not NCCL's. A
+//! prefix never reaches beyond the mark before it, so that the time of parsing grows linearly with the line.
 
 use super::words::number;
 
-/// How important NCCL finds it.
+/// The level of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// `ATTN` of 2.32 is as `INFO`: to be seen, and not an error.
+    /// Also `ATTN` of 2.32, which is no error.
     Info,
     Warn,
-    /// `CALL` and `TRACE`: of builds for NCCL's own developers.
+    /// `CALL` and `TRACE`: builds for NCCL's own developers.
     Trace,
 }
 
 /// One of NCCL's lines, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record<'a> {
-    /// What stood before it: times and tags of whoever handed the line on.
+    /// The text before the prefix: times and tags of launchers and collectors.
     pub(super) lead: &'a str,
-    /// Empty when whoever published the log took host, process and thread away.
+    /// Empty when host, process and thread were removed from the log.
     pub(super) host: &'a str,
     pub(super) pid: u32,
     pub(super) tid: u32,
     /// The current device; some releases print garbage there.
     pub(super) device: Option<u32>,
     pub(super) level: Level,
-    /// Where in NCCL's source a warning stands.
+    /// The place of a warning in NCCL's source.
     pub(super) place: &'a str,
     pub(super) text: &'a str,
 }
 
-/// No prefix is longer: a host's name, three numbers, a file and a function.
+/// The longest prefix: a host's name, three numbers, a file and a function.
 const LONGEST_PREFIX: usize = 512;
 
 const MARK: &str = "NCCL ";
 
-/// What a line holds of NCCL's.
+/// NCCL's part of a line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts<'a> {
     pub(super) records: Vec<Record<'a>>,
     /// `NCCL version …` without a prefix, as rank 0 prints it below `INFO`.
     pub(super) version: Option<&'a str>,
-    /// A mark without a prefix: half a line.
+    /// Whether there is a mark without a prefix: half a line.
     pub(super) broken: bool,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn parse(line: &str) -> Parts<'_> {
         match prefix(window(&line[after_mark..mark]), level) {
             Some(mut record) => {
                 if let Some(previous) = parts.records.last_mut() {
-                    // What was taken for the text of the previous one ends where this begins.
+                    // The text of the previous record ends where this record begins.
                     let start = offset(line, record.lead) + record.lead.len();
                     previous.text = line[offset(line, previous.text)..start].trim_end();
                     record.lead = "";
@@ -92,12 +92,12 @@ pub(super) fn parse(line: &str) -> Parts<'_> {
     parts
 }
 
-/// Where `part`, which is a part of `line`, begins in it.
+/// The offset of `part` within `line`.
 fn offset(line: &str, part: &str) -> usize {
     part.as_ptr() as usize - line.as_ptr() as usize
 }
 
-/// The level, and how many bytes it takes.
+/// The level, and its length in bytes.
 fn level(rest: &str) -> Option<(Level, usize)> {
     let word = rest.split_whitespace().next()?;
     if !rest.starts_with(word) {
@@ -112,7 +112,7 @@ fn level(rest: &str) -> Option<(Level, usize)> {
     Some((level, (word.len() + 1).min(rest.len())))
 }
 
-/// The end of `text`, as long as a prefix may be.
+/// The end of `text`, at most [`LONGEST_PREFIX`] long.
 fn window(text: &str) -> &str {
     let mut start = text.len().saturating_sub(LONGEST_PREFIX);
     while !text.is_char_boundary(start) {
@@ -169,7 +169,7 @@ fn origin(text: &str) -> Option<(&str, &str, u32, u32)> {
         .find(|&(_, c)| ends(c))
         .map_or(0, |(at, c)| at + c.len_utf8());
     let mut start = start;
-    // A collector's time zone, with nothing behind it: `-07:00node-a`.
+    // A collector's time zone, without a separator: `-07:00node-a`.
     let zone = &rest.as_bytes()[..start];
     if let [.., b'+' | b'-', tens, ones, b':'] = zone
         && tens.is_ascii_digit()
@@ -191,7 +191,7 @@ fn number_at_end(text: &str) -> Option<(&str, u32)> {
     Some((rest, digits.parse().ok()?))
 }
 
-/// The last time that stands in `text`, as `2026-11-21 02:17:39.123`, and where it ends.
+/// The last time in `text`, as `2026-11-21 02:17:39.123`, and where it ends.
 pub(super) fn stamp(text: &str) -> Option<(String, usize)> {
     const PATTERN: &[u8] = b"0000-00-00 00:00:00";
     let matches = |window: &[u8]| {
@@ -211,7 +211,7 @@ pub(super) fn stamp(text: &str) -> Option<(String, usize)> {
         let digits = bytes[end + 1..].iter().take_while(|b| b.is_ascii_digit());
         end += 1 + digits.count().min(9);
     }
-    // All of it is ASCII, so these are borders of characters.
+    // All of it is ASCII, so these are character boundaries.
     let normal = text[start..end].replace(['T', '_'], " ").replace(',', ".");
     Some((normal, end))
 }
@@ -243,14 +243,14 @@ pub(super) fn tag(lead: &str) -> Option<usize> {
     rest.starts_with("]<std").then_some(rank)
 }
 
-/// The rank whose log a file is, as `nccl-run` names it: `nccl.rank-3.log`.
+/// The rank in the name of a file of `nccl-run`: `nccl.rank-3.log`.
 pub(super) fn tag_of_file(name: &str) -> Option<usize> {
     let file = name.rsplit('/').next()?;
     let (rank, rest) = number::<usize>(file.strip_prefix("nccl.rank-")?)?;
     rest.starts_with('.').then_some(rank)
 }
 
-/// The line without the escape sequences that colour it.
+/// Removes the escape sequences that colour the line.
 pub(super) fn without_colour(line: String) -> String {
     if !line.contains('\x1b') {
         return line;

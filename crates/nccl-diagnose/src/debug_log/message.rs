@@ -1,7 +1,7 @@
-//! What a line of NCCL's says, in the words of every release since 2.18.
+//! The meaning of NCCL's lines, in the wording of every release since 2.18.
 //!
-//! One function reads a text, by its beginning. A text that is cut, or of a release that nobody has seen
-//! yet, is [`Message::Other`]: never an error.
+//! One function reads a text, by its beginning. A text that is cut, or of an unknown release, is [`Message::Other`]:
+//! never an error.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use super::words::{
     Interface, address, after, bracketed, interface, number, strip_any, unnumbered, version,
 };
 
-/// One thing that NCCL said.
+/// One message of NCCL.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Message<'a> {
     Version(Version),
@@ -39,18 +39,18 @@ pub(super) enum Message<'a> {
         longest: Option<(&'a str, f64)>,
     },
     Channel(Channel<'a>),
-    /// All ring connections are there; what NCCL says of PXN and GPU Direct RDMA.
+    /// All ring connections exist; `gdr` is NCCL's answer about GPU Direct RDMA.
     Rings {
         gdr: Option<bool>,
     },
     /// The order of the ranks in one ring.
     Ring(&'a str),
-    /// Whether an adapter can reach the device's memory by itself.
+    /// Whether an adapter can access device memory directly.
     DirectRdma {
         adapter: &'a str,
         enabled: bool,
     },
-    /// Why two devices of a host do not reach each other.
+    /// Why two devices of a host have no peer access to each other.
     NoPeerAccess(&'a str),
     Variable {
         name: &'a str,
@@ -109,9 +109,9 @@ pub(super) struct Init<'a> {
     pub(super) rank: usize,
     pub(super) ranks: usize,
     pub(super) device: Option<u32>,
-    /// What `R[d]` in the lines of channels means by `d`.
+    /// The device number `d` of `R[d]` in the lines of channels.
     pub(super) nvml_device: Option<u32>,
-    /// Which ranks belong together; 2.23 to 2.31 do not say it of a split.
+    /// The identifier that the ranks share; 2.23 to 2.31 do not write it for a split.
     pub(super) id: Option<&'a str>,
     pub(super) parent: Option<&'a str>,
 }
@@ -123,7 +123,7 @@ pub(super) struct Channel<'a> {
     pub(super) to: usize,
     /// The device of the side that printed this.
     pub(super) device: Option<u32>,
-    /// Written by the receiver.
+    /// Whether the receiver wrote the line.
     pub(super) received: bool,
     pub(super) via: Via<'a>,
 }
@@ -132,7 +132,7 @@ pub(super) struct Channel<'a> {
 pub(super) enum Via<'a> {
     /// Between devices of one host (or one NVLink domain): `IPC`, `CUMEM`, `direct pointer`, …
     P2p(&'a str),
-    /// Through memory of the host.
+    /// Through host memory.
     Shm,
     Net {
         net: &'a str,
@@ -141,7 +141,7 @@ pub(super) enum Via<'a> {
     },
 }
 
-/// Reads one text.
+/// Reads one message.
 pub(super) fn read(text: &str) -> Message<'_> {
     plain(text).unwrap_or(Message::Other)
 }
@@ -211,7 +211,7 @@ fn plain(text: &str) -> Option<Message<'_>> {
     ended(text).or_else(|| tuning(text)).or_else(|| trace(text))
 }
 
-/// Interfaces and adapters of one line.
+/// Interfaces and adapters read from one line.
 const MOST_LISTED: usize = 64;
 
 const NO_PEER_ACCESS: &[&str] = &[
@@ -239,7 +239,7 @@ fn adapters(rest: &str) -> Option<Message<'_>> {
     Some(Message::Adapters(names.take(MOST_LISTED).collect(), beside))
 }
 
-/// `NET/Plugin: …`, `TUNER/Plugin: …`; and what 2.27 and later say of the network's.
+/// `NET/Plugin: …`, `TUNER/Plugin: …`; and the wording of 2.27 and later for network plugins.
 fn plugin(text: &str) -> Option<Message<'_>> {
     let failed = [
         "Failed to initialize NET plugin ",
@@ -280,13 +280,13 @@ fn plugin(text: &str) -> Option<Message<'_>> {
         "loaded ",
     ];
     if let Some(name) = strip_any(rest, &loaded) {
-        // `Loaded collnet plugin SHARP (v8)` is about another thing.
+        // `Loaded collnet plugin SHARP (v8)` is about another kind of plugin.
         let word = name.split_whitespace().next()?;
         return (!matches!(word, "coll" | "collnet" | "gin" | "rma"))
             .then_some(Message::Plugin(kind, Plugin::Loaded(word)));
     }
-    // 2.30, whether or not there is such a file. The names are those that it tries of itself; a plugin that was asked for
-    // by another name is told below.
+    // Written by 2.30 whether or not there is such a file, for the default names; a plugin that was asked for by
+    // another name is reported below.
     if let Some(rest) = rest.strip_prefix("Failed to load external plugin ")
         && ["libnccl-gin.so,", "libnccl-rma.so,"]
             .iter()

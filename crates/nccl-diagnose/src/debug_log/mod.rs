@@ -6,8 +6,8 @@
 //! another interface, the first warning of all. [`DebugLog`] reads such logs of every release since 2.18,
 //! also in the middle of a program's own output, and [`DebugLog::report`] compares them.
 //!
-//! - `line`: from a line to who said it; `message`, made of `words`: what was said; `warning`: what is a cause;
-//! - `collect`: from lines to `facts`, about each process and its communicators; `state`: which of them is meant;
+//! - `line`: NCCL's text and its origin in a line; `message`, made of `words`: the meaning of a text;
+//! - `collect`: from lines to `facts`, about each process and its communicators; `state`: the communicator of a line;
 //! - `first`: the first warning of this process, for a fault's evidence;
 //! - `verdict`: from the facts of all ranks to a [`Report`](nccl_base::report::Report).
 

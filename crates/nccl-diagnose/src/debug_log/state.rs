@@ -1,7 +1,7 @@
-//! Which communicator a line is about, when the line does not name it.
+//! The communicator of a line that does not name it.
 //!
-//! One init runs on one thread, so that what a thread says before `Init START` belongs to the communicator
-//! that it then names. What other threads say later is matched by rank and device.
+//! One init runs on one thread, so a thread's lines before `Init START` belong to the communicator that it then names.
+//! Later lines of other threads are matched by rank and device.
 
 use std::collections::HashMap;
 
@@ -12,38 +12,38 @@ use super::message::{Channel, Init, Stage, Via};
 pub(super) const COMM_NAME: &str = "Comm name";
 
 const MOST_COMMUNICATORS: usize = 256;
-/// Of one communicator on one rank, inside its host and to others; and of all. There are millions where a
+/// Links of one communicator on one rank, inside its host and to others; and of all. There are millions where a
 /// thousand ranks all exchange messages.
 const MOST_LINKS: usize = 4096;
 const MOST_NET_LINKS: usize = 128;
 const MOST_LINKS_IN_ALL: usize = 1 << 18;
 const MOST_THREADS: usize = 1024;
 
-/// What is needed while reading.
+/// The state of reading.
 #[derive(Debug, Default)]
 pub(super) struct State {
     threads: HashMap<u32, Thread>,
 }
 
-/// What a thread is about.
+/// The subject of a thread.
 #[derive(Clone, Debug, Default)]
 struct Thread {
     /// Its latest communicator.
     membership: Option<usize>,
-    /// Said before the communicator was named.
+    /// From a line before the communicator was named.
     network: Option<String>,
 }
 
 impl State {
     fn thread(&mut self, tid: u32) -> &mut Thread {
-        // Threads come and go; the ones that are forgotten are found by rank.
+        // Threads come and go; lines of forgotten threads are matched by rank.
         if self.threads.len() == MOST_THREADS && !self.threads.contains_key(&tid) {
             self.threads.clear();
         }
         self.threads.entry(tid).or_default()
     }
 
-    /// The communicator that a thread is about.
+    /// The communicator of a thread.
     pub(super) fn current<'p>(
         &mut self,
         process: &'p mut Process,
@@ -103,7 +103,7 @@ impl State {
     }
 
     pub(super) fn network(&mut self, process: &mut Process, tid: u32, name: &str) {
-        // Before `Init START` up to today's releases; should one say it later, that is understood, too.
+        // Releases so far write it before `Init START`; a later line is understood, too.
         let running = self.thread(tid).membership.filter(|&index| {
             let one = &process.communicators[index];
             one.state == InitState::Started && one.network.is_none()
@@ -114,7 +114,7 @@ impl State {
         }
     }
 
-    /// `kept` counts the links of all communicators.
+    /// Adds a link. `kept` counts the links of all communicators.
     pub(super) fn channel(
         &mut self,
         process: &mut Process,
@@ -148,7 +148,7 @@ impl State {
         };
         let is_named = process.has_idle_parents;
         let membership = &mut process.communicators[index];
-        // What has connections of its own was taken for an idle parent by its child alone.
+        // A communicator with connections of its own is no idle parent, if only its child had suggested that.
         membership.is_idle &= is_named;
         let (from, to) = (channel.from, channel.to);
         let link = Link { from, to, via };
@@ -172,9 +172,9 @@ impl State {
     }
 }
 
-/// Whether the communicator at `index`, which is new, is an idle parent, or has one. The name of an idle parent is told before
-/// the thread is known on which that is made; the child is known by its parent, and where no name is told at all, so is the
-/// parent by its child.
+/// Sets whether the new communicator at `index` is an idle parent, or marks its parent as one. The name of an idle
+/// parent is logged before its thread is known. A child identifies its parent; where no names are logged at all, the
+/// child alone identifies an idle parent.
 fn idle(process: &mut Process, index: usize) {
     let (earlier, new) = process.communicators.split_at_mut(index);
     let child = &mut new[0];

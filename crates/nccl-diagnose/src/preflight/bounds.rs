@@ -1,19 +1,19 @@
-//! How long the texts and lists are at most that travel between ranks: a program's environment makes some of any length.
+//! Limits of the texts and lists that travel between ranks: those of a program's environment may have any length.
 
 use nccl_base::departure::cut;
 use nccl_base::report::Report;
 
 use super::facts::Facts;
 
-/// The longest text, in bytes: a path.
+/// Bytes of the longest text: a path.
 pub(super) const LONGEST_TEXT: usize = 4096;
 
-/// The longest list of a fact; ranks are as many as there are.
+/// Entries of the longest list of a fact; lists of ranks have no limit.
 pub(super) const LONGEST_LIST: usize = 512;
 
 pub(super) const MOST_FINDINGS: usize = 1024;
 
-/// What is cut before it is sent, and where it has come from another process.
+/// A value that is cut before it is sent, and after it has been received.
 pub(super) trait Bounded {
     fn bounded(self) -> Self;
 }

@@ -1,4 +1,4 @@
-//! The device of a communicator's stream, and the one that this thread is bound to.
+//! The device of a communicator's stream, and the device of this thread's context.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ pub(super) struct Device {
     pub(super) name: String,
     /// The device of the thread's current context, if it has one.
     pub(super) bound_to: Option<u64>,
-    /// How many devices CUDA shows.
+    /// The number of devices that CUDA shows.
     pub(super) count: u64,
     /// The driver's version as it is usually written: `12.4`.
     pub(super) driver: String,
 }
 
-/// `None` where CUDA does not answer: that is said by whatever is done with the stream.
+/// `None` where CUDA does not answer: the first use of the stream reports that.
 pub(super) fn gather(stream: &Arc<CudaStream>) -> Option<Device> {
     let context = stream.context();
     let uuid = context.uuid().ok()?;

@@ -1,4 +1,4 @@
-//! What one rank tells rank 0 about itself and its host.
+//! What a rank reports to rank 0 about itself and its host.
 
 use super::device::{self, Device};
 use super::given::{Given, Loaded};
@@ -11,18 +11,18 @@ use nccl_base::system::variables::{self, Variable};
 use nccl_control::Own;
 use serde::{Deserialize, Serialize};
 
-/// What has to be the same for ranks to understand each other's facts.
+/// The version of the facts' encoding; ranks need the same one to read each other's facts.
 pub(super) const PROTOCOL: u64 = 3;
 
-/// One rank.
+/// The facts of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub(super) protocol: u64,
-    /// This rank wants nothing to be checked.
+    /// Whether this rank wants no checks.
     pub(super) off: bool,
-    /// How it is going to call NCCL.
+    /// The code of the launch mode that it asks for.
     pub(super) launch_mode: u64,
-    /// `None` when it is that of an earlier rank: they are threads of one process.
+    /// `None` for a rank that is a thread of the same process as an earlier rank.
     pub(super) process: Option<Process>,
     pub(super) library: Option<Loaded>,
     pub(super) device: Option<Device>,
@@ -35,28 +35,28 @@ pub(super) struct Process {
     pub(super) pid: u64,
     pub(super) architecture: String,
     pub(super) little_endian: bool,
-    /// The same for all processes of a machine until it is started again.
+    /// The same for all processes of a machine until it reboots.
     pub(super) boot: String,
     pub(super) namespaces: Namespaces,
     pub(super) variables: Vec<Variable>,
-    /// What NCCL has read in this process and is different now.
+    /// Variables that NCCL has read in this process and that have other values now.
     pub(super) late: Vec<Late>,
-    /// `NCCL_CONF_FILE`, when there is no such file.
+    /// The value of `NCCL_CONF_FILE`, when that file does not exist.
     pub(super) missing_file: Option<String>,
     pub(super) visible_devices: Option<String>,
     pub(super) addresses: Vec<Address>,
-    /// This rank's end of the connection to rank 0.
+    /// This rank's address of the connection to rank 0.
     pub(super) control: Option<std::net::IpAddr>,
-    /// What the program named for that connection.
+    /// The interface that the program named for that connection.
     pub(super) interface: Option<String>,
     pub(super) loopback_names: Vec<LoopbackName>,
-    /// NCCL before 2.28.3 is loaded, which takes libvirt's interfaces as well.
+    /// Whether the loaded NCCL is older than 2.28.3, which takes libvirt's interfaces as well.
     pub(super) takes_virtual: bool,
     pub(super) ports: Vec<Port>,
     pub(super) limits: Limits,
 }
 
-/// What a process can see, as the kernel numbers it.
+/// The namespaces of a process, as the kernel numbers them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Namespaces {
     pub(super) network: String,
@@ -65,16 +65,16 @@ pub(super) struct Namespaces {
     pub(super) user: String,
 }
 
-/// A name that this host takes for itself alone.
+/// A name that `/etc/hosts` resolves to the loopback.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LoopbackName {
     pub(super) name: String,
     pub(super) address: String,
-    /// Of `/etc/hosts`, from 1.
+    /// The line of `/etc/hosts`, from 1.
     pub(super) line: u64,
 }
 
-/// How this process talks to the others beside NCCL.
+/// The connection of this process to the other ranks beside NCCL.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Control {
     pub(crate) address: Option<std::net::IpAddr>,
@@ -82,7 +82,7 @@ pub(crate) struct Control {
 }
 
 impl Facts {
-    /// What a rank says that takes no part, and what is left of one that cannot be understood.
+    /// The facts of a rank that wants no checks, or whose facts cannot be decoded.
     pub(super) fn off(protocol: u64, host: &str) -> Self {
         Self {
             protocol,
@@ -95,7 +95,7 @@ impl Facts {
         }
     }
 
-    /// What belongs to the rank; a process adds what belongs to it.
+    /// The facts of the rank itself; those of its process are added by the caller.
     pub(super) fn of_rank(given: &Given) -> Self {
         Self {
             protocol: PROTOCOL,
@@ -150,7 +150,7 @@ impl Process {
         }
     }
 
-    /// What follows from what will be used.
+    /// Adds the facts that depend on the library that will be used.
     pub(super) fn with(mut self, given: &Given) -> Self {
         self.takes_virtual = given.takes_virtual;
         self
@@ -170,7 +170,7 @@ impl Process {
         number.is_some_and(|number| number != 0)
     }
 
-    /// What NCCL is told about interfaces.
+    /// The settings by which NCCL chooses an interface.
     pub(super) fn wishes(&self) -> Wishes<'_> {
         Wishes {
             names: self.value("NCCL_SOCKET_IFNAME"),
@@ -180,7 +180,7 @@ impl Process {
         }
     }
 
-    /// The address that NCCL takes here.
+    /// The address that NCCL takes on this host.
     pub(super) fn choice(&self) -> Option<(&Address, Rule)> {
         interfaces::choose(&self.addresses, self.wishes())
     }
@@ -191,7 +191,7 @@ impl Process {
         self.addresses.iter().find(|own| own.address == control)
     }
 
-    /// Which of the processes with the same text NCCL takes for processes of one host.
+    /// A text that is equal for processes that NCCL takes for processes of one host.
     pub(super) fn nccl_host(&self) -> String {
         match self.value("NCCL_HOSTID") {
             Some(id) => format!("id {id}"),
@@ -199,13 +199,13 @@ impl Process {
         }
     }
 
-    /// Processes with the same text have the same network.
+    /// A text that is equal for processes with the same network.
     pub(super) fn network(&self) -> String {
         format!("{} {}", self.boot, self.namespaces.network)
     }
 }
 
-/// Which of `names` `/etc/hosts` gives an address that leads nowhere but here.
+/// The `names` that `/etc/hosts` resolves to a loopback address.
 fn loopback_names(system: &System, names: &[String]) -> Vec<LoopbackName> {
     let text = system.text("/etc/hosts").unwrap_or_default();
     let mut found: Vec<LoopbackName> = Vec::new();
@@ -220,7 +220,7 @@ fn loopback_names(system: &System, names: &[String]) -> Vec<LoopbackName> {
             .is_ok_and(|address| address.is_loopback());
         for word in words {
             let known = found.iter().any(|other| other.name == word);
-            // `localhost` is meant to be.
+            // `localhost` is meant to be a loopback address.
             let meant = names.iter().any(|name| name == word) && word != "localhost";
             if is_loopback && meant && !known {
                 found.push(LoopbackName {

@@ -1,4 +1,4 @@
-//! What a check is about, beside the host.
+//! The input of a check, beside the host.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// On which its operations will be.
+    /// The stream of its operations.
     pub stream: Option<Arc<CudaStream>>,
     pub library: Option<Loaded>,
     /// Whether that library takes virtual interfaces as well.
     pub takes_virtual: bool,
     pub wish: Wish,
-    /// On this host, and altogether.
+    /// Ranks on this host; `world_size` counts those of all hosts.
     pub local_ranks: usize,
     pub world_size: usize,
 }

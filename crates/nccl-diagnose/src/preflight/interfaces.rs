@@ -1,4 +1,4 @@
-//! Which of its addresses NCCL takes on this host, by its own rules.
+//! Which address of this host NCCL takes, by NCCL's own rules.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,7 +26,7 @@ impl Address {
         }
     }
 
-    /// Whether `other` is in its subnet.
+    /// Whether `other` is in the subnet of this address.
     pub(super) fn is_near(&self, other: IpAddr) -> bool {
         let most = if self.address.is_ipv4() { 32 } else { 128 };
         let prefix = u8::try_from(self.prefix).unwrap_or(most).min(most);
@@ -44,7 +44,7 @@ impl Address {
     }
 }
 
-/// What NCCL is told about interfaces.
+/// The settings by which NCCL chooses an interface.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wishes<'v> {
     /// `NCCL_SOCKET_IFNAME`.
@@ -53,11 +53,11 @@ pub(super) struct Wishes<'v> {
     pub(super) family: Option<&'v str>,
     /// `NCCL_COMM_ID`.
     pub(super) meeting: Option<&'v str>,
-    /// Releases before 2.28.3 take libvirt's interfaces for interfaces like any others.
+    /// Releases before 2.28.3 take libvirt's interfaces for ordinary ones.
     pub(super) virtual_too: bool,
 }
 
-/// By which rule an address was taken.
+/// The rule by which an address was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     Named,
@@ -83,7 +83,7 @@ impl Rule {
     }
 }
 
-/// The address that NCCL takes to listen at, if there is one.
+/// The address at which NCCL will listen, if there is one.
 pub(super) fn choose<'a>(all: &'a [Address], wishes: Wishes<'_>) -> Option<(&'a Address, Rule)> {
     let family = |address: &&Address| match wishes.family {
         Some("AF_INET") => address.address.is_ipv4(),
@@ -98,12 +98,12 @@ pub(super) fn choose<'a>(all: &'a [Address], wishes: Wishes<'_>) -> Option<(&'a 
         let mut found = all.iter().filter(usable).filter(family);
         found.find(|address| list.matches(&address.interface))
     };
-    // The ranks meet where this says, so that they listen in its subnet and nowhere else.
+    // NCCL listens in the subnet of `NCCL_COMM_ID`, and nowhere else.
     if let Some(meeting) = wishes.meeting.and_then(meeting_address) {
         let near = |address: &&Address| address.up && address.is_near(meeting);
         return Some((all.iter().find(near)?, Rule::Meeting));
     }
-    // One letter is as good as nothing to NCCL.
+    // NCCL ignores a value of one letter.
     if let Some(names) = wishes.names.filter(|names| names.len() > 1) {
         return Some((first(names)?, Rule::Named));
     }
@@ -122,7 +122,7 @@ pub(super) fn choose<'a>(all: &'a [Address], wishes: Wishes<'_>) -> Option<(&'a 
     .find_map(|(list, rule)| Some((first(list)?, rule)))
 }
 
-/// The address of `ADDRESS:PORT` or `[IPV6]:PORT`; a name would have to be looked up, which can take long.
+/// The address of `ADDRESS:PORT` or `[IPV6]:PORT`; `None` for a name, whose lookup can take long.
 pub(super) fn meeting_address(text: &str) -> Option<IpAddr> {
     let host = meeting_host(text)?;
     host.split('%').next()?.parse().ok()
@@ -171,7 +171,7 @@ impl List {
         self.matches_port(name, None)
     }
 
-    /// An empty list is a list of all.
+    /// Whether the list has the port of that adapter. An empty list has all.
     pub(super) fn matches_port(&self, name: &str, port: Option<u64>) -> bool {
         let found = self.names.is_empty()
             || self.names.iter().any(|(wanted, wanted_port)| {
@@ -300,7 +300,7 @@ mod tests {
         };
         assert_eq!(family("AF_INET6"), "fd00::7");
         assert_eq!(family("AF_INET"), "10.1.0.7");
-        // NCCL ignores what it does not know.
+        // NCCL ignores unknown families.
         assert_eq!(family("inet6"), "10.1.0.7");
         assert_eq!(chosen(&all[..1], None, None), None);
     }

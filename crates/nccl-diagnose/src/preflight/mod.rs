@@ -1,10 +1,11 @@
-//! What must agree or be reachable before NCCL is started.
+//! Checks, before NCCL is started, what ranks must agree on and whether hosts reach each other.
 //!
-//! - `given`: what is known of a rank beforehand; `facts`: what it tells; `interfaces`, `rdma`, `device`: parts of that;
-//! - `bounds`: how much of facts and reports travels;
-//! - `reach`: whether hosts reach each other where NCCL will listen;
-//! - `rules`: what follows from the facts of all ranks;
-//! - `run`: the checks at work; `scarce`: what is too little after something has failed.
+//! - `given`: what is known of a rank beforehand; `facts`: what a rank reports; `interfaces`, `rdma`, `device`: parts
+//!   of that;
+//! - `bounds`: limits of the facts and reports that are sent;
+//! - `reach`: whether hosts reach each other at the addresses where NCCL will listen;
+//! - `rules`: from the facts of all ranks to findings;
+//! - `run`: runs the checks; `scarce`: the scarcest resource after a failure.
 
 mod bounds;
 mod device;

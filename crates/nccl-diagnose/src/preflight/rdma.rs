@@ -10,13 +10,13 @@ pub(super) struct Port {
     pub(super) port: u64,
     pub(super) active: bool,
     pub(super) ethernet: bool,
-    /// The numbers of its addresses (GIDs) that are not all zero.
+    /// The indices of its addresses (GIDs) that are not all zero.
     pub(super) gids: Vec<u64>,
 }
 
 const WHERE: &str = "/sys/class/infiniband";
 
-/// The most GIDs of a port that are looked at.
+/// The most GIDs of a port that are read.
 const MOST_GIDS: usize = 64;
 
 pub(super) fn gather(system: &System) -> Vec<Port> {

@@ -1,10 +1,9 @@
 //! Whether hosts reach each other at the addresses that NCCL takes.
 //!
-//! One rank of each network opens a [`Door`]: it listens at the address that NCCL will take, at a port that
-//! the system gives, and tells everybody who comes a token, then as much as fills packets of the largest size.
-//! Every other such rank connects, all at once, and keeps the system's own reason where that fails; one that
-//! hears the token, and not the rest, is behind something that loses large packets. All of it ends within
-//! [`PATIENCE`].
+//! One rank of each network opens a [`Door`]: it listens at the address that NCCL will take, at a port that the system
+//! gives, and sends every visitor a token, then enough bytes to fill packets of the largest size. Every other such rank
+//! connects, all at once, and keeps the system's error where that fails. A visitor that receives the token, and not the
+//! rest, is behind a path that loses large packets. All of it ends within [`PATIENCE`].
 
 use std::collections::HashMap;
 use std::io;
@@ -22,43 +21,43 @@ use serde::{Deserialize, Serialize};
 
 use super::facts::Process;
 
-/// How long a connection may take: the kernel asks a second time after one second.
+/// How long a connection may take: the kernel retries after one second.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2500);
 
-/// The most doors that one rank goes to, and the most at once.
+/// The most doors that one rank visits, and the most at once.
 const MOST_DOORS: usize = 128;
 
 const TOKEN: usize = 16;
 
-/// What comes behind the token: two packets of the largest usual MTU, 9000 bytes.
+/// Bytes behind the token: two packets of the largest usual MTU, 9000 bytes.
 const LARGE: usize = 18 * 1024;
 
-/// Where a rank listens, and what it says to those who come.
+/// Where a rank listens, and the token that it sends to visitors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Door {
     pub(super) rank: usize,
     pub(super) interface: String,
-    /// A socket's address, as text; empty where it could not be opened.
+    /// The socket's address, as text; empty where the door could not be opened.
     pub(super) at: String,
     pub(super) token: String,
-    /// Why it could not be opened.
+    /// Why the door could not be opened.
     pub(super) failed: String,
-    /// Of the interface, in bytes; 0 where the system does not tell.
+    /// The MTU of the interface, in bytes; 0 if unknown.
     pub(super) mtu: u64,
 }
 
-/// A try that did not end well.
+/// A visit that failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) from: usize,
     pub(super) to: usize,
-    /// This side's address, if the system had one for it.
+    /// This side's address, if the system had one for the connection.
     pub(super) source: String,
-    /// The system's number; 0 when nothing came back at all.
+    /// The system's error number; 0 when no answer came at all.
     pub(super) error: u64,
-    /// Somebody else answered.
+    /// Whether another program answered.
     pub(super) stranger: bool,
-    /// The token came, and what fills large packets did not.
+    /// Whether the token came, and the bytes of the large packets did not.
     pub(super) large: bool,
 }
 
@@ -119,7 +118,7 @@ impl Drop for Open {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let (Some(thread), Some(at)) = (self.thread.take(), self.at) {
-            // Wakes it up; otherwise it looks by itself a moment later.
+            // Wakes the thread up; otherwise it checks `stop` a moment later.
             let _ = start(at);
             let _ = thread.join();
         }
@@ -153,15 +152,15 @@ fn listen(at: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     Ok((socket, at))
 }
 
-/// Says the token, and the rest, to everybody who comes.
+/// Sends the token, and the rest, to every visitor.
 fn serve(listener: &OwnedFd, token: &[u8], stop: &AtomicBool) {
     let large = [0u8; LARGE];
     while !stop.load(Ordering::Relaxed) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(listener, flags) {
             Ok(guest) => {
-                // The token goes in a small packet of its own. All of it fits into the socket's own buffer, whoever
-                // reads it or not; the system sends it when the guest is gone from here.
+                // The token goes in a small packet of its own. All of it fits into the socket's buffer, whether the
+                // visitor reads it or not; the system sends it after `guest` is dropped.
                 let _ = sockopt::set_socket_send_buffer_size(&guest, 4 * LARGE);
                 let _ = sockopt::set_tcp_nodelay(&guest, true);
                 for bytes in [token, &large] {
@@ -173,7 +172,7 @@ fn serve(listener: &OwnedFd, token: &[u8], stop: &AtomicBool) {
                 let mut wait = [PollFd::new(listener, PollFlags::IN)];
                 let _ = poll(&mut wait, Some(&timespec(Duration::from_millis(200))));
             }
-            // Without descriptors, for instance: those who come find nobody, and say so.
+            // Without descriptors, for instance: visitors get no answer, and report that.
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }
     }
@@ -189,7 +188,7 @@ fn timespec(duration: Duration) -> Timespec {
 /// Begins to connect, and returns at once.
 fn start(to: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = socket(to)?;
-    // A host has ports enough for the world, but not for what is left of such connections.
+    // A reset instead of a lingering close: a host has ports enough for the world, but not for TIME_WAIT of all these.
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     match rustix::net::connect(&socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
@@ -197,24 +196,24 @@ fn start(to: SocketAddr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// A connection on its way.
+/// A connection to a door that has not ended yet.
 struct Way<'d> {
     door: &'d Door,
     socket: OwnedFd,
     source: String,
     connected: bool,
-    /// Of the token.
+    /// The bytes of the token received so far.
     heard: Vec<u8>,
 }
 
-/// How a try ended: with the token, or with the number of an error, or with somebody else's words.
+/// How a visit ended: with the token, with an error number, or with bytes that are not the token.
 enum End {
     Well,
     Error(u64),
     Stranger,
 }
 
-/// Goes to the doors of others; says where it did not get.
+/// Visits the doors of other ranks; returns the visits that failed.
 pub(super) fn visit(rank: usize, doors: &[Door], until: Instant) -> Vec<Failure> {
     let mut failures = Vec::new();
     let mut ways: HashMap<usize, Way<'_>> = HashMap::new();
@@ -266,7 +265,7 @@ pub(super) fn visit(rank: usize, doors: &[Door], until: Instant) -> Vec<Failure>
             ways.remove(&rank);
         }
         if left.is_zero() {
-            // One that connected and heard nothing came to somebody who is not the rank.
+            // A visitor that connected and received nothing reached another program than the rank.
             failures.extend(ways.drain().map(|(_, way)| {
                 let large = way.heard.len() == TOKEN;
                 let stranger = way.connected && !large;
@@ -279,7 +278,7 @@ pub(super) fn visit(rank: usize, doors: &[Door], until: Instant) -> Vec<Failure>
     failures
 }
 
-/// The doors to go to: the next ones in a circle, so that each is visited by as many.
+/// The doors to visit: the next ones in a circle, so that each has the same number of visitors.
 fn chosen(rank: usize, doors: &[Door]) -> impl Iterator<Item = &Door> {
     let (before, after): (Vec<_>, Vec<_>) = doors
         .iter()
@@ -288,7 +287,7 @@ fn chosen(rank: usize, doors: &[Door]) -> impl Iterator<Item = &Door> {
     after.into_iter().chain(before).take(MOST_DOORS)
 }
 
-/// Which of them have something to say.
+/// Waits until connections can go on, and returns their ranks.
 fn wait(ways: &HashMap<usize, Way<'_>>, left: Duration) -> Vec<usize> {
     let (ranks, mut fds): (Vec<usize>, Vec<PollFd<'_>>) = ways
         .iter()
@@ -323,7 +322,7 @@ impl Way<'_> {
                 Ok(Err(error)) | Err(error) => return Some(End::Error(number(error))),
             }
         }
-        // As it ends behind everything else, the end says that all of it came.
+        // The door closes behind the last byte, so the end of the stream says that all bytes came.
         let mut buffer = [0u8; LARGE];
         match rustix::net::recv(
             &self.socket,
@@ -415,7 +414,7 @@ mod tests {
             door(5, &"255.255.255.255:9"),
             door(6, &narrow_at),
         ];
-        // Longer than `PATIENCE`, which is not what counts here.
+        // Longer than `PATIENCE`, which `visit` does not use.
         let limit = PATIENCE + Duration::from_millis(1500);
         let begun = Instant::now();
         let failures = visit(0, &doors, begun + limit);

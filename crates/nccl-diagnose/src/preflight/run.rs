@@ -1,4 +1,4 @@
-//! The checks at work: of one host, and of a world.
+//! Runs the checks: of one host, and of a world.
 //!
 //! ```text
 //!  every rank            rank 0
@@ -9,7 +9,7 @@
 //!          ◀report─      the same on all ranks
 //! ```
 //!
-//! Facts go to rank 0 only: everybody's to everybody would be too much for a thousand ranks.
+//! Facts go to rank 0 only: an exchange among all would be too much for a thousand ranks.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -40,16 +40,16 @@ pub fn host(given: &Given) -> Report {
     Report::new(judge(&view))
 }
 
-/// What rank 0 says when it has compared the facts.
+/// The answer of rank 0 after comparing the facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Plan {
-    /// There is nothing more to find out.
+    /// The result, when there is nothing more to find out.
     report: Option<Report>,
-    /// The ranks that try to reach each other.
+    /// The ranks that connect to each other.
     visitors: Vec<usize>,
 }
 
-/// The facts of this process, as it is now.
+/// Gathers the facts of this process.
 fn own_process() -> Process {
     let process = Process::gather(
         &System::real(),
@@ -62,7 +62,7 @@ fn own_process() -> Process {
     }
 }
 
-/// The facts of a process, which its ranks share when they ask at about the same time.
+/// The facts of a process, which are kept for 100 ms, so that its ranks share them.
 fn process(control: &Control) -> Process {
     type Kept = Option<(Instant, Arc<Process>)>;
     static KEPT: Mutex<Kept> = Mutex::new(None);
@@ -89,18 +89,18 @@ struct Check<'w> {
     world: &'w World,
     deadline: Instant,
     interrupted: &'w dyn Fn() -> bool,
-    /// The rounds that this rank has not been in.
+    /// The rounds that this rank has not entered.
     left: RefCell<Vec<&'static str>>,
 }
 
-/// All that there may be, in order.
+/// All possible rounds, in order.
 const ROUNDS: [&str; 5] = ["facts", "plan", "doors", "failures", "report"];
 
-/// Checks a world; all ranks get the same report. `given` is `None` on a rank that wants no checks, which
-/// then are not made on any.
+/// Checks a world; all ranks get the same report. `given` is `None` on a rank that wants no checks; then no rank is
+/// checked.
 ///
 /// # Errors
-/// When a rank does not come.
+/// When a rank does not take part.
 pub fn world(
     world: &World,
     given: Option<&Given>,
@@ -124,7 +124,7 @@ pub fn world(
         None => Facts::off(PROTOCOL, &crate::host::name()),
         Some(given) => {
             let mut facts = Facts::of_rank(given);
-            // The threads of one process have it in common.
+            // The threads of one process share it.
             if world.rank() == 0 || !is_threads(world) {
                 facts.process = Some(process(&control(world)).with(given));
             }
@@ -143,7 +143,7 @@ fn is_threads(world: &World) -> bool {
     world.line().address_of(0).is_none()
 }
 
-/// This rank's end of its connection to the others.
+/// This rank's address, and the interface that the program named.
 fn control(world: &World) -> Control {
     let at = world.line().address_of(world.rank());
     let at: Option<std::net::SocketAddr> = at.and_then(|at| at.strip_prefix("tcp:")?.parse().ok());
@@ -180,7 +180,7 @@ impl Check<'_> {
             _ => Vec::new(),
         };
         let failures = self.tell_rank_0("failures", &failures)?;
-        // Everybody has been everywhere.
+        // All visits have ended.
         drop(open);
         self.ask_rank_0("report", || {
             let failures: Vec<Failure> = failures
@@ -194,7 +194,8 @@ impl Check<'_> {
         })
     }
 
-    /// The others may have come through the round that this rank was in when it failed, and wait in the next.
+    /// Ends the remaining rounds for this rank: others may have completed the round in which it failed, and wait in the
+    /// next.
     fn give_up(&self) {
         let now: &dyn Fn() -> bool = &|| true;
         for what in self.left.take() {
@@ -210,7 +211,7 @@ impl Check<'_> {
             .collect(&topic, part, self.deadline, self.interrupted)
     }
 
-    /// Gives something to rank 0, which gets that of all ranks.
+    /// Sends a value to rank 0, which gets the values of all ranks.
     fn tell_rank_0<T: Serialize>(&self, what: &str, value: &T) -> Result<Option<Vec<Vec<u8>>>> {
         let key = |rank: usize| format!("nccl/preflight/{what}/{rank}");
         self.world
@@ -221,7 +222,7 @@ impl Check<'_> {
         }
         let take = |rank| {
             let bytes = self.world.get(&key(rank))?;
-            // It is not needed any more.
+            // Frees the memory of the value.
             self.world.set(&key(rank), &[])?;
             Ok(bytes)
         };
@@ -231,7 +232,7 @@ impl Check<'_> {
             .map(Some)
     }
 
-    /// Gets what rank 0 makes.
+    /// Returns the value that rank 0 makes.
     fn ask_rank_0<T: for<'b> Deserialize<'b> + Serialize>(
         &self,
         what: &str,
@@ -254,7 +255,7 @@ impl Check<'_> {
     }
 }
 
-/// The facts of a rank; of one that speaks another protocol, only that it does.
+/// Decodes the facts of a rank; if that fails, only the fact that it speaks another protocol is left.
 fn readable(bytes: Vec<u8>) -> Facts {
     wire::decode(&bytes).map_or_else(|_| Facts::off(0, "unknown host"), Facts::bounded)
 }

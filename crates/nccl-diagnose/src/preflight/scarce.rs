@@ -1,4 +1,4 @@
-//! What this process has too little of, asked when a call of NCCL's has failed without saying for want of what.
+//! The scarcest resource of this process, asked for when a call of NCCL has failed without naming it.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -8,10 +8,10 @@ use super::rules::{self, Scarce};
 use nccl_base::system::System;
 use nccl_base::system::limits;
 
-/// What is the scarcest now, if anything is.
+/// Returns the resource that this process has too little of, if there is one.
 #[doc(hidden)]
 pub fn scarce() -> Option<Scarce> {
-    // Without a descriptor nothing of what follows can be read.
+    // Without a free descriptor none of the files below can be read.
     let none_left = std::fs::File::open("/proc/self/limits")
         .err()
         .and_then(|error| error.raw_os_error())

@@ -12,7 +12,7 @@ use super::layout::{Bar, Lane, Layout};
 use super::{Timeline, words};
 use crate::operation::OperationKind;
 
-/// One place in the trace.
+/// One bar in the trace.
 #[derive(Clone, Copy)]
 struct Slice {
     process: usize,
@@ -22,8 +22,7 @@ struct Slice {
 }
 
 impl Timeline {
-    /// As a trace of Chrome's format (JSON): to be opened at <https://ui.perfetto.dev> or in
-    /// `chrome://tracing`.
+    /// Returns a trace of Chrome's format (JSON): to be opened at <https://ui.perfetto.dev> or in `chrome://tracing`.
     ///
     /// ```
     /// let timeline = nccl::recorder::Timeline::merge(vec![nccl::recorder::snapshot()])?;
@@ -79,7 +78,7 @@ impl Timeline {
         self.sealed(&layout, &events.text)
     }
 
-    /// The number of each rank's process in a trace: its rank, unless another process was that rank before.
+    /// The process number of each rank in a trace: its rank, unless an earlier process had that rank.
     fn processes(&self) -> Vec<usize> {
         const AGAIN: usize = 1_000_000;
         let mut seen = HashMap::new();
@@ -221,7 +220,7 @@ impl Events {
     }
 }
 
-/// With three decimals, which are nanoseconds; from the first event on, so that they are exact.
+/// With three decimals, which are nanoseconds; counted from the first event, so that they are exact.
 fn microseconds(nanoseconds: i128) -> Value {
     (nanoseconds as f64 / 1000.0).into()
 }
@@ -229,7 +228,7 @@ fn microseconds(nanoseconds: i128) -> Value {
 /// A message: its communicator, sender, receiver, and number.
 type Message = (usize, usize, usize, u32);
 
-/// What belongs together on several ranks.
+/// The slices that arrows connect.
 #[derive(Default)]
 struct Flows {
     /// By communicator and number.
@@ -283,7 +282,7 @@ impl Flows {
             let Some(to) = self.received.remove(&message) else {
                 continue;
             };
-            // A receive may have been called first: the arrow goes to where it waits.
+            // A receive may have been called first: the arrow ends inside its slice.
             let there = from.start.min(to.end).max(to.start);
             number += 1;
             events.flow(number, "message", &[(from, from.start), (to, there)]);

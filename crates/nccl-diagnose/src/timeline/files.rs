@@ -10,17 +10,17 @@ use nccl_core::recorder::Snapshot;
 /// The largest file that is read: a thousand full recordings.
 const LARGEST: u64 = 256 << 20;
 
-/// What a file holds.
+/// The content of a file.
 enum Held {
     One(Box<Snapshot>),
     All(Timeline),
 }
 
 impl Timeline {
-    /// The recordings in these files, on one time axis, as [`merge`](Self::merge) does it. Of a directory,
-    /// those in `rank-*.json`. A file that holds a whole timeline, if it is the only one, is taken as it is.
+    /// The recordings in these files, on one time axis, as [`merge`](Self::merge) does it. Of a directory, the files
+    /// `rank-*.json`. A file with a whole timeline, if it is the only one, is taken unchanged.
     ///
-    /// What cannot be read is told in [`left_out`](Self::left_out).
+    /// Files that cannot be read are named in [`left_out`](Self::left_out).
     ///
     /// # Errors
     /// [`ErrorKind::Io`](nccl_core::ErrorKind::Io) when there is no recording in any of them, with the reasons.

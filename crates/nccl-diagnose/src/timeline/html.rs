@@ -1,7 +1,7 @@
-//! One page that needs nothing else: no network, no other file.
+//! One self-contained page: it loads no other file, and nothing from the network.
 //!
-//! The tables are there without JavaScript; the picture is drawn by the script in `page.html` from a block of
-//! JSON. Everything that a program, a file or another process named goes through [`text`] or [`data`].
+//! The tables need no JavaScript; the script in `page.html` draws the picture from a block of JSON. Every name that a
+//! program, a file or another process gave goes through [`text`] or [`data`].
 
 use std::fmt::Write as _;
 
@@ -15,8 +15,8 @@ use nccl_core::recorder::{CallState, Snapshot};
 const PAGE: &str = include_str!("page.html");
 
 impl Timeline {
-    /// As one page of HTML to look at: a lane for each rank and communicator, what each rank did last, and who
-    /// is behind. It loads nothing.
+    /// Returns one page of HTML: a lane for each rank and communicator, the last call of each rank, and the ranks that
+    /// are behind. The page loads nothing.
     ///
     /// ```
     /// let timeline = nccl::recorder::Timeline::merge(vec![nccl::recorder::snapshot()])?;
@@ -29,7 +29,7 @@ impl Timeline {
         let layout = Layout::of(self);
         let mut page = String::with_capacity(PAGE.len() + 4096);
         let mut rest = PAGE;
-        // Each place once, in the order of the page: what is put in is not looked at again.
+        // Each placeholder once, in the order of the page: inserted text is not searched again.
         while let Some((before, after)) = rest.split_once("{{") {
             page.push_str(before);
             let Some((name, after)) = after.split_once("}}") else {
@@ -177,7 +177,7 @@ impl Timeline {
         html
     }
 
-    /// What the script draws.
+    /// The data that the script draws.
     fn picture(&self, layout: &Layout<'_>) -> Value {
         let micro = |nanoseconds: i128| nanoseconds as f64 / 1000.0;
         let ranks: Vec<_> = self
@@ -240,7 +240,7 @@ impl Timeline {
     }
 }
 
-/// The class of a row, and what a rank did last.
+/// The class of a row, and the last call of a rank.
 fn last(snapshot: &Snapshot) -> (&'static str, String) {
     let calls = snapshot
         .communicators
@@ -279,7 +279,7 @@ fn last(snapshot: &Snapshot) -> (&'static str, String) {
     (class, did)
 }
 
-/// Which of the page's colours an operation has.
+/// The number of the page's colour for an operation.
 fn color_of(kind: OperationKind) -> u8 {
     use OperationKind::{
         AllGather, AllReduce, AllToAll, AllToAllV, Broadcast, Capture, Gather, Group, Recv, Reduce,
@@ -297,7 +297,7 @@ fn color_of(kind: OperationKind) -> u8 {
     }
 }
 
-/// How the page draws a state.
+/// The number of the page's style for a state.
 fn state_of(state: CallState) -> u8 {
     match state {
         CallState::Done => 0,
@@ -307,14 +307,14 @@ fn state_of(state: CallState) -> u8 {
     }
 }
 
-/// As much of a key as a person compares.
+/// The part of a key that a reader compares.
 fn short(key: &str) -> &str {
     key.char_indices()
         .nth(8)
         .map_or(key, |(end, _)| &key[..end])
 }
 
-/// Text between tags or in a quoted attribute.
+/// Escapes text between tags or in a quoted attribute.
 fn text(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for character in text.chars() {
@@ -324,7 +324,7 @@ fn text(text: &str) -> String {
             '>' => html.push_str("&gt;"),
             '"' => html.push_str("&quot;"),
             '\'' => html.push_str("&#39;"),
-            // Not allowed in a page, and of no use to a reader.
+            // Not allowed in a page, and useless to a reader.
             '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' => html.push('\u{fffd}'),
             other => html.push(other),
         }
@@ -332,10 +332,10 @@ fn text(text: &str) -> String {
     html
 }
 
-/// JSON inside of a `script` element: nothing in it may end that, or look like a comment.
+/// JSON inside of a `script` element: it must not contain an end tag or a comment mark.
 fn data(value: &Value) -> String {
     let json = value.to_string();
-    // Outside of strings JSON has none of these.
+    // Outside of strings JSON has none of these characters.
     let json = json.replace('<', "\\u003c").replace('>', "\\u003e");
     json.replace('&', "\\u0026")
         .replace('\u{2028}', "\\u2028")

@@ -1,4 +1,4 @@
-//! How a timeline is written, and read again. `docs/flight-recorder.md` has the format.
+//! Writes a timeline as JSON and reads it. `docs/flight-recorder.md` has the format.
 
 use nccl_core::recorder::json::{MOST_RANKS, TIMELINE, implausible, kind, read, write};
 
@@ -6,7 +6,7 @@ use super::Timeline;
 use crate::error::Result;
 
 impl Timeline {
-    /// As JSON, in the format of `docs/flight-recorder.md`.
+    /// Returns JSON in the format of `docs/flight-recorder.md`.
     ///
     /// ```
     /// use nccl::recorder::Timeline;
@@ -20,7 +20,7 @@ impl Timeline {
         write(TIMELINE, self)
     }
 
-    /// What [`to_json`](Self::to_json) wrote.
+    /// Reads the text of [`to_json`](Self::to_json).
     ///
     /// # Errors
     /// As [`Snapshot::from_json`](nccl_core::recorder::Snapshot::from_json).
@@ -40,7 +40,7 @@ impl Timeline {
         })
     }
 
-    /// Whether a text says that it is one, and not one rank's snapshot.
+    /// Whether a text claims to be a timeline, and not one rank's snapshot.
     pub(super) fn is_meant(text: &str) -> bool {
         kind(text).as_deref() == Some(TIMELINE)
     }

@@ -1,5 +1,5 @@
-//! Where calls lie on the time axis: one lane for each rank, communicator and stream, with as many rows as it
-//! takes that no two calls of a row overlap.
+//! The places of calls on the time axis: one lane for each rank, communicator and stream, with as many rows as needed
+//! so that no two calls of a row overlap.
 
 use std::collections::HashMap;
 
@@ -7,29 +7,29 @@ use super::{RankRecording, Timeline, standing, words};
 use nccl_core::recorder::since_1970;
 use nccl_core::recorder::{Call, CallState, Recording};
 
-/// Rows of a lane; what overlaps more often is cut short where the next call of its row begins.
+/// Rows of a lane; with more overlapping calls, a call is cut short where the next call of its row begins.
 const ROWS: usize = 6;
 
-/// Everything, in nanoseconds after the first event.
+/// All bars and marks; times in nanoseconds after the first event.
 pub(super) struct Layout<'t> {
-    /// When that was, in nanoseconds since 1970, by the reference's clock.
+    /// The first event, in nanoseconds since 1970, by the reference's clock.
     pub(super) start: i128,
     pub(super) end: i128,
     pub(super) lanes: Vec<Lane<'t>>,
     pub(super) marks: Vec<Mark<'t>>,
-    /// The names of the communicators, each at its number.
+    /// The communicators, by number.
     pub(super) communicators: Vec<&'t Recording>,
 }
 
 pub(super) struct Lane<'t> {
-    /// Which of the timeline's ranks.
+    /// The index of the rank in the timeline.
     pub(super) rank: usize,
     pub(super) recording: &'t Recording,
-    /// Which communicator: the same number on all ranks.
+    /// The number of the communicator: the same on all ranks.
     pub(super) communicator: usize,
     pub(super) stream: u64,
     pub(super) rows: usize,
-    /// In the order in which they were called.
+    /// In the order of the calls.
     pub(super) bars: Vec<Bar<'t>>,
 }
 
@@ -105,7 +105,7 @@ impl<'t> Layout<'t> {
         layout
     }
 
-    /// One communicator of one rank.
+    /// Places the calls of one communicator of one rank.
     fn place(
         &mut self,
         at: usize,
@@ -159,9 +159,9 @@ impl<'t> Layout<'t> {
 }
 
 impl Lane<'_> {
-    /// Finds a row for each bar.
+    /// Gives each bar a row.
     fn settle(&mut self) {
-        // What is done is done by when its successor was: how long it really took is not known.
+        // A call that is done without a time of its end was done when its successor was: its real duration is unknown.
         for at in 0..self.bars.len() {
             let next = self.bars.get(at + 1).map(|next| next.start);
             let bar = &mut self.bars[at];
@@ -187,7 +187,7 @@ impl Lane<'_> {
                     let ends = rows.iter().enumerate();
                     let row = ends.min_by_key(|(_, last)| self.bars[**last].end);
                     let (row, last) = row.map_or((0, 0), |(row, last)| (row, *last));
-                    // Calls are in order, so that it began no later.
+                    // Calls are in order, so that this bar began no later.
                     let before = &mut self.bars[last];
                     before.end = start.max(before.start);
                     row

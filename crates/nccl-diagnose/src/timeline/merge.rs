@@ -1,4 +1,4 @@
-//! Which recordings belong together, and how their clocks stand to each other.
+//! Chooses the recordings of one world, and relates their clocks.
 
 use std::collections::HashSet;
 
@@ -8,17 +8,16 @@ use super::{MissingRank, RankRecording, Timeline};
 use crate::error::{Error, Result};
 use nccl_core::recorder::Snapshot;
 
-/// How many ranks are named as missing; a world that is larger than this by mistake is not believed.
+/// How many missing ranks are named: a larger world size is probably a mistake.
 const NAMED: usize = 4096;
 
 impl Timeline {
-    /// The recordings of several ranks on one time axis: those of the world of which there is the latest. Of
-    /// several from one process the last counts; what is left out is told in
-    /// [`left_out`](Self::left_out).
+    /// The recordings of several ranks on one time axis: those of the world with the latest recording. Of several from
+    /// one process the last counts; recordings that are left out are named in [`left_out`](Self::left_out).
     ///
-    /// Times are those of the lowest rank. The clocks of processes on one machine are one clock. Between
-    /// machines they are corrected where both ranks measured how theirs stands to that of rank 0, and taken as
-    /// they are elsewhere; [`RankRecording::clock`] says which.
+    /// Times are those of the lowest rank. Processes on one machine share a clock. Between machines, times are
+    /// corrected where both ranks measured the offset of their clock to that of rank 0, and unchanged elsewhere;
+    /// [`RankRecording::clock`] says which.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](nccl_core::ErrorKind::Io) when there is none.
@@ -103,7 +102,7 @@ fn other_world(snapshot: &Snapshot) -> String {
     }
 }
 
-/// Who recorded it; without a world, its rank in the largest of its communicators.
+/// The rank of a recording; without a world, its rank in the largest of its communicators.
 fn rank_of(snapshot: &Snapshot, at: usize) -> usize {
     let largest = || {
         let all = snapshot.communicators.iter();
@@ -113,7 +112,7 @@ fn rank_of(snapshot: &Snapshot, at: usize) -> usize {
     place.or_else(largest).unwrap_or(at)
 }
 
-/// What is known of a clock without asking anybody.
+/// The relation of two clocks, from the recordings alone.
 fn stored_clock(snapshot: &Snapshot, reference: &Snapshot) -> Clock {
     if std::ptr::eq(snapshot, reference) {
         return Clock::REFERENCE;

@@ -1,9 +1,9 @@
-//! The recordings of several ranks together, on one time axis.
+//! The recordings of several ranks on one time axis.
 //!
-//! - `value`: what it is; `json`: how it is written, and read again;
-//! - `merge`: which recordings belong together, and how their clocks stand to each other; `files`: from files;
-//! - `standing`: who is behind; `words`: calls as sentences;
-//! - `layout`: where a call lies on the axis; `chrome`, `html`: what there is to look at.
+//! - `value`: the timeline; `json`: its format in files;
+//! - `merge`: which recordings belong together, and how their clocks are related; `files`: reads recordings from files;
+//! - `standing`: which ranks are behind; `words`: calls as sentences;
+//! - `layout`: the place of a call on the axis; `chrome`, `html`: the outputs.
 
 mod chrome;
 mod files;

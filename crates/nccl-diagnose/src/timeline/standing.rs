@@ -1,4 +1,4 @@
-//! How far each rank has come on each communicator, and who is behind.
+//! How far each rank has come on each communicator, and which ranks are behind.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::{RankRecording, Timeline, words};
 use nccl_base::fault::short_key;
 use nccl_core::recorder::{CallState, Recording, Snapshot};
 
-/// How the ranks of one communicator stand to each other.
+/// How far the ranks of one communicator have come.
 ///
 /// ```
 /// fn show(timeline: &nccl::recorder::Timeline) {
@@ -20,24 +20,24 @@ use nccl_core::recorder::{CallState, Recording, Snapshot};
 pub struct Standing {
     /// The communicator's name.
     pub communicator: String,
-    /// The name as a person reads it, with its ranks of the world where these are not all in order, and with the key where
-    /// several would read the same.
+    /// The name for readers: with the world ranks of its members where these are not all in order, and with the key
+    /// where several would read the same.
     pub named: String,
-    /// What tells it apart from others of its name.
+    /// The key that tells it apart from others of its name.
     pub key: Option<String>,
     /// Its epoch.
     pub epoch: u64,
-    /// The sequence number of the last call of each of its ranks, by its rank in the communicator: 0 before
-    /// the first, and no entry for a rank whose recording is not there.
+    /// The sequence number of the last call of each of its ranks, by rank in the communicator: 0 before the first call,
+    /// and no entry for a rank without a recording.
     pub last: BTreeMap<usize, u64>,
-    /// The ranks, in the communicator, with a lower number than the highest. They are what the others wait
-    /// for, where all ranks make the same calls.
+    /// The ranks, in the communicator, with a lower number than the highest. The others wait for these, where all ranks
+    /// make the same calls.
     pub behind: Vec<usize>,
-    /// The same as a sentence.
+    /// The standing as a sentence.
     pub sentence: String,
 }
 
-/// What all ranks call a communicator: its key, or what comes closest to one.
+/// What identifies a communicator on all ranks: its key, or the closest substitute.
 pub(super) fn identity(recording: &Recording) -> (String, u64, usize) {
     match &recording.key {
         Some(key) => (key.clone(), 0, 0),
@@ -50,8 +50,8 @@ pub(super) fn identity(recording: &Recording) -> (String, u64, usize) {
 }
 
 impl Timeline {
-    /// How far each rank has come on each communicator. Numbers can be compared where all ranks make the same
-    /// calls, as they have to with collectives.
+    /// How far each rank has come on each communicator. Numbers are comparable where all ranks make the same calls, as
+    /// they must with collectives.
     ///
     /// ```
     /// let timeline = nccl::recorder::Timeline::merge(vec![nccl::recorder::snapshot()])?;
@@ -164,7 +164,7 @@ impl Timeline {
         }
     }
 
-    /// One rank with its process, several by their numbers.
+    /// Names one rank with its process, several ranks by their numbers.
     fn named(&self, those: &[usize], group: &[(&RankRecording, &Recording)]) -> String {
         let roster = group[0].1.roster();
         let found = |one: usize| group.iter().find(|(_, recording)| recording.rank == one);
@@ -178,7 +178,7 @@ impl Timeline {
     }
 }
 
-/// Call `number` by its name, and how far it has come on those who made it.
+/// The name of call `number`, and how far it has come on the ranks that made it.
 fn at(group: &[(&RankRecording, &Recording)], number: u64) -> String {
     let calls = group
         .iter()

@@ -1,11 +1,11 @@
-//! What the ranks of a world did last, as a value.
+//! The last calls of the ranks of a world, as a value.
 
 use serde::{Deserialize, Serialize};
 
 use super::words;
 use nccl_core::recorder::{Clock, Snapshot};
 
-/// What the ranks of a world did last, on one time axis.
+/// The last calls of the ranks of a world, on one time axis.
 ///
 /// ```
 /// use nccl::recorder::{self, Timeline};
@@ -19,15 +19,15 @@ use nccl_core::recorder::{Clock, Snapshot};
 pub struct Timeline {
     /// The name of the job.
     pub job: String,
-    /// Which attempt of the job it is.
+    /// The attempt of the job.
     pub epoch: u64,
-    /// Whose clock the times are of, once corrected: `rank 0 (node-a, pid 4021)`.
+    /// The rank whose clock the corrected times are of: `rank 0 (node-a, pid 4021)`.
     pub reference: String,
-    /// The ranks of which there is a recording, in order. A rank that was started again may be there twice.
+    /// The ranks with a recording, in order. A restarted rank may occur twice.
     pub ranks: Vec<RankRecording>,
-    /// Those of which there is none.
+    /// The ranks without a recording.
     pub missing: Vec<MissingRank>,
-    /// What else was left out, and why.
+    /// Recordings and files that were left out, and why.
     #[serde(default)]
     pub left_out: Vec<String>,
 }
@@ -51,8 +51,7 @@ impl Timeline {
         }
     }
 
-    /// As what the launcher started rank `rank` of the world, as far as the recordings say: the number before its lines of
-    /// output.
+    /// The launcher's number of rank `rank` of the world, if a recording has it: the number before its lines of output.
     ///
     /// ```
     /// use nccl::recorder::{self, Timeline};
@@ -89,13 +88,13 @@ impl Timeline {
 pub struct RankRecording {
     /// The rank, in the world.
     pub rank: usize,
-    /// How its clock stands to the one of [`Timeline::reference`].
+    /// How its clock is related to the one of [`Timeline::reference`].
     pub clock: Clock,
-    /// What it recorded.
+    /// Its recording.
     pub snapshot: Snapshot,
 }
 
-/// A rank of which there is no recording.
+/// A rank without a recording.
 ///
 /// ```
 /// fn show(timeline: &nccl::recorder::Timeline) {
@@ -109,13 +108,13 @@ pub struct RankRecording {
 pub struct MissingRank {
     /// The rank, in the world.
     pub rank: usize,
-    /// Its host, where that is known.
+    /// Its host, if known.
     #[serde(default)]
     pub host: Option<String>,
-    /// Its process, where that is known.
+    /// Its process number, if known.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// Why, and what is known of it.
+    /// Why there is none, and what is known of the rank.
     pub why: String,
 }
 
@@ -135,7 +134,7 @@ impl MissingRank {
         }
     }
 
-    /// Who it is.
+    /// The rank with its host and process.
     pub(super) fn who(&self) -> String {
         words::who(self.rank, "", self.host.as_deref(), self.pid)
     }
@@ -152,7 +151,7 @@ impl RankRecording {
         }
     }
 
-    /// Who it is.
+    /// The rank with its host and process.
     pub(super) fn who(&self) -> String {
         let launched = self.snapshot.launcher_rank();
         let launched = launched.map_or_else(String::new, |rank| format!("launcher rank {rank}, "));

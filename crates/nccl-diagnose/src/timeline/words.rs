@@ -1,4 +1,4 @@
-//! Calls, ranks and clocks as a person reads them.
+//! Texts for calls, ranks and clocks.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::operation::OperationKind;
 use nccl_core::recorder::{Call, CallSpan, CallState, RecordedOperation, Recording};
 use nccl_core::recorder::{Clock, ClockSource};
 
-/// `rank 3 (launcher rank 4, node-a, pid 4021)`, of which the other number is `launched`, or empty.
+/// `rank 3 (launcher rank 4, node-a, pid 4021)`; `launched` is the part `launcher rank 4, `, or empty.
 pub(super) fn who(rank: usize, launched: &str, host: Option<&str>, pid: Option<u32>) -> String {
     match (host, pid) {
         (Some(host), Some(pid)) => format!("rank {rank} ({launched}{host}, pid {pid})"),
@@ -67,12 +67,12 @@ pub(super) fn state(state: CallState) -> &'static str {
     }
 }
 
-/// Whether it had not come to an end.
+/// Whether the call has not ended.
 pub(super) fn is_open(state: CallState) -> bool {
     !matches!(state, CallState::Done | CallState::Failed)
 }
 
-/// Lines of operations that are shown of one call.
+/// Operations listed of one call.
 const LISTED: usize = 24;
 
 /// The whole fingerprint, in lines.
@@ -157,7 +157,7 @@ pub(super) fn clock(clock: &Clock) -> String {
     }
 }
 
-/// A time span with three figures or so.
+/// A duration with about three digits.
 pub(super) fn span(span: Duration) -> String {
     let nanoseconds = span.as_nanos();
     let (unit, digits) = match nanoseconds {

@@ -1,16 +1,16 @@
 //! A stream of bytes, cut into lines.
 
-/// A line that gets longer than this is passed on in pieces.
+/// Bytes of a line after which it is passed on in pieces.
 pub(super) const LONGEST: usize = 1 << 20;
 
-/// The line that a stream is in.
+/// The unfinished line of a stream.
 #[derive(Default)]
 pub(super) struct Lines {
     partial: Vec<u8>,
 }
 
 impl Lines {
-    /// Calls `each` with every line that `bytes` end, with its `\n`, and with pieces of too long ones.
+    /// Calls `each` with every line that `bytes` end, with its `\n`, and with the pieces of lines that are too long.
     pub(super) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
             let ended = piece.ends_with(b"\n");
@@ -25,12 +25,12 @@ impl Lines {
             }
         }
         if self.partial.is_empty() {
-            // A mebibyte for each of a thousand ranks is much for nothing.
+            // Keeping a mebibyte for each of a thousand ranks would waste memory.
             self.partial.shrink_to(4096);
         }
     }
 
-    /// What was left without an end.
+    /// Returns the rest, a line without an end.
     pub(super) fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.partial)
     }

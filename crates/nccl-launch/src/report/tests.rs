@@ -1,4 +1,4 @@
-//! Reports made up, and how they read.
+//! Made-up reports, and their texts.
 
 use super::*;
 
@@ -74,9 +74,9 @@ fn a_rank_that_was_being_killed_goes_before_one_that_noticed() {
     };
     let first = |failures: Vec<RankEnd>| report(Vec::new(), failures).first.unwrap().rank;
     assert_eq!(first(vec![noticed.clone(), killed_by(Signal::SEGV)]), 3);
-    // What a runtime does when an error comes is no cause.
+    // A runtime aborts because of an error; the abort is no cause.
     assert_eq!(first(vec![noticed.clone(), killed_by(Signal::ABRT)]), 0);
-    // It ended later.
+    // The process was not being ended when the first end was noticed.
     assert_eq!(first(vec![noticed, end(3, killed(Signal::SEGV))]), 0);
     let both = vec![end(1, killed(Signal::SEGV)), killed_by(Signal::KILL)];
     assert_eq!(first(both), 1);

@@ -1,4 +1,4 @@
-//! Starting one rank again, while the others run.
+//! Restarts one rank while the others run.
 
 use std::sync::mpsc::Sender;
 use std::time::Instant;
@@ -28,7 +28,8 @@ impl Watcher {
         self.restarts.insert(rank, restart);
     }
 
-    /// Takes part in the world to which the rank will belong that is started again. Where the others listen.
+    /// Observes the world that the restarted rank will belong to as well. Returns the addresses where the other ranks
+    /// listen.
     fn attend_again(&mut self) -> Vec<String> {
         let Some(control) = &mut self.control else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What an [`ExpertParallel`] is made from.
+//! Builder of an [`ExpertParallel`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use crate::forked::{self, Resident};
 use crate::issuing::read_back;
 use nccl_core::AllToAllAlgorithm as Algorithm;
 
-/// Makes an [`ExpertParallel`]; see [`ExpertParallel::builder`].
+/// Builds an [`ExpertParallel`]; see [`ExpertParallel::builder`].
 ///
 /// ```
 /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -42,7 +42,7 @@ pub struct ExpertParallelBuilder<'c> {
 }
 
 impl ExpertParallel {
-    /// Starts to make one of all ranks of a communicator, on its stream.
+    /// Returns a builder for all ranks of a communicator, on its stream.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -73,7 +73,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         }
     }
 
-    /// The number of experts, of all ranks together: a multiple of the number of ranks, and the same on all.
+    /// Sets the number of experts, of all ranks together: a multiple of the number of ranks, and the same on all.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
@@ -85,7 +85,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         self
     }
 
-    /// The number of experts that a token may choose.
+    /// Sets the number of experts that a token may choose.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
@@ -97,7 +97,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         self
     }
 
-    /// The number of tokens of this rank in one step, at most.
+    /// Sets the maximum number of tokens of this rank in one step.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
@@ -109,11 +109,11 @@ impl<'c> ExpertParallelBuilder<'c> {
         self
     }
 
-    /// How many tokens of each rank an expert has room for, the same on all ranks. Not set, that is
+    /// Sets how many tokens of each rank an expert has room for, the same on all ranks. Unless set, that is
     /// [`max_tokens`](Self::max_tokens), and no token is ever lost unless it chooses an expert twice; then
     /// that has to be the same on all ranks as well.
     ///
-    /// All rows travel, filled or not: a smaller capacity saves time and memory, and a token that an expert has no
+    /// All rows are sent, filled or not: a smaller capacity saves time and memory, and a token that an expert has no
     /// room for is an error ([`ErrorKind::ExpertCapacity`]).
     ///
     /// ```
@@ -131,8 +131,8 @@ impl<'c> ExpertParallelBuilder<'c> {
         self
     }
 
-    /// The bytes of what travels for a token at once, at most: of a row that is dispatched together with its
-    /// scales, or of one that is combined.
+    /// Sets the maximum number of bytes that are sent for a token at once: of a row that is dispatched together with its
+    /// scales, or of a row that is combined.
     ///
     /// The staging memory has `experts * capacity` times as many, on each rank.
     ///
@@ -147,7 +147,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         self
     }
 
-    /// The order of the rows that are received, the same on all ranks.
+    /// Sets the order of the rows that are received, the same on all ranks.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
@@ -160,14 +160,14 @@ impl<'c> ExpertParallelBuilder<'c> {
         self
     }
 
-    /// Allocates the staging memory, loads the kernels, connects the ranks, and compares their numbers; all have to
+    /// Allocates the staging memory, loads the kernels, connects the ranks, and compares their sizes; all ranks have to
     /// build at the same time. Waits for that, at most as long as the communicator's operations may
     /// take.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for numbers that cannot work, that differ between the ranks, or when another rank
+    /// [`ErrorKind::InvalidConfig`] for sizes that cannot work, that differ between the ranks, or when another rank
     /// could not make its part; [`ErrorKind::Cuda`] when there is not enough memory, or the driver does not
-    /// take the kernels; otherwise as any operation.
+    /// accept the kernels; otherwise as any operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -185,7 +185,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     pub fn build(self) -> Result<ExpertParallel> {
         forked::check()?;
         let made = self.make();
-        // Also when nothing came of it: the other ranks hear of it, and do not wait for this one.
+        // Also after a failure: the other ranks hear of it, and do not wait for this one.
         let compared = self.compare(made.as_ref().ok().map(|made| &made.sizes));
         let made = made?;
         compared?;
@@ -211,7 +211,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             .map_err(Error::cuda("allocating the staging memory"))?;
         let staging = Staging {
             address: {
-                // On the stream of its own, which orders it.
+                // On the memory's own stream, which orders it.
                 let (address, guard) = driver::undisturbed(context, || memory.device_ptr(stream));
                 std::mem::forget(guard);
                 address
@@ -220,7 +220,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         };
         let copies = driver::undisturbed(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-        // The staging memory is all zeros, and nobody's yet.
+        // The staging memory is all zeros, and not in use yet.
         let kernels = Kernels::load(stream, staging.address)?;
         static MADE: AtomicU64 = AtomicU64::new(0);
         Ok(ExpertParallel {
@@ -233,7 +233,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         })
     }
 
-    /// Compares what has to be the same on all ranks.
+    /// Compares the sizes that have to be the same on all ranks.
     fn compare(&self, sizes: Option<&Sizes>) -> Result<()> {
         const FIELDS: [&str; 3] = ["experts", "capacity", "layout"];
         let own: [u64; 4] = match sizes {
@@ -253,7 +253,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             Ok((x, y))
         });
         let (x, mut y) = told.map_err(exchange)?;
-        // By messages, which connects all pairs of ranks: NCCL waits for that on the host, and no later call is to wait.
+        // As messages, which connect all pairs of ranks: NCCL waits for that on the host, and no later call should.
         let grouped = Algorithm::Grouped;
         self.comm.all_to_all_with(&x, &mut y, grouped)?.wait()?;
         let told = read_back(self.comm, &y)

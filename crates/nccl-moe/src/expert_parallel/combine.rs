@@ -1,4 +1,4 @@
-//! Rows back from the experts, weighed and added up.
+//! Rows back from the experts, weighted and added up.
 
 use super::experts::{ExpertParallel, Way, length};
 use super::kernels::Combine;
@@ -17,10 +17,10 @@ use nccl_core::Request;
 const KIND: OperationKind = OperationKind::Combine;
 
 impl ExpertParallel {
-    /// Brings back what the experts made of the tokens, weighed and added up.
+    /// Returns the experts' results to their tokens, weighted and added up.
     ///
-    /// `expert_out` has `experts * capacity` rows, where [`dispatch`](Self::dispatch) put those that they were made
-    /// from; of any width, which is the same on all ranks. `weights` is `[token][top_k]`, as what was routed, and
+    /// `expert_out` has `experts * capacity` rows, each where [`dispatch`](Self::dispatch) put the row that it was made
+    /// from; of any width, which is the same on all ranks. `weights` is `[token][top_k]`, like the routed choices, and
     /// `out` is `[token][width]`. The elements are f32, f16 or bf16:
     ///
     /// ```text
@@ -33,7 +33,7 @@ impl ExpertParallel {
     /// or does not exist, becomes not-a-number as a whole.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] when the lengths do not fit together, or a row is longer than the builder was told;
+    /// [`ErrorKind::Length`] when the lengths do not match, or a row is longer than the builder was told;
     /// [`ErrorKind::NotWeighed`] for other types; otherwise as [`dispatch`](Self::dispatch).
     ///
     /// Wraps `ncclSend` and `ncclRecv` in a group, and a kernel.
@@ -94,7 +94,7 @@ impl ExpertParallel {
         Ok(request)
     }
 
-    /// Checks everything, and takes the buffers.
+    /// Checks all arguments, and takes the buffers.
     fn prepare_combine<'a>(
         &'a self,
         routing: &'a Routing,

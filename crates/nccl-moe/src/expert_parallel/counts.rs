@@ -1,4 +1,4 @@
-//! How many tokens went where, read by the host.
+//! Numbers of tokens per expert, read by the host.
 
 use super::layout::Sizes;
 use crate::error::{Error, ErrorKind, Result};
@@ -15,14 +15,14 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// As the device has them.
+    /// The device's list of counts.
     numbers: Vec<u32>,
     experts: usize,
     own: usize,
 }
 
 impl Counts {
-    /// From the device's list.
+    /// Builds the counts from the device's list.
     ///
     /// # Errors
     /// An expert that does not exist, or that was full.
@@ -59,7 +59,7 @@ impl Counts {
         Ok(counts)
     }
 
-    /// How many tokens this rank sent to each expert, in the order of the experts.
+    /// Returns how many tokens this rank sent to each expert, in the order of the experts.
     ///
     /// ```
     /// # fn example(counts: &nccl::Counts) {
@@ -71,7 +71,7 @@ impl Counts {
         &self.numbers[..self.experts]
     }
 
-    /// How many tokens this rank received, as `[source rank][own expert]`.
+    /// Returns how many tokens this rank received, as `[source rank][own expert]`.
     ///
     /// ```
     /// # fn example(counts: &nccl::Counts) {
@@ -83,7 +83,7 @@ impl Counts {
         &self.numbers[self.experts + 1..]
     }
 
-    /// How many tokens of rank `source` this rank received for its expert number `own_expert`, from 0.
+    /// Returns how many tokens of rank `source` this rank received for its expert number `own_expert`, from 0.
     ///
     /// # Panics
     /// When there is no such rank or expert.

@@ -17,33 +17,33 @@ use nccl_core::Request;
 
 const KIND: OperationKind = OperationKind::Dispatch;
 
-/// What travels for each token.
+/// The data that is sent for each token.
 struct Payload<'a> {
     x: Erased<'a>,
     y: ErasedMut<'a>,
-    /// What errors call the two.
+    /// The names of the two buffers in errors.
     names: [&'static str; 2],
 }
 
 /// The rows of a payload.
 #[derive(Clone, Copy)]
 struct Rows {
-    /// Elements of a row.
+    /// Number of elements of a row.
     width: usize,
     data_type: DataType,
-    /// Where they lie in the staging memory.
+    /// Their address in the staging memory.
     staging: u64,
 }
 
 impl ExpertParallel {
-    /// Brings the rows of the tokens to their experts.
+    /// Sends the rows of the tokens to their experts.
     ///
     /// `x` is `[token][width]`, with as many tokens as were routed. `y` has `experts * capacity` rows of the same
     /// width, in the order of the [`ExpertLayout`](super::ExpertLayout); rows without a token become zeros. The
     /// elements may be of any type: they are copied, bit by bit. `width` is the same on all ranks.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] when the lengths do not fit together, or a row is longer than the builder was told;
+    /// [`ErrorKind::Length`] when the lengths do not match, or a row is longer than the builder was told;
     /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`, or one without a route; otherwise as
     /// any operation.
     ///
@@ -73,9 +73,9 @@ impl ExpertParallel {
         self.dispatch_payloads(routing, [rows])
     }
 
-    /// [`dispatch`](Self::dispatch) of rows together with their scales, in one group of messages.
+    /// Sends rows together with their scales, as [`dispatch`](Self::dispatch), in one group of messages.
     ///
-    /// `scales` is `[token][scales of a row]`, and lands in `received_scales` as the rows do in `y`. Each of the two has
+    /// `scales` is `[token][scales of a row]`, and is received in `received_scales` as the rows are in `y`. Each of the two has
     /// an element type of its own.
     ///
     /// # Errors
@@ -134,16 +134,16 @@ impl ExpertParallel {
             prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
         self.launched(&frame, KIND, shape, || {
             permutes.iter().try_for_each(|permute| {
-                // SAFETY: a token for each slot; they name rows that are there, because `x` has one for each token that
+                // SAFETY: a token for each slot; the tokens name rows that exist, because `x` has one for each token that
                 // was routed; the staging memory was checked to have room for all slots. All are leased by the
-                // frame, or the staging memory, which is used on this stream only.
+                // frame, or are the staging memory, which is used on this stream only.
                 unsafe { self.kernels.permute(permute) }
             })
         })?;
         issue(&self.comm, &frame, KIND, shape)
     }
 
-    /// Checks everything, and takes the buffers.
+    /// Checks all arguments, and takes the buffers.
     fn prepare_dispatch<'a, const N: usize>(
         &'a self,
         routing: &'a Routing,
@@ -200,7 +200,7 @@ impl ExpertParallel {
         Ok((frame, permutes))
     }
 
-    /// The width and type of a payload's rows.
+    /// Returns the width and type of a payload's rows.
     fn rows_of(&self, payload: &Payload<'_>, tokens: usize) -> Result<(usize, DataType)> {
         let [x, y] = payload.names;
         let data_type = same_type(payload.x.data_type(), payload.y.data_type())?;

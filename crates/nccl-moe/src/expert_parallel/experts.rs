@@ -1,4 +1,4 @@
-//! The experts of the ranks of a communicator, and what dispatch and combine have in common.
+//! The experts of the ranks of a communicator, and the common part of dispatch and combine.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
 
-/// The experts of a mixture, dealt out to the ranks of a communicator: expert `e` of `experts` lives on rank
+/// The experts of a mixture, distributed over the ranks of a communicator: expert `e` of `experts` is on rank
 /// `e / (experts / ranks)`.
 ///
-/// A step is three calls, each of which only puts work on the communicator's stream: [`route`](Self::route) says
-/// which row each choice of a token gets, [`dispatch`](Self::dispatch) brings the rows of the tokens to their
-/// experts, and [`combine`](Self::combine) brings back what those made of them, weighed and added up. A
-/// [`Routing`](super::Routing) can be used for as many dispatches and combines as one likes, and several can be in use at once.
+/// A step is three calls, each of which only puts work on the communicator's stream: [`route`](Self::route) assigns
+/// a row to each choice of a token, [`dispatch`](Self::dispatch) sends the rows of the tokens to their
+/// experts, and [`combine`](Self::combine) returns the experts' results, weighted and added up. A
+/// [`Routing`](super::Routing) can be used for any number of dispatches and combines, and several can be in use at once.
 ///
-/// Every rank calls the same operations in the same order, also one without tokens. Rows travel whether or not
+/// Every rank calls the same operations in the same order, also a rank without tokens. Rows are sent whether or not
 /// they are filled: a buffer of received rows has `experts * capacity` of them, in the order of the
-/// [`ExpertLayout`](super::ExpertLayout); those without a token are zeros.
+/// [`ExpertLayout`](super::ExpertLayout); rows without a token are zeros.
 ///
-/// Operations on captured streams are refused, and a `CapturedPlan` cannot have them.
+/// Operations on captured streams are refused, and a `CapturedPlan` cannot contain them.
 /// The kernels have not run on a GPU yet: see the page on expert parallelism.
 ///
 /// ```
@@ -69,22 +69,22 @@ pub struct ExpertParallel {
     pub(super) comm: Communicator,
     pub(super) sizes: Sizes,
     pub(super) kernels: Kernels,
-    /// Rows in the order of their experts: what a dispatch sends, and what a combine receives.
+    /// Rows in the order of their experts: sent by a dispatch, and received by a combine.
     pub(super) staging: Staging,
-    /// For copies to the host, which are behind nothing else.
+    /// The stream for copies to the host, which wait for no other work.
     pub(super) copies: Resident<Arc<CudaStream>>,
-    /// Tells routings of others apart.
+    /// Identifies its routings.
     pub(super) number: u64,
 }
 
-/// Memory that nobody else has, and that is used on the communicator's stream only.
+/// Memory of this value alone, which is used on the communicator's stream only.
 pub(super) struct Staging {
     pub(super) address: CUdeviceptr,
     pub(super) _memory: Resident<CudaSlice<u8>>,
 }
 
 impl ExpertParallel {
-    /// The communicator whose ranks have the experts.
+    /// Returns the communicator whose ranks have the experts.
     ///
     /// ```
     /// # fn example(ep: &nccl::ExpertParallel) {
@@ -96,7 +96,7 @@ impl ExpertParallel {
         &self.comm
     }
 
-    /// The number of experts, of all ranks together.
+    /// Returns the number of experts, of all ranks together.
     ///
     /// ```
     /// # fn example(ep: &nccl::ExpertParallel) {
@@ -108,7 +108,7 @@ impl ExpertParallel {
         self.sizes.experts
     }
 
-    /// The number of experts of each rank.
+    /// Returns the number of experts of each rank.
     ///
     /// ```
     /// # fn example(ep: &nccl::ExpertParallel) {
@@ -121,7 +121,7 @@ impl ExpertParallel {
         self.sizes.own
     }
 
-    /// The number of rows for each pair of a rank and an expert.
+    /// Returns the number of rows for each pair of a rank and an expert.
     ///
     /// ```
     /// # fn example(ep: &nccl::ExpertParallel, width: usize) {
@@ -133,7 +133,7 @@ impl ExpertParallel {
         self.sizes.capacity
     }
 
-    /// The order of the rows that are received.
+    /// Returns the order of the rows that are received.
     ///
     /// ```
     /// # fn example(ep: &nccl::ExpertParallel) {
@@ -145,8 +145,8 @@ impl ExpertParallel {
         self.sizes.layout
     }
 
-    /// Puts messages between the rows at `by_expert`, in the order of their experts, and those at `by_layout`, in that
-    /// of the layout, into the frame.
+    /// Adds messages to the frame, between the rows at `by_expert`, in the order of their experts, and those at `by_layout`,
+    /// in the order of the layout.
     pub(super) fn exchange(
         &self,
         frame: &mut Frame<'_>,
@@ -174,7 +174,7 @@ impl ExpertParallel {
         frame.grouped = true;
     }
 
-    /// Puts kernels on the stream, between the joins with those of the buffers in the frame.
+    /// Launches kernels on the stream, between the joins with the streams of the frame's buffers.
     pub(super) fn launched(
         &self,
         frame: &Frame<'_>,
@@ -189,14 +189,14 @@ impl ExpertParallel {
     }
 }
 
-/// Where rows go.
+/// The direction of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     ToExperts,
     Back,
 }
 
-/// An error of a buffer's length.
+/// Returns an error of a buffer's length.
 pub(super) fn length<T>(
     buffer: &'static str,
     given: usize,

@@ -1,7 +1,7 @@
-//! The kernels: loaded, launched, unloaded.
+//! Loading, launching and unloading the kernels.
 //!
-//! They are PTX, which the driver translates for its GPU. Each is launched once when it is loaded, on nothing: a first
-//! launch may wait for the device, which ranks of one process could not afford later, when one waits for the other.
+//! The kernels are PTX, which the driver translates for its GPU. Each is launched once when it is loaded, with no work: a
+//! first launch may wait for the device, which ranks of one process could not afford later, when one waits for the other.
 
 use std::ffi::{CStr, CString, c_void};
 use std::mem::ManuallyDrop;
@@ -16,21 +16,21 @@ use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reaper::{self, Behind, DeferredDrop, Turn};
 
-/// Its kernels and what they do; the emulator knows them by these names.
+/// The source of the kernels, with their description; the emulator knows them by these names.
 const PTX: &str = include_str!("kernels.ptx");
 
-/// Threads that copy one row.
+/// Number of threads that copy one row.
 const COPYING: u32 = 128;
-/// Threads that add up one row, or a part of it.
+/// Number of threads that add up one row, or a part of it.
 const ADDING: u32 = 256;
-/// Parts of a row, at most.
+/// Maximum number of parts of a row.
 const PARTS: usize = 65_535;
 
 /// See the module.
 pub(super) struct Kernels {
     module: CUmodule,
     stream: Arc<CudaStream>,
-    /// Recorded when this is dropped; made before, so that it cannot fail then.
+    /// Recorded when this value is dropped; made before, so that it cannot fail then.
     last: ManuallyDrop<CudaEvent>,
     route: Function,
     /// For words of 16, 4 and 1 bytes.
@@ -46,7 +46,7 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above; nothing changes behind a shared reference.
 unsafe impl Sync for Kernels {}
 
-/// What a routing is made from and into.
+/// Input and output of a routing.
 pub(super) struct Route {
     pub(super) topk: CUdeviceptr,
     pub(super) slots: CUdeviceptr,
@@ -64,7 +64,7 @@ pub(super) struct Permute {
     pub(super) slots: usize,
 }
 
-/// Rows that are weighed and added up.
+/// Rows that are weighted and added up.
 pub(super) struct Combine {
     pub(super) y: CUdeviceptr,
     pub(super) slots: CUdeviceptr,
@@ -76,7 +76,7 @@ pub(super) struct Combine {
 }
 
 impl Kernels {
-    /// Loads them, and launches each once on `stream`; `nothing` is memory of at least four bytes, all zeros.
+    /// Loads the kernels, and launches each once on `stream`; `nothing` is memory of at least four bytes, all zeros.
     pub(super) fn load(stream: &Arc<CudaStream>, nothing: CUdeviceptr) -> Result<Self> {
         let context = stream.context();
         let last = driver::new_event(context, None)
@@ -113,7 +113,7 @@ impl Kernels {
     }
 
     fn launch_all(&self, nothing: CUdeviceptr) -> Result<()> {
-        // SAFETY: no entries and no experts: what is written is one zero.
+        // SAFETY: no entries and no experts: the kernel writes one zero.
         unsafe {
             let route = [nothing, nothing, nothing, nothing];
             self.launch_route(route, [0; 4])?;
@@ -128,11 +128,11 @@ impl Kernels {
         Ok(())
     }
 
-    /// Gives entries their slots.
+    /// Assigns slots to entries.
     ///
     /// # Safety
-    /// The addresses are those of as many numbers as `sizes` and the entries need, on the stream's device, and valid
-    /// until the stream has got there.
+    /// The addresses are of as many numbers as `sizes` and the entries need, on the stream's device, and stay valid
+    /// until the stream has run the kernel.
     pub(super) unsafe fn route(&self, what: &Route, sizes: &Sizes) -> Result<()> {
         let addresses = [what.topk, what.slots, what.tokens, what.counts];
         // All fit: the sizes were checked.
@@ -159,7 +159,7 @@ impl Kernels {
             argument(experts),
             argument(capacity),
         ];
-        // SAFETY: as the kernel takes them; the caller promises that the addresses are good.
+        // SAFETY: as the kernel takes them; the caller promises that the addresses are valid.
         unsafe { self.launch(self.route, [numbers[2] + 1, 1], 32, arguments) }
     }
 
@@ -196,7 +196,7 @@ impl Kernels {
         unsafe { self.launch(function, [slots, 1], COPYING, arguments) }
     }
 
-    /// Whether rows of this type can be weighed.
+    /// Returns an error unless rows of this type can be weighted.
     pub(super) fn weighs(&self, data_type: DataType) -> Result<()> {
         self.combine_of(data_type).map(drop)
     }
@@ -208,7 +208,7 @@ impl Kernels {
             .ok_or_else(|| Error::new(ErrorKind::NotWeighed(data_type)))
     }
 
-    /// Weighs and adds up rows of `data_type`, for at least one token.
+    /// Weights and adds up rows of `data_type`, for at least one token.
     ///
     /// # Safety
     /// As [`route`](Self::route): a slot and a weight for each entry, the rows that they name, and a row to write for
@@ -242,7 +242,7 @@ impl Kernels {
     }
 
     /// # Safety
-    /// The arguments are as many as the kernel has, each of its size.
+    /// The number and the sizes of the arguments are the kernel's.
     unsafe fn launch(
         &self,
         function: Function,
@@ -251,7 +251,7 @@ impl Kernels {
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let stream = self.stream.cu_stream();
-        // SAFETY: the module is loaded while this lives, the stream lives, and the caller promises the rest.
+        // SAFETY: the module is loaded while `self` lives, the stream lives, and the caller promises the rest.
         unsafe {
             result::launch_kernel(function.0, (x, y, 1), (threads, 1, 1), 0, stream, arguments)
         }
@@ -259,12 +259,12 @@ impl Kernels {
     }
 }
 
-/// Where the driver finds an argument during the call.
+/// Returns the address of an argument, where the driver reads it during the call.
 fn argument<T>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// A module that is unloaded when this is dropped: on the way to [`Kernels`], when nothing of it runs.
+/// A module that is unloaded when this value is dropped: while [`Kernels`] are made, and none of them runs.
 struct Module<'c> {
     module: CUmodule,
     context: &'c CudaContext,
@@ -302,7 +302,7 @@ impl Drop for Module<'_> {
     }
 }
 
-/// The module of kernels that were dropped. Unloading waits for the device, so that it is the reaper's.
+/// The module of dropped kernels. Unloading waits for the device, so that the reaper does it.
 struct Unloaded {
     module: CUmodule,
     behind: Behind,

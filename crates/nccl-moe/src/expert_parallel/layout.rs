@@ -1,9 +1,9 @@
-//! How many experts there are, who has them, and how rows lie in buffers.
+//! The number of experts, their ranks, and the order of rows in buffers.
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How the rows that a rank receives lie in its buffer; `capacity` rows for each pair of a source rank and an
-/// expert of this rank.
+/// The order in which the rows that a rank receives are in its buffer; `capacity` rows for each pair of a source rank and
+/// an expert of this rank.
 ///
 /// ```
 /// assert_eq!(nccl::ExpertLayout::default(), nccl::ExpertLayout::RankMajor);
@@ -14,58 +14,58 @@ pub enum Layout {
     /// `[source rank][own expert][capacity]`: one message to and from each rank.
     #[default]
     RankMajor,
-    /// `[own expert][source rank][capacity]`: all rows of an expert side by side, as a grouped matrix
-    /// multiplication takes them. One message for each rank and expert.
+    /// `[own expert][source rank][capacity]`: all rows of an expert are contiguous, as a grouped matrix
+    /// multiplication needs them. One message for each rank and expert.
     ExpertMajor,
 }
 
-/// The numbers of an [`ExpertParallel`](super::ExpertParallel), checked. The experts are dealt out in blocks:
-/// expert `e` lives on rank `e / own`.
+/// The sizes of an [`ExpertParallel`](super::ExpertParallel), checked. The experts are distributed in blocks:
+/// expert `e` is on rank `e / own`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) ranks: usize,
     pub(super) experts: usize,
-    /// Experts of each rank.
+    /// Number of experts of each rank.
     pub(super) own: usize,
     pub(super) top_k: usize,
-    /// Tokens of this rank, at most.
+    /// Maximum number of tokens of this rank.
     pub(super) max_tokens: usize,
-    /// Rows for each pair of a source rank and an expert.
+    /// Number of rows for each pair of a source rank and an expert.
     pub(super) capacity: usize,
-    /// Bytes of all payloads of a token together, at most.
+    /// Maximum number of bytes of all payloads of a token together.
     pub(super) max_row_bytes: usize,
     pub(super) layout: Layout,
 }
 
-/// Where the rows of a second payload begin in the staging memory.
+/// Alignment of the rows of a second payload in the staging memory.
 pub(super) const ALIGNMENT: usize = 256;
 
-/// What a kernel counts with 31 bits.
+/// Maximum that a kernel counts with 31 bits.
 const MOST: usize = i32::MAX as usize;
 
 impl Sizes {
-    /// The rows of what is sent, and of what is received.
+    /// Returns the number of rows that are sent, and received.
     pub(super) fn rows(&self) -> usize {
         self.experts * self.capacity
     }
 
-    /// The numbers of the device's list of counts: what this rank sends to each expert, how often it named none
-    /// that exists, and what it receives from each rank for each own expert.
+    /// Returns the length of the device's list of counts: what this rank sends to each expert, how often it named an expert
+    /// that does not exist, and what it receives from each rank for each own expert.
     pub(super) fn counts(&self) -> usize {
         2 * self.experts + 1
     }
 
-    /// Where the received ones begin.
+    /// Returns the index of the first received count.
     pub(super) fn received_counts(&self) -> usize {
         self.experts + 1
     }
 
-    /// Bytes of the staging memory: rows, and a gap before those of a second payload.
+    /// Returns the bytes of the staging memory: rows, and a gap before those of a second payload.
     pub(super) fn staging(&self) -> usize {
         self.rows() * self.max_row_bytes + ALIGNMENT
     }
 
-    /// Refuses what cannot work.
+    /// Returns an error for sizes that cannot work.
     pub(super) fn check(&self) -> Result<()> {
         let refuse =
             |field, reason: String| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
@@ -100,7 +100,7 @@ impl Sizes {
             );
         }
         let rows = self.experts.checked_mul(self.capacity);
-        // A thread of a kernel looks 32 rows further.
+        // A thread of a kernel reads up to 32 rows further.
         if rows.is_none_or(|rows| rows > MOST - 32) {
             return refuse(
                 "capacity",
@@ -117,8 +117,8 @@ impl Sizes {
         Ok(())
     }
 
-    /// The parts that are messages: for each rank, where the rows lie that this rank has for the experts there
-    /// (in the order of the experts), where those lie that belong to its own experts (in the buffer of the
+    /// Returns the messages: for each rank, where the rows are that this rank has for the experts there
+    /// (in the order of the experts), where the rows are that belong to its own experts (in the buffer of the
     /// layout), and how many they are.
     pub(super) fn messages(self) -> impl Iterator<Item = Message> {
         let per_rank = self.own * self.capacity;
@@ -175,7 +175,7 @@ mod tests {
                 for row in 0..message.rows {
                     by_expert[message.by_expert + row] += 1;
                     by_layout[message.by_layout + row] += 1;
-                    // Where the expert's rows are sent is where the expert is.
+                    // The rows of an expert are sent to the rank of the expert.
                     let expert = (message.by_expert + row) / sizes.capacity;
                     assert_eq!(expert / sizes.own, message.peer);
                 }

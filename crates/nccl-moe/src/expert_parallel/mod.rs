@@ -1,4 +1,4 @@
-//! Mixture of experts: tokens travel to the ranks that have their experts, and back.
+//! Mixture of experts: tokens are sent to the ranks that have their experts, and back.
 //!
 //! ```text
 //! topk ──route──▶ slots, counts        which row each choice of a token gets; the ranks tell each other how many
@@ -8,14 +8,14 @@
 //! ```
 //!
 //! Shapes are static: whatever the routing is, each rank sends and receives `capacity` rows for each pair of a rank
-//! and an expert. So the host never needs to know the counts, and never waits, unless it asks ([`Routing::counts`]).
+//! and an expert. So the host does not need the counts, and never waits, unless the program asks ([`Routing::counts`]).
 //!
-//! - `experts`: an [`ExpertParallel`]; `builder`: what it is made from; `layout`: its numbers, and where rows lie;
-//! - `kernels`: the device code, in `kernels.ptx`; `routing`: who goes where, and `counts`: how many;
+//! - `experts`: an [`ExpertParallel`]; `builder`: its builder; `layout`: its sizes, and the order of rows;
+//! - `kernels`: the device code, in `kernels.ptx`; `routing`: the row of each choice, and `counts`: the number of rows;
 //! - `dispatch`, `combine`: the exchanges.
 //!
-//! What must stay true: the staging memory is used on one stream only, by calls that have `&mut self`; and each of
-//! the kernels stands between the joins of the streams of its buffers (`Inner::compute`), as the messages do.
+//! Invariants: the staging memory is used on one stream only, by calls that have `&mut self`; and each of
+//! the kernels is between the joins of the streams of its buffers (`Inner::compute`), as the messages are.
 
 mod builder;
 mod combine;

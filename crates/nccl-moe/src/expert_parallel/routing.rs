@@ -1,4 +1,4 @@
-//! Which row each choice of a token gets, and how many rows go where.
+//! The row of each choice of a token, and the number of rows for each expert.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,10 +33,10 @@ const SHAPE: Shape = Shape {
     reduction: None,
 };
 
-/// Where the tokens of one step go: made with [`ExpertParallel::routing`], filled by [`ExpertParallel::route`], and
+/// The destinations of the tokens of one step: made with [`ExpertParallel::routing`], filled by [`ExpertParallel::route`], and
 /// used by any number of dispatches and combines, until it is filled again.
 ///
-/// It lives on the device; nothing of it is known to the host unless that asks.
+/// A routing is on the device; the host knows nothing of it unless the program asks.
 ///
 /// ```
 /// # fn example(ep: &nccl::ExpertParallel, topk: &nccl::cudarc::driver::CudaSlice<i32>) -> nccl::Result<()> {
@@ -69,7 +69,7 @@ pub(super) struct Routed {
 }
 
 impl ExpertParallel {
-    /// Refuses the routing of another, and one without tokens that were routed. How many those are.
+    /// Returns the number of routed tokens; refuses the routing of another `ExpertParallel`, and one without routed tokens.
     pub(super) fn tokens_of(&self, routing: &Routing) -> Result<usize> {
         let refuse = |reason| {
             Err(Error::new(ErrorKind::InvalidConfig {
@@ -84,7 +84,7 @@ impl ExpertParallel {
         }
     }
 
-    /// Memory for a routing, on the communicator's stream.
+    /// Allocates a routing, on the communicator's stream.
     ///
     /// # Errors
     /// [`ErrorKind::Cuda`] when there is not enough memory.
@@ -121,12 +121,12 @@ impl ExpertParallel {
     /// number stands for none.
     ///
     /// Each choice gets a row of its expert in the order of the tokens, and of the choices of a token, so that
-    /// the same choices always give the same rows. Then the ranks tell each other how many they have for each expert,
+    /// the same choices always give the same rows. Then the ranks tell each other how many rows they have for each expert,
     /// in one message from each rank to each. The host waits for nothing: a choice that its expert has no room for is
-    /// told by [`Routing::counts`], and by what is combined for its token, which is not a number.
+    /// reported by [`Routing::counts`], and by the combined result of its token, which is not a number.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] when `topk` is no multiple of `top_k`, or has more tokens than were announced;
+    /// [`ErrorKind::Length`] when `topk` is no multiple of `top_k`, or has more tokens than the builder was told;
     /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`; otherwise as any operation.
     ///
     /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group.
@@ -173,7 +173,7 @@ impl ExpertParallel {
             prepared.map_err(|error| failed_check(&self.comm, KIND, SHAPE, error))?;
         self.launched(&frame, KIND, SHAPE, || {
             // SAFETY: as many entries as `topk` has, and a routing has as many slots, tokens and counts as the sizes
-            // say; all are leased by the frame.
+            // require; all are leased by the frame.
             unsafe { self.kernels.route(&route, sizes) }
         })?;
         let request = issue(&self.comm, &frame, KIND, SHAPE)?;
@@ -211,7 +211,7 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Each rank gets what this one has for its experts.
+    /// Sends to each rank how many rows this rank has for its experts.
     fn exchange_counts(&self, frame: &mut Frame<'_>, counts: u64) {
         let (own, rank) = (self.sizes.own, self.comm.rank());
         let at = |number: usize| counts + (number * size_of::<u32>()) as u64;
@@ -231,13 +231,13 @@ impl ExpertParallel {
 }
 
 impl Routing {
-    /// How many tokens were routed where. **Waits** for the routing, and for what was put on the
+    /// Returns how many tokens were routed to each expert. **Waits** for the routing, and for what was put on the
     /// communicator's stream before this call, at most as long as the communicator's operations may take: the only
     /// call that does.
     ///
     /// # Errors
     /// [`ErrorKind::ExpertCapacity`] when an expert was given more tokens than it has room for, on the rank that sent
-    /// them and on the one that has the expert; [`ErrorKind::NoSuchExpert`] on the rank whose tokens chose an
+    /// them and on the rank that has the expert; [`ErrorKind::NoSuchExpert`] on the rank whose tokens chose an
     /// expert that does not exist; [`ErrorKind::InvalidConfig`] when nothing was routed; otherwise as
     /// [`Request::wait`].
     ///
@@ -279,7 +279,7 @@ impl Routing {
         let (sequence, issued) = (routed.sequence, routed.issued);
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
-            // On a stream of its own: whatever comes behind the routing may wait for other ranks.
+            // On a stream of its own: work behind the routing may wait for other ranks.
             let _inside = comm.inner.enter(Place::Look, comm.limit);
             let mut numbers = vec![0u32; self.sizes.counts()];
             driver::undisturbed(self.copies.context(), || {
@@ -299,8 +299,8 @@ impl Routing {
             })
     }
 
-    /// How many tokens each rank sent for each expert of this one, on the device: `[source rank][own expert]`, also
-    /// beyond the capacity. For kernels that are to stop where the tokens do; zeros before something was
+    /// Returns how many tokens each rank sent for each expert of this one, on the device: `[source rank][own expert]`, also
+    /// beyond the capacity. For kernels that should stop at the last token; zeros before tokens were
     /// routed.
     ///
     /// ```

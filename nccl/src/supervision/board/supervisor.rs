@@ -1,4 +1,4 @@
-//! What the communicator asks of its board.
+//! The board as the communicator's supervisor.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -90,7 +90,7 @@ impl Supervisor for Board {
             _ => cause,
         };
         let began = cause.began;
-        // What ended another communicator is known.
+        // The cause that ended another communicator is known.
         let is_told = cause.told.is_some();
         let fault = Fault::here(
             cause,
@@ -135,7 +135,7 @@ impl Supervisor for Board {
             .line
             .end(&self.key, &self.members, &part, self.patience, None);
         self.line.catch_up();
-        // When the line was lost before this rank's own fault came back, that is all there is.
+        // When the line was lost before this rank's own fault came back, that fault is the verdict.
         if let Some(own) = self.announced.get() {
             let _ = self.verdict.set(Arc::clone(own));
             self.tell();
@@ -171,7 +171,7 @@ impl Supervisor for Board {
             .line
             .end(&name, &self.members, part, patience, Some(interrupted));
         if matches!(ended, Ended::All(_)) {
-            // Who is missing among them was heard of before.
+            // The departure of a rank whose part is missing was announced before.
             self.line.catch_up();
         }
         ended

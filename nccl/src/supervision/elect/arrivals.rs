@@ -1,18 +1,18 @@
-//! Who had been the last to come before it stood still, from when the ranks called what they have all called.
+//! The rank that used to come last before the stall, from the times of the calls that all ranks have made.
 
 use std::time::Duration;
 
 use super::case::Case;
 
-/// So many operations are looked at.
+/// Maximum number of operations looked at.
 const LAST: usize = 16;
 
-/// Fewer say nothing, and less is what comes and goes.
+/// Fewer operations show nothing, and shorter delays come and go.
 const FEWEST: usize = 4;
 const LEAST: Duration = Duration::from_millis(10);
 
-/// A sentence, where one rank came last to most of them, and later than the reports are apart, which each say how long
-/// ago something was.
+/// Returns a sentence where one rank came last to most of the operations, by more than the time between the reports, which
+/// hold ages of calls.
 pub(super) fn late(case: &Case<'_>) -> Option<String> {
     let first = case.reports.values().next()?;
     let places = first.calls.iter().rev().filter_map(|call| call.place);

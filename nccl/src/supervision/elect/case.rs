@@ -1,4 +1,4 @@
-//! What is known of a communicator on trial, and what is found in it.
+//! The facts of a communicator on trial, and the form of a finding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,48 +10,48 @@ use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 use super::super::report::{Entered, Report};
 use crate::operation::OperationKind;
 
-/// What is known of a communicator on trial. Ranks are its own.
+/// What is known of a communicator on trial. Ranks are those of the communicator.
 pub(in crate::supervision) struct Case<'c> {
-    /// What the program calls the communicator, and what all ranks do.
+    /// The program's name of the communicator; `key` is the same on all ranks.
     pub(in crate::supervision) name: &'c str,
     pub(in crate::supervision) key: &'c str,
     pub(in crate::supervision) roster: &'c Roster,
-    /// By rank.
+    /// Host names, by rank.
     pub(in crate::supervision) hosts: &'c [String],
-    /// Who ran out of time, or saw what follows from something, in the order in which all heard it; not empty.
+    /// Timeouts, and failures that follow from another fault, in the order in which all ranks heard them; not empty.
     pub(in crate::supervision) symptoms: &'c [Fault],
     pub(in crate::supervision) reports: &'c BTreeMap<usize, Report>,
     /// See [`done_somewhere`].
     pub(in crate::supervision) done: &'c Done,
-    /// Who left the world in order.
+    /// Ranks that left the world in order.
     pub(in crate::supervision) left: &'c BTreeSet<usize>,
-    /// Of who did not answer, who stands still: as the kernel says, in its words, or as its heartbeats do not come.
+    /// Ranks that did not answer and stand still: with the kernel's words for it, or `None` where heartbeats are missing.
     pub(in crate::supervision) still: &'c BTreeMap<usize, Option<String>>,
-    /// Within how long all reports were made.
+    /// Time within which all reports were made.
     pub(in crate::supervision) slack: Duration,
 }
 
-/// A cause before it is told as one.
+/// A cause before it becomes the verdict.
 pub(super) struct Finding {
     pub(super) rank: usize,
     pub(super) role: FaultRole,
     pub(super) root: RootCause,
     pub(super) text: String,
-    /// Where it is not about the operation of which the first told.
+    /// Set where the finding is not about the operation of the first symptom.
     pub(super) operation: Option<FaultOperation>,
     pub(super) evidence: Vec<String>,
     pub(super) hint: String,
 }
 
-/// The calls of all ranks that are done on some rank: their places, and what was done there.
+/// The calls of all ranks that are done on some rank, by place.
 #[derive(Default)]
 pub(in crate::supervision) struct Done(BTreeMap<u64, BTreeSet<What>>);
 
-/// A call, as far as all ranks have it alike.
+/// The part of a call that all ranks have alike.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct What {
     kind: String,
-    /// `None` where the recorder has lost a part of it.
+    /// `None` where the recorder has lost a part of the call.
     shapes: Option<Vec<Shape>>,
 }
 
@@ -69,7 +69,7 @@ impl What {
     }
 }
 
-/// See [`Done`].
+/// Collects the calls that are done on some rank.
 pub(in crate::supervision) fn done_somewhere(reports: &BTreeMap<usize, Report>) -> Done {
     let mut done = Done::default();
     let calls = reports.values().flat_map(|report| &report.calls);
@@ -82,9 +82,9 @@ pub(in crate::supervision) fn done_somewhere(reports: &BTreeMap<usize, Report>) 
 }
 
 impl Case<'_> {
-    /// Whether a call is not done, as far as the ranks know. An operation in which all ranks need each other and that is
-    /// done on one rank is done on all that entered the same one, even where no thread has looked yet. A rank that
-    /// entered another one can be through, with a wrong result, while the others wait for ever.
+    /// Returns whether a call is not done, as far as the ranks know. An operation in which all ranks need each other and that
+    /// is done on one rank is done on all that entered the same one, even where no thread has looked yet. A rank that entered
+    /// another operation can be through, with a wrong result, while the others wait for ever.
     pub(super) fn is_open(&self, call: &Entered) -> bool {
         let is_done = |place| {
             let done = self.done.0.get(&place);
@@ -93,12 +93,12 @@ impl Case<'_> {
         call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
     }
 
-    /// The first call of a rank that is not done.
+    /// Returns the first call of a rank that is not done.
     pub(super) fn front<'r>(&self, report: &'r Report) -> Option<&'r Entered> {
         report.calls.iter().find(|call| self.is_open(call))
     }
 
-    /// The place of the operation that stands still: the first that is entered and not done anywhere.
+    /// Returns the place of the stalled operation: the first that is entered and not done.
     pub(super) fn place(&self) -> Option<u64> {
         let fronts = self.reports.values().filter_map(|report| {
             let open = |call: &&Entered| call.place.is_some() && self.is_open(call);
@@ -107,7 +107,7 @@ impl Case<'_> {
         fronts.min()
     }
 
-    /// Who did not answer, and has not left.
+    /// Returns the ranks that neither answered nor left.
     pub(super) fn silent(&self) -> Vec<usize> {
         let ranks = 0..self.hosts.len();
         ranks
@@ -115,12 +115,12 @@ impl Case<'_> {
             .collect()
     }
 
-    /// The name of the communicator, with its ranks of the world.
+    /// Returns the name of the communicator, with its ranks of the world.
     pub(super) fn named(&self) -> String {
         self.roster.named(self.name)
     }
 
-    /// What the first rank told that ran out of time.
+    /// Returns what the first rank that ran out of time reported.
     pub(super) fn complaint(&self) -> String {
         let first = &self.symptoms[0];
         let who = self.roster.who(&[first.rank()]);
@@ -128,7 +128,7 @@ impl Case<'_> {
     }
 }
 
-/// What an operation is, in the fields that all ranks have to have alike.
+/// The fields of an operation that have to be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Shape {
     pub(super) operation: String,
@@ -163,7 +163,7 @@ impl Shape {
     }
 }
 
-/// The operations of a call to which all ranks come, in order.
+/// Returns the operations of a call that all ranks enter, in order; only its kind where operations are missing.
 pub(super) fn shapes(call: &Entered) -> Vec<Shape> {
     let is_message =
         |one: &&RecordedOperation| matches!(one.kind, OperationKind::Send | OperationKind::Recv);

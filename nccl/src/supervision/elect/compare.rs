@@ -1,4 +1,4 @@
-//! What ranks entered at the same place, and whether it fits together.
+//! Comparison of what ranks entered at the same place.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use super::case::{Case, Finding, Shape, shapes};
 use crate::supervision::report::Entered;
 use nccl_base::fault::cause::{Differs, FaultRole, RootCause, Side};
 
-/// The first place that stands still at which ranks entered what does not fit together.
+/// Finds the first place, from the stalled one on, at which what ranks entered does not match.
 pub(super) fn mismatch(case: &Case<'_>) -> Option<Finding> {
     let first = case.place()?;
     let calls = case.reports.values().flat_map(|report| &report.calls);
@@ -34,7 +34,7 @@ fn at(case: &Case<'_>, place: u64) -> Option<Finding> {
     })
 }
 
-/// In what they differ, and who has what: the most first.
+/// Returns the first field in which the ranks differ, and the ranks with each value: the largest side first.
 pub(super) fn sides(shapes: &BTreeMap<usize, &Shape>) -> Option<(Differs, Vec<Side>)> {
     let fields = [
         Differs::Operation,
@@ -46,14 +46,14 @@ pub(super) fn sides(shapes: &BTreeMap<usize, &Shape>) -> Option<(Differs, Vec<Si
     fields.into_iter().find_map(|field| {
         let mut sides: Vec<Side> = Vec::new();
         for (rank, shape) in shapes {
-            // Ranks of which one does not know a field do not differ in it.
+            // A field that is unknown on one rank is not compared.
             let value = match field {
                 Differs::Operation => shape.operation.clone(),
                 Differs::Root => shape.root?.to_string(),
                 Differs::DataType => shape.data_type.clone()?,
                 Differs::Count => shape.count?.to_string(),
                 Differs::Reduction => shape.reduction.clone()?,
-                // It is of a communicator, and no operation.
+                // The other fields belong to a communicator, and not to an operation.
                 _ => return None,
             };
             match sides.iter_mut().find(|side| side.value == value) {

@@ -1,10 +1,10 @@
-//! Calls that do not come back.
+//! Calls that do not return.
 
 use super::super::report::{Entered, State};
 use super::case::{Case, Finding};
 use nccl_base::fault::cause::{FaultRole, RootCause};
 
-/// A rank that told that a call does not come back; it is not one in which NCCL connects ranks, and so waits for others.
+/// Finds a rank that reported a call that does not return; not a call in which NCCL connects ranks, and so waits for others.
 pub(super) fn told(case: &Case<'_>) -> Option<Finding> {
     let told = case
         .symptoms
@@ -23,8 +23,8 @@ pub(super) fn told(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// The one rank that is still inside the call of what stands still, when another one has come out of it: whoever needs the
-/// others for that would keep them inside as well.
+/// Finds the one rank that is still inside the call of the stalled operation, when another rank has come out of it: a call
+/// that needs the other ranks would keep them inside as well.
 pub(super) fn found(case: &Case<'_>) -> Option<Finding> {
     let place = case.place()?;
     let calls = case.reports.values();
@@ -39,7 +39,7 @@ pub(super) fn found(case: &Case<'_>) -> Option<Finding> {
     let (Some((rank, call)), None) = (inside.next(), inside.next()) else {
         return None;
     };
-    // Who has just come is about to come out.
+    // A rank that has just entered is about to come out.
     if 2 * call.age_ms < waited {
         return None;
     }

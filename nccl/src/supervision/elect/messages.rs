@@ -1,4 +1,4 @@
-//! Messages that have no counterpart, or another one than was meant.
+//! Messages without a counterpart, or with one of another length.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,12 +8,12 @@ use crate::supervision::report::{Entered, Report};
 use nccl_base::fault::cause::{FaultRole, RootCause};
 use nccl_core::recorder::RecordedOperation;
 
-/// One side of a message that is not done: `rank` sends to, or receives from, `peer`.
+/// One side of a message: `rank` sends to, or receives from, `peer`.
 #[derive(Clone, Copy)]
 struct Half<'c> {
     rank: usize,
     peer: usize,
-    /// Its number among those of this rank to, or from, that peer.
+    /// Its number among the messages of this rank to, or from, that peer.
     number: u64,
     call: &'c Entered,
     operation: &'c RecordedOperation,
@@ -24,7 +24,7 @@ impl Half<'_> {
         self.operation.kind == OperationKind::Send
     }
 
-    /// Sender and receiver.
+    /// Returns sender and receiver.
     fn ends(&self) -> (usize, usize) {
         match self.sends() {
             true => (self.rank, self.peer),
@@ -47,7 +47,7 @@ fn halves(report: &Report) -> impl Iterator<Item = Half<'_>> {
     })
 }
 
-/// Halves of one message that differ.
+/// Finds a message whose two halves differ in length.
 pub(super) fn lengths(case: &Case<'_>) -> Option<Finding> {
     let receives: HashMap<(usize, usize, u64), Half<'_>> = case
         .reports
@@ -104,7 +104,7 @@ pub(super) fn lengths(case: &Case<'_>) -> Option<Finding> {
     None
 }
 
-/// Whether both are as many elements of one type, or as many bytes.
+/// Returns whether both are as many elements of one type, or as many bytes.
 fn same_length(one: &RecordedOperation, other: &RecordedOperation) -> bool {
     let bytes = |one: &RecordedOperation| {
         let size = one.data_type.size_in_bytes()? as u64;
@@ -116,7 +116,7 @@ fn same_length(one: &RecordedOperation, other: &RecordedOperation) -> bool {
     }
 }
 
-/// Follows who waits for whom, up to a rank that waits for no message.
+/// Follows the waits from rank to rank, up to a rank that waits for no message.
 pub(super) fn alone(case: &Case<'_>) -> Option<Finding> {
     let waits: BTreeMap<usize, Half<'_>> = case
         .reports
@@ -136,13 +136,13 @@ pub(super) fn alone(case: &Case<'_>) -> Option<Finding> {
     loop {
         let at = *path.last()?;
         let Some(half) = waits.get(&at) else { break };
-        // A circle was looked for before.
+        // Circles have been looked for before.
         if path.contains(&half.peer) {
             return None;
         }
         path.push(half.peer);
     }
-    // The last waits for nobody: it has not come to the message of the one before.
+    // The last rank waits for none: it has not come to the message of the rank before it.
     let &rank = path.last()?;
     let half = waits.get(path.get(path.len().checked_sub(2)?)?)?;
     let (from, to) = half.ends();
@@ -181,7 +181,7 @@ pub(super) fn alone(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// How many messages a rank has sent to another, or received from it, if it told that.
+/// Returns how many messages a rank has sent to `peer`, or received from it, if the rank reported that.
 fn counted(case: &Case<'_>, rank: usize, sent: bool, peer: usize) -> Option<u64> {
     let report = case.reports.get(&rank)?;
     match report.exists {

@@ -1,22 +1,22 @@
-//! From what all ranks say of a communicator to what is at the root: a pure function of the reports.
+//! Election of the root cause of a communicator on trial: a pure function of the ranks' reports.
 //!
-//! Whoever ran out of time says only that it waited. So each rank is asked what it has entered, and what it is at, and
-//! this puts it together. What is certain comes first:
+//! A rank that ran out of time reports only that it waited. So each rank is asked what it has entered, and what it waits
+//! in, and this module combines the reports. Certain causes come first:
 //!
-//! 1. what ranks entered does not fit together ([`compare`]);
-//! 2. a rank told that a call of NCCL's or CUDA's does not come back there ([`inside`]);
-//! 3. ranks do not answer, and something shows that they stand still ([`silence`]);
+//! 1. what ranks entered does not match ([`compare`]);
+//! 2. a rank reported that a call into NCCL or CUDA does not return there ([`inside`]);
+//! 3. ranks do not answer, and there is a sign that they stand still ([`silence`]);
 //! 4. a message has another length than was expected ([`messages`]);
 //! 5. ranks wait for each other in a circle, over one or several communicators ([`waits`]);
-//! 6. ranks have not entered what others wait in: the one that is furthest behind;
+//! 6. ranks have not entered what others wait in: the rank that is furthest behind;
 //! 7. ranks do not answer, and nothing shows why: they may be late themselves;
-//! 8. one rank has not come back from the call of what stands still ([`inside`]); or its operation waits behind work of
-//!    others; or a message has no counterpart;
+//! 8. one rank has not returned from the call of the stalled operation ([`inside`]); or its operation waits behind other
+//!    work; or a message has no counterpart;
 //! 9. NCCL warned of something that can be a cause;
-//! 10. nothing of that: what the ranks told, with what is known.
+//! 10. none of these: what the ranks reported, with what is known.
 //!
-//! Between equals the one whom more ranks wait for, then the lowest. The order in which reports come in plays no part;
-//! that of those who ran out of time is the coordinator's, the same for all.
+//! Ties are decided by rank number. The order in which reports come in plays no part; the order of the timeouts is the
+//! coordinator's, the same for all.
 
 mod arrivals;
 mod case;
@@ -36,14 +36,14 @@ use nccl_base::fault::cause::{RootCause, Waiting};
 use nccl_base::fault::{Cause, Fault, FaultClass};
 use nccl_base::fault::{Earlier, FaultRole};
 
-/// Where it began, and why.
+/// The rank at the root, and the cause.
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) rank: usize,
     pub(super) cause: Cause,
 }
 
-/// See the module.
+/// Elects the root cause; see the module.
 pub(super) fn elect(case: &Case<'_>) -> Verdict {
     let finding = compare::mismatch(case)
         .or_else(|| inside::told(case))
@@ -87,8 +87,8 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
     }
 }
 
-/// A rank that has not come to what others wait in: of several one that waits for nobody itself, and of those the one
-/// that is furthest behind.
+/// Finds a rank that has not entered what others wait in: preferably one that waits in nothing itself, and of those the
+/// one that is furthest behind.
 fn never_entered(case: &Case<'_>) -> Option<Finding> {
     let place = case.place()?;
     let waiting = case.reports.values().find_map(|report| {
@@ -103,7 +103,7 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
     let absent: Vec<(u64, usize)> = (0..case.hosts.len())
         .filter_map(|rank| Some((behind(&rank)?, rank)))
         .collect();
-    // Who waits elsewhere itself, waits for somebody else.
+    // A rank that waits elsewhere waits for another rank.
     let is_elsewhere = |rank: usize| {
         let report = case.reports.get(&rank);
         report.is_some_and(|report| {
@@ -176,7 +176,7 @@ fn never_entered(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// All are there, and on one rank something else is in front of it.
+/// Finds a rank on which other work is in front of the operation, where all ranks are there.
 fn stuck_outside(case: &Case<'_>) -> Option<Finding> {
     let queued = case.reports.values().find_map(|report| {
         let call = case.front(report)?;
@@ -217,7 +217,7 @@ fn stuck_outside(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// The first rank to which NCCL said something that can be a cause.
+/// Finds the first rank with an NCCL warning that can be a cause.
 fn warned(case: &Case<'_>) -> Option<Finding> {
     let known = case.reports.values().find_map(|report| {
         let warning = report.warning.as_ref()?;
@@ -247,7 +247,7 @@ fn warned(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// What NCCL said, where it is not the cause itself.
+/// Returns NCCL's first warning, where it is not the cause itself.
 fn words_of_nccl(case: &Case<'_>, root: &RootCause) -> Option<String> {
     if matches!(
         root,
@@ -265,7 +265,7 @@ fn words_of_nccl(case: &Case<'_>, root: &RootCause) -> Option<String> {
     Some(format!("NCCL's first warning on {who}: {text}"))
 }
 
-/// What is found where ranks wait is of those who ran out of time, if any did, whoever else saw a failure that followed.
+/// Returns the class: where ranks wait, a timeout if any rank ran out of time, even if other ranks saw a failure that followed.
 fn class(case: &Case<'_>, root: &RootCause) -> FaultClass {
     let waited = matches!(
         root,
@@ -281,8 +281,8 @@ fn class(case: &Case<'_>, root: &RootCause) -> FaultClass {
     }
 }
 
-/// Who told most keeps what it told: a failure that follows from something says more than that time ran out, and what
-/// NCCL says while it ends says less. Between equals the first.
+/// Returns the most informative symptom: a failure that follows from another fault comes before a timeout, and what
+/// NCCL reports while it ends comes last. Between equals, the first.
 fn telling<'c>(case: &Case<'c>) -> &'c Fault {
     let told = case.symptoms.iter().min_by_key(|told| match told.role() {
         FaultRole::Initiating => 0,
@@ -328,13 +328,13 @@ fn unexplained(case: &Case<'_>) -> Finding {
     }
 }
 
-/// What is left where all ranks answer, and none has missed a call or differs.
+/// Hint where all ranks answer, and none has missed a call or differs.
 const ALL_WAIT: &str = "no rank is known to have missed a call, so that what is left is a device that hangs, a link \
                         between devices or hosts that has stopped, or an operation that takes longer than its limit: \
                         look at dmesg for Xid messages, at nvidia-smi, and at the network's error counters on the hosts \
                         of all ranks";
 
-/// What is left where NCCL says that something on another rank came first, and all ranks answer.
+/// Hint where NCCL reports that something on another rank came first, and all ranks answer.
 const ALL_ANSWER: &str = "no rank is known to have failed first, so that what is left is a link between devices or hosts, \
                           or a connection that NCCL gave up: look at the first warning in NCCL's log of every rank \
                           (NCCL_DEBUG=WARN), at dmesg for Xid messages, and at the network's error counters on the hosts \

@@ -4,23 +4,23 @@ use super::case::{Case, Finding};
 use nccl_base::fault::cause::{FaultRole, RootCause};
 use nccl_base::fault::{Cause, FaultClass};
 
-/// Ranks that did not answer and are known to stand still; with them the others that did not.
+/// Finds ranks that did not answer, at least one of which is known to stand still.
 pub(super) fn standing_still(case: &Case<'_>) -> Option<Finding> {
     let silent = case.silent();
     let rank = silent.iter().find(|rank| case.still.contains_key(rank))?;
     Some(silence(case, *rank, &silent))
 }
 
-/// Ranks that did not answer, for which nothing else speaks.
+/// Finds ranks that did not answer, where nothing else explains the stall.
 pub(super) fn not_answering(case: &Case<'_>) -> Option<Finding> {
     let silent = case.silent();
     Some(silence(case, *silent.first()?, &silent))
 }
 
-/// `rank` is one of those that are silent, and the first of which it is known that it stands still.
+/// Builds the finding on the `silent` ranks, of which `rank` is the one to name.
 fn silence(case: &Case<'_>, rank: usize, silent: &[usize]) -> Finding {
     let mut silent = silent.to_vec();
-    // It is the one that is told; the others are told with it.
+    // `rank` is named; the others are listed behind it.
     silent.sort_by_key(|other| (*other != rank, *other));
     let state = case.still.get(&rank).cloned().flatten();
     let host = &case.hosts[rank];
@@ -72,7 +72,7 @@ fn how(state: Option<&str>) -> String {
     }
 }
 
-/// What is said where nobody could be heard, because rank `rank` of the communicator coordinates and stands still.
+/// Returns the cause where no rank could be asked, because the coordinator, rank `rank` of the communicator, stands still.
 pub(in crate::supervision) fn silent_coordinator(rank: usize, state: Option<String>) -> Cause {
     let text = format!("does not answer{}", how(state.as_deref()));
     Cause {

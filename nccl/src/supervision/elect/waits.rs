@@ -1,17 +1,17 @@
-//! Who waits for whom, over all communicators that are known. Those in a circle wait for ever, whoever else is late.
+//! Waits between ranks, over all communicators that are known. Ranks in a circle wait for ever, whichever rank is late.
 //!
 //! A call that is not done waits for
 //!
-//! - what is in front of it on its own rank: on its stream, and on its communicator, whose calls NCCL runs one after
+//! - the calls in front of it on its own rank: on its stream, and on its communicator, whose calls NCCL runs one after
 //!   another;
-//! - its counterparts: the other halves of its messages, or the same collective on the other ranks. One that has been
-//!   called waits in turn for what is in front of it; one that has not been called comes when its rank is done with
-//!   what it waits in, which is the first of its calls that is not done.
+//! - its counterparts: the other halves of its messages, or the same collective on the other ranks. A counterpart that
+//!   has been called waits in turn for the calls in front of it; one that has not been called comes when its rank is done
+//!   with what it waits in, which is the first of its calls that is not done.
 //!
-//! What was done on another communicator only a moment ago, after it had waited for long, counts as well: whoever runs
-//! out of time first lets go on what is behind it.
+//! A call on another communicator that became done only a moment ago, after a long wait, counts as well: the rank that runs
+//! out of time first releases what is behind its call.
 //!
-//! All of it has to come, so that any circle is a deadlock. Who waits for a rank that waits for nothing is in none.
+//! A call needs all of these, so that any circle is a deadlock. A rank that waits only for idle ranks is in no circle.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -23,20 +23,20 @@ use nccl_base::fault::FaultOperation;
 use nccl_base::fault::Roster;
 use nccl_base::fault::cause::{FaultRole, RootCause};
 
-/// How a rank stands on a communicator.
+/// The state of a rank on a communicator.
 struct There<'c> {
-    /// Which of its ranks that is.
+    /// Its number in that communicator.
     rank: usize,
-    /// How many calls for all it has entered, if that is known.
+    /// Number of calls entered that all ranks enter, if known.
     entered: Option<u64>,
     calls: Vec<&'c Entered>,
-    /// Where it is told only of calls that are not done: whether of all of those.
+    /// `Some` where only calls that are not done are reported: whether all of those are.
     only_pending: Option<bool>,
     ledgers: Option<[&'c Ledger; 2]>,
 }
 
 impl There<'_> {
-    /// Whether the call of all ranks at this place is known to be done here, and was for a while.
+    /// Returns whether the call of all ranks at `place` is known to be done here, for longer than a moment.
     fn is_done(&self, place: u64) -> bool {
         let call = self.calls.iter().find(|call| call.place == Some(place));
         match (call, self.only_pending) {
@@ -51,11 +51,11 @@ impl There<'_> {
         }
     }
 
-    /// How many messages it has sent to, or received from, a rank.
+    /// Returns how many messages the rank has sent to, or received from, `peer`.
     fn count(&self, sent: bool, peer: usize) -> Option<u64> {
         match self.ledgers {
             Some([sends, receives]) => if sent { sends } else { receives }.get(peer),
-            // It has no such communicator.
+            // The rank has no such communicator.
             None => Some(0),
         }
     }
@@ -63,14 +63,14 @@ impl There<'_> {
 
 struct Communicator<'c> {
     name: &'c str,
-    /// With its ranks of the world.
+    /// The name with the communicator's ranks of the world.
     named: String,
     key: &'c str,
-    /// By rank of the communicator on trial.
+    /// State by rank of the communicator on trial.
     ranks: BTreeMap<usize, There<'c>>,
 }
 
-/// A call that is not done.
+/// A call that is not done, or was not until a moment ago.
 struct Node<'c> {
     rank: usize,
     communicator: usize,
@@ -80,27 +80,27 @@ struct Node<'c> {
 /// Why one call waits for another.
 #[derive(Clone, Copy, Debug)]
 enum Why {
-    /// It is behind it.
+    /// The call is behind the other one on its own rank.
     Behind,
     Collective,
     Sends,
     Receives,
 }
 
-/// More would take longer than the ranks wait for a verdict: 1024 ranks that all wait for each other on two
-/// communicators have as many.
+/// Maximum number of edges: more would take longer than the ranks wait for a verdict. 1024 ranks that all wait for each
+/// other on two communicators have as many.
 const MOST_EDGES: usize = 4 << 20;
 
-/// A message, from one side: rank, whether it sends, the peer as the communicator numbers it, the number.
+/// One side of a message: rank, whether it sends, the communicator's number of the peer, the message's number.
 type Side = (usize, bool, usize, u64);
 
 struct Waits<'c> {
     communicators: Vec<Communicator<'c>>,
-    /// Which rank of the one on trial is a rank of another.
+    /// Rank of the communicator on trial, by communicator and rank there.
     by_own: HashMap<(usize, usize), usize>,
     /// By rank, in the order in which they were called.
     nodes: Vec<Node<'c>>,
-    /// The first of each rank, of each of its streams, and on each of its communicators.
+    /// The first node of each rank, of each of its streams, and on each of its communicators.
     first: HashMap<usize, usize>,
     on_stream: HashMap<(usize, u64), usize>,
     on_communicator: HashMap<(usize, usize), usize>,
@@ -108,7 +108,7 @@ struct Waits<'c> {
     sides: HashMap<(usize, Side), usize>,
 }
 
-/// The smallest circle; of several, that of the lowest rank.
+/// Finds the smallest circle; of several, that of the lowest rank.
 pub(super) fn circle(case: &Case<'_>) -> Option<Finding> {
     let waits = Waits::of(case);
     let edges = waits.all_edges()?;
@@ -116,7 +116,7 @@ pub(super) fn circle(case: &Case<'_>) -> Option<Finding> {
     waits.finding(case, &path, &edges)
 }
 
-/// The messages of a call: whether it sends, to or from whom, and which one it is.
+/// Returns the messages of a call: whether it sends, the peer, and the message's number.
 fn messages(call: &Entered) -> impl Iterator<Item = (bool, usize, u64)> {
     call.operations.iter().filter_map(|one| {
         let sends = one.kind == OperationKind::Send;
@@ -129,7 +129,7 @@ impl<'c> Waits<'c> {
         let communicators = communicators(case);
         let mut nodes = Vec::new();
         for (at, communicator) in communicators.iter().enumerate() {
-            // Whoever waits in it has not done it, and need not be left out.
+            // A rank that waits in the call has not done it, so that no rank has to be left out.
             let mut done: HashMap<u64, bool> = HashMap::new();
             let mut is_done = |place| {
                 let somewhere = || {
@@ -191,7 +191,7 @@ impl<'c> Waits<'c> {
         waits
     }
 
-    /// What is in front of a call on its rank, and not done.
+    /// Returns the calls that are in front of a call on its rank, and not done.
     fn in_front(&self, at: usize) -> impl Iterator<Item = usize> {
         let Node {
             rank,
@@ -204,7 +204,7 @@ impl<'c> Waits<'c> {
         both.filter(move |other| *other != at)
     }
 
-    /// Those of all calls that others can wait for; `None` where that would take too long, and too much memory.
+    /// Returns the edges of all calls that others can wait for; `None` above [`MOST_EDGES`], which would take too long.
     fn all_edges(&self) -> Option<Vec<Vec<(usize, Why)>>> {
         let mut edges = vec![Vec::new(); self.nodes.len()];
         let mut left = MOST_EDGES;
@@ -219,8 +219,8 @@ impl<'c> Waits<'c> {
         Some(edges)
     }
 
-    /// Whether nothing is in front of a call on its stream, or on its communicator. Nobody waits for another, so that
-    /// it is in no circle.
+    /// Returns whether a call is the first on its stream, or on its communicator. Other calls are in no circle: no call waits
+    /// for them.
     fn is_front(&self, at: usize) -> bool {
         let node = &self.nodes[at];
         let first = [
@@ -230,7 +230,7 @@ impl<'c> Waits<'c> {
         first.contains(&Some(&at))
     }
 
-    /// For which calls one waits, and why.
+    /// Returns the calls for which a call waits, and why.
     fn edges(&self, at: usize) -> Vec<(usize, Why)> {
         let node = &self.nodes[at];
         let communicator = &self.communicators[node.communicator];
@@ -267,7 +267,7 @@ impl<'c> Waits<'c> {
                 _ => None,
             };
             for (&rank, there) in &communicator.ranks {
-                // Who is not the root needs the root only.
+                // A rank that is not the root needs the root only.
                 if rank == node.rank || root.is_some_and(|root| root != there.rank) {
                     continue;
                 }
@@ -346,7 +346,7 @@ impl<'c> Waits<'c> {
         })
     }
 
-    /// One step of a circle, in words.
+    /// Describes one step of a circle.
     fn step(
         &self,
         case: &Case<'_>,
@@ -421,9 +421,9 @@ fn communicators<'c>(case: &Case<'c>) -> Vec<Communicator<'c>> {
         .collect()
 }
 
-/// The shortest circle, of nodes; of several, that with the lowest node, where it begins.
+/// Returns the shortest circle of nodes; of several, that with the lowest node, where it begins.
 fn smallest(edges: &[Vec<(usize, Why)>]) -> Option<Vec<usize>> {
-    // Who waits for nobody is in no circle, nor who waits only for such.
+    // A node that waits for nothing is in no circle, nor is a node that waits only for such nodes.
     let mut behind: Vec<Vec<usize>> = vec![Vec::new(); edges.len()];
     let mut left: Vec<usize> = edges.iter().map(Vec::len).collect();
     for (from, to) in edges.iter().enumerate() {
@@ -450,7 +450,7 @@ fn smallest(edges: &[Vec<(usize, Why)>]) -> Option<Vec<usize>> {
     best
 }
 
-/// The shortest way from a node back to it over higher ones, of at most so many nodes.
+/// Returns the shortest way from a node back to it over higher nodes, of at most `most` nodes.
 fn around(
     edges: &[Vec<(usize, Why)>],
     start: usize,
@@ -479,7 +479,7 @@ fn around(
     None
 }
 
-/// `first` are the communicators that the two ranks wait on: what they called before the other one.
+/// Builds the finding on two communicators called in opposite orders: `first` holds the one that each rank called first.
 fn inverse(
     case: &Case<'_>,
     [a, b]: [usize; 2],
@@ -495,7 +495,7 @@ fn inverse(
             "and {who_b} called two communicators in different orders: {who_a} {of_a} before {of_b}, {who_b} {of_b} \
              before {of_a}",
         ),
-        // Both communicators stand still, and their operations are not the same.
+        // Both communicators stand still, in different operations.
         operation: Some(FaultOperation::default()),
         root: RootCause::InverseOrder {
             ranks: [a, b],

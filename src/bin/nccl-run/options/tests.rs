@@ -1,4 +1,4 @@
-//! Command lines, and what comes of them.
+//! Command lines, and their results.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What arrives of two ranks' collectives.
+//! The results of two ranks' collectives.
 
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 
@@ -8,7 +8,7 @@ use crate::nccl_call;
 use crate::raw::operations::{Stream, all_reduce, connect};
 use crate::raw::{Comm, Rank, Result};
 
-/// Makes two ranks' numbers into bytes of a type; whole numbers small enough to be exact in all of them.
+/// Converts two ranks' numbers to bytes of a type; whole numbers small enough to be exact in all types.
 pub(super) fn reductions(rank: &Rank, facts: &Facts) -> Result {
     let comm = Comm::new(rank, "comm", true)?;
     connect(rank, comm)?;
@@ -100,7 +100,7 @@ pub(super) fn reductions(rank: &Rank, facts: &Facts) -> Result {
     rank.barrier("end")
 }
 
-/// Elements in hexadecimal, NaN as that: its bits are nobody's promise.
+/// Elements in hexadecimal; NaN as `NaN`, because its bits are not specified.
 fn shown(bytes: &[u8], kind: Kind) -> String {
     let size = match kind {
         Kind::ncclInt8 | Kind::ncclUint8 => 1,

@@ -1,4 +1,4 @@
-//! How communicators of two ranks begin and end, and what is derived from them.
+//! How communicators of two ranks begin and end, and communicators derived from them.
 
 use std::ptr::null_mut;
 
@@ -190,7 +190,7 @@ pub(super) fn finalize_one(rank: &Rank, facts: &Facts) -> Result {
         facts.code("alone", settle(comm, code, HANGS));
         rank.barrier("now")?;
         facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
-        // The refused calls leave their code in the state until the launch is over.
+        // The refused calls leave their code in the state until the launch is complete.
         wait_until(ENDS, || comm.state() == 0);
         facts.code("in the end", comm.state());
     } else {

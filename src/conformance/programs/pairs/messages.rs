@@ -1,4 +1,4 @@
-//! Messages and groups of two ranks: their order, and who waits for whom.
+//! Messages and groups of two ranks: their order, and which rank waits for which.
 
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 
@@ -124,7 +124,7 @@ pub(super) fn in_progress(rank: &Rank, facts: &Facts) -> Result {
         facts.code("finalize meanwhile", nccl_call!(ncclCommFinalize(comm.0)));
         rank.barrier("now")?;
         facts.add("ends", format!("{:?}", rank.ends_within(ENDS)));
-        // The refused calls leave their code in the state until the launch is over.
+        // The refused calls leave their code in the state until the launch is complete.
         wait_until(ENDS, || comm.state() == 0);
         facts.code("in the end", comm.state());
     } else {
@@ -164,7 +164,7 @@ pub(super) fn two_streams(rank: &Rank, facts: &Facts) -> Result {
     let (x, y) = (rank.memory(&[0; 8])?, rank.memory(&[0; 8])?);
     let peer = 1 - rank.world.rank();
     if rank.world.rank() == 0 {
-        // Both streams wait for all of the group, the second for what is on the first.
+        // Both streams wait for all of the group, the second also for the work of the first.
         group_start();
         send(comm, x, 8, peer, first);
         recv(comm, y, 8, peer, second);

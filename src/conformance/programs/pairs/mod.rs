@@ -1,4 +1,4 @@
-//! Two ranks that work together: what arrives, in which order, and what is derived from a communicator.
+//! Two ranks that work together: data, order, and communicators derived from theirs.
 
 mod data;
 mod lives;

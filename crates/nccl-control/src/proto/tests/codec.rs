@@ -1,4 +1,4 @@
-//! Frames as bytes and back.
+//! Frames to bytes and back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -344,13 +344,13 @@ fn no_bytes_make_the_decoder_panic() {
                 }
             }
         }
-        // Reading allocates for what has come: that is what `nccl_base::wire` promises of lengths.
+        // Decoding allocates only for received bytes: `nccl_base::wire` guarantees that for lengths.
         if let Ok(frame) = decode::<Frame>(&bytes) {
             understood += 1;
             assert!(encode(&frame).len() <= 4 * bytes.len() + 64);
         }
     }
-    // Otherwise the mutations were too wild to get anywhere.
+    // Otherwise the mutations would be too wild to reach the decoders.
     assert!(understood > 10_000, "{understood}");
 }
 

@@ -1,4 +1,4 @@
-//! A generation that forms, and what its coordinator's program hears of that; what the words of an observer come to.
+//! A generation that forms, and the events for its coordinator's program; the effect of an observer's reports.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::*;
 use crate::departure::{Departure, Failure, How, Lost, ProcessEnd, Sign};
 
-/// Processes whose connections carry everything at once. The slot is the address.
+/// Processes whose connections deliver everything at once. The slot is the address.
 #[derive(Default)]
 struct Net {
     members: Vec<(Member, Vec<Event>)>,
@@ -16,7 +16,7 @@ struct Net {
     now: Time,
 }
 
-/// In the place of a member's number.
+/// The observer's index, in place of a member's.
 const OBSERVER: usize = 100;
 
 impl Net {
@@ -85,7 +85,7 @@ impl Net {
         self.give(to, Input::Command(command));
     }
 
-    /// Until `nanos` later, each timeout at its time.
+    /// Runs until `nanos` later, each timeout at its time.
     fn wait(&mut self, nanos: u64) {
         let until = self.now.after(nanos);
         loop {
@@ -196,7 +196,7 @@ fn a_slot_that_is_taken_is_another_processes_only_when_that_is_gone() {
     let other = net.rank(1, 6);
     assert_eq!(net.members[0].0.joined(1).unwrap().id, id(1, 5));
     assert_eq!(net.heard(0), [Event::Joined(id(1, 5))]);
-    // Its parent or a pidfd says so.
+    // Reported by its parent or a pidfd.
     net.give(0, Input::Ended(id(1, 5), Proof::Kernel));
     let fell = Event::Fell(1, Departure::lost(How::Exited { pid: 1001 }));
     assert_eq!(net.heard(0)[0], fell);
@@ -227,7 +227,7 @@ fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
     let why: Arc<[u8]> = Arc::from(&b"rank 3 did not come"[..]);
     net.command(0, Command::Dismiss(Arc::clone(&why)));
     let late = net.rank(2, 6);
-    // Who is to hear it and has not come is known.
+    // The program learns that the late process has come and was dismissed.
     assert_eq!(net.members[0].1.pop(), Some(Event::Joined(id(2, 6))));
     for of in [0, rank, late] {
         let heard = net.heard(of);
@@ -246,7 +246,7 @@ fn a_process_that_comes_only_to_say_that_it_fails_is_no_member_and_its_reason_is
     assert_eq!(net.heard(0), [Event::Fell(1, failed)]);
 }
 
-/// What the driver has seen is told of a member that does not come back.
+/// The driver's evidence is reported for a member that does not come back.
 #[test]
 fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
     for is_older in [false, true] {
@@ -260,7 +260,7 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
             net.give(0, Input::Evidence(id(2, 5), refused.clone()));
             net.wait(1100 * MILLI);
         }
-        // The process is gone for the network, and nothing proves its end.
+        // The process is gone for the network, and its end is not proven.
         let lines = (0..net.lines.len() as u64).map(Connection);
         let lines: Vec<_> = lines
             .filter(|line| net.lines[line.0 as usize].contains(&2))
@@ -279,7 +279,7 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
         net.heard(0);
         let until = net.now.after(5000 * MILLI);
         while net.now < until && !net.heard(0).iter().any(|event| is_gone(event, is_older)) {
-            // The third machine does not go on.
+            // The third machine stands still.
             net.now = net.now.after(100 * MILLI);
             for of in 0..2 {
                 let now = net.now;
@@ -317,7 +317,7 @@ fn a_member_that_was_late_gives_its_coordinator_another_period() {
         net.rank(slot, 5);
     }
     net.wait(2000 * MILLI);
-    // It has asked for something, and wakes much later than it was due.
+    // It has made a request, and wakes much later than it was due.
     let (topic, bytes) = (String::from("topic"), vec![1]);
     let now = net.now;
     let say = Input::Command(Command::Say { topic, bytes });
@@ -339,7 +339,7 @@ fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     let (to, bytes) = (id(99, 9), Arc::clone(&words));
     net.command(0, Command::Reply { to, bytes });
     assert_eq!(net.heard(OBSERVER), [Event::Replied(words)]);
-    // Longer than one that is silent is waited for.
+    // Longer than the wait for a silent process.
     net.wait(60_000 * MILLI);
     assert_eq!(net.heard(OBSERVER), []);
     net.rank(1, 5);
@@ -347,7 +347,7 @@ fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     assert!(matches!(&heard[..], [Event::Active(_), Event::Coordinator(to)] if *to == id(0, 1)));
 }
 
-/// The process of slot 1 has ended, says its parent; how that is told.
+/// Reports the end of the process of slot 1 by its parent; returns the expected departure.
 fn word(net: &mut Net) -> Departure {
     let end = ProcessEnd::in_words("killed by SIGKILL", "");
     let proof = Proof::Parent(Box::new(end.clone()));
@@ -394,7 +394,7 @@ fn the_word_of_a_parent_waits_for_a_goodbye_as_long_as_there_may_be_one() {
             _ => net.wait(101 * MILLI),
         }
         assert_eq!(gone(&net.heard(0)), [(id(1, 5), expected)], "{what}");
-        // Nobody hears of it twice.
+        // No second report.
         net.wait(3000 * MILLI);
         assert_eq!(gone(&net.heard(0)), [], "{what}");
     }

@@ -1,4 +1,4 @@
-//! What the simulator does not show: what goes over the wire, and what programs hear while a generation forms.
+//! Tests beside the simulator: the wire format, and the events for programs while a generation forms.
 
 mod codec;
 mod forming;

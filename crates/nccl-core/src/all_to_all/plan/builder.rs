@@ -1,4 +1,4 @@
-//! What a plan exchanges, and how.
+//! The settings of a plan.
 
 use std::path::Path;
 use std::time::Instant;
@@ -22,10 +22,10 @@ use crate::operation::{OperationKind, Shape};
 use crate::plan::Comparison;
 use nccl_base::data_type::DataType;
 
-/// Makes an [`AllToAll`]: what is exchanged, and how.
+/// Makes an [`AllToAll`] from its payloads and settings.
 ///
-/// Every payload is named by a call of its own ([`per_peer`](Self::per_peer), [`parts`](Self::parts)); all of them go together,
-/// at most 4.
+/// Each payload is added by a call of its own ([`per_peer`](Self::per_peer), [`parts`](Self::parts)); all payloads are exchanged
+/// together, at most 4.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,12 +52,12 @@ pub struct AllToAllBuilder<'c> {
     measured: bool,
     in_place: bool,
     scratch_limit: Option<usize>,
-    /// The first thing that was wrong.
+    /// The first error in the settings.
     wrong: Option<Error>,
 }
 
 impl AllToAll {
-    /// Says what to exchange on `comm`, and how.
+    /// Returns a builder for a plan on `comm`.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -85,7 +85,7 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// `count` elements of `T` from each rank to each other, the same on all ranks.
+    /// Adds a payload of `count` elements of `T` from each rank to each other, the same on all ranks.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -96,7 +96,7 @@ impl<'c> AllToAllBuilder<'c> {
         self.per_peer_of(T::DATA_TYPE, count)
     }
 
-    /// [`per_peer`](Self::per_peer) of a type that is known at run time.
+    /// Does the same as [`per_peer`](Self::per_peer), for a type that is known at run time.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType) -> nccl::Result<nccl::AllToAll> {
@@ -121,7 +121,7 @@ impl<'c> AllToAllBuilder<'c> {
         })
     }
 
-    /// A length of its own for each pair of ranks, of `T`: as [`Communicator::all_to_all_v_at`].
+    /// Adds a payload of `T` with a length of its own for each pair of ranks: as [`Communicator::all_to_all_v_at`].
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, send: &[usize], recv: &[usize]) -> nccl::Result<nccl::AllToAll> {
@@ -134,7 +134,7 @@ impl<'c> AllToAllBuilder<'c> {
         self.parts_of(T::DATA_TYPE, send, recv)
     }
 
-    /// [`parts`](Self::parts) of a type that is known at run time.
+    /// Does the same as [`parts`](Self::parts), for a type that is known at run time.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType, counts: &[usize]) -> nccl::Result<nccl::AllToAll> {
@@ -168,7 +168,7 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// Which algorithm; [`Algorithm::Auto`] unless it is said.
+    /// Sets the algorithm; [`Algorithm::Auto`] unless set.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -182,7 +182,7 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// How many ranks are on each node; they follow each other. Unless it is said, the hosts of a world's ranks tell.
+    /// Sets the number of consecutive ranks on each node. Unless set, it is derived from the hosts of a world's ranks.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -194,7 +194,7 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// From what [`Algorithm::Auto`] decides; [`CostModel::published`] unless it is said. The same on all ranks.
+    /// Sets the model with which [`Algorithm::Auto`] chooses; [`CostModel::published`] unless set. The same on all ranks.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -214,7 +214,7 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// [`cost_model`](Self::cost_model) of a file, as [`CostModel::read`] reads it.
+    /// Does the same as [`cost_model`](Self::cost_model), with a file that [`CostModel::read`] reads.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -229,8 +229,8 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// [`cost_model`](Self::cost_model) of constants that are measured when the plan is made, as
-    /// [`CostModel::measure`] does it.
+    /// Does the same as [`cost_model`](Self::cost_model), with constants that are measured when the plan is made, by
+    /// [`CostModel::measure`].
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -242,8 +242,8 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// With one buffer for each payload, whose blocks change places ([`AllToAll::enqueue_in_place`]); for equal parts. The
-    /// algorithm is then an exchange between pairs.
+    /// Uses one buffer for each payload, whose blocks are exchanged in place ([`AllToAll::enqueue_in_place`]); for equal parts.
+    /// The algorithm is then an exchange between pairs.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -255,8 +255,8 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// How many bytes of memory a plan that works in place may have besides its buffer: with fewer than the buffer has, it
-    /// takes several groups. Unless it is said, as many as the buffer has.
+    /// Limits the memory that a plan in place has besides its buffer, in bytes: with less than the length of the buffer, it
+    /// needs several groups. Unless set, the plan uses one group, and about as much memory as the buffer has.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
@@ -268,16 +268,16 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// Makes the plan: checks everything, compares with the other ranks, allocates what it needs. Every rank makes it at
-    /// the same time. The ranks of a `World`'s communicator compare; those of one that was made from a token
-    /// have nobody to ask: all of them have to make it by the same calls, [`per_peer`](Self::per_peer) or
+    /// Makes the plan: checks everything, compares with the other ranks, allocates the scratch memory. Every rank makes it at
+    /// the same time. The ranks of a `World`'s communicator compare their plans; ranks that met with a token
+    /// cannot: all of them have to make the plan by the same calls, [`per_peer`](Self::per_peer) or
     /// [`parts`](Self::parts). For two levels with unequal parts the ranks of a node exchange some counts on the communicator's
-    /// stream, and this waits for that.
+    /// stream, and this call waits for that.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for an algorithm that cannot be used, with the reason, and for a plan without or with more
-    /// than 4 payloads; [`ErrorKind::Length`] for counts that do not fit, [`ErrorKind::PlansDiffer`], the same on all ranks,
-    /// where the ranks want different algorithms, or one sends what another does not expect; [`ErrorKind::TimedOut`] names
+    /// [`ErrorKind::InvalidConfig`] for an algorithm that cannot be used, with the reason; [`ErrorKind::Length`] for a plan
+    /// without or with more than 4 payloads, and for counts that do not fit; [`ErrorKind::PlansDiffer`], the same on all ranks,
+    /// where the ranks want different algorithms, or their counts do not match; [`ErrorKind::TimedOut`] names
     /// ranks that did not come; [`ErrorKind::Cuda`] where there is no memory.
     ///
     /// ```
@@ -311,14 +311,14 @@ impl<'c> AllToAllBuilder<'c> {
         let wrong = self.wrong.take();
         let agreed = Traffic::agreed(&comparison, &self.payloads);
         let (traffic, made) = match (wrong, agreed) {
-            // Who could not come to that does not come to the comparison either.
+            // If the exchange of the traffic failed, the comparison would fail as well.
             (Some(error), Err(_)) => return Err(error),
-            // The others hear of it from the comparison that follows.
+            // The comparison that follows tells the other ranks.
             (Some(error), Ok(_)) => (None, Err(error)),
             (None, agreed) => {
                 let traffic = agreed?;
                 if !self.in_place && !traffic.is_some_and(|traffic| traffic.is_uniform()) {
-                    // To another rank they are not equally long, even if they are to this one.
+                    // Parts that are equal on this rank may be unequal on another.
                     let payloads = self.payloads.iter_mut();
                     payloads.for_each(|payload| payload.uniform = None);
                 }
@@ -328,7 +328,7 @@ impl<'c> AllToAllBuilder<'c> {
         };
         self.compare(number, &comparison, &made)?;
         let made = self.finish(made?, traffic);
-        // One that has no memory, say, must not be found out in the first exchange.
+        // A failure on one rank, for want of memory for instance, must not surface only in the first exchange.
         let reason = made.as_ref().err().map(|error| error.kind().to_string());
         match (made, comparison.outcomes(reason.as_deref())) {
             (Ok(_), Ok(Some(difference))) => Err(Error::new(ErrorKind::PlansDiffer {
@@ -340,11 +340,11 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// What is done when all ranks want the same.
+    /// Completes the plan after all ranks have agreed.
     fn finish(self, mut decision: Decision, traffic: Option<Traffic>) -> Result<AllToAll> {
         let comm = self.comm;
         if self.measured {
-            // All ranks do, and come to the same.
+            // All ranks measure, and get the same constants.
             let model = CostModel::measure(comm, decision.nodes())?;
             decision = self.decide(model, traffic)?;
         }
@@ -381,7 +381,7 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// How many peers at a time find room in the scratch.
+    /// Returns for how many peers at a time the scratch has room.
     fn width(&self) -> Result<usize> {
         let blocks = self.payloads.iter().map(|payload| {
             let count = payload.uniform.ok_or_else(|| {
@@ -407,7 +407,7 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// Where the ranks are, and why they cannot be divided into nodes.
+    /// Returns the placement of the ranks, and why they cannot be divided into nodes, if so.
     fn nodes(&self) -> Result<(Nodes, Option<String>)> {
         let ranks = self.comm.world_size();
         if let Some(ranks_per_node) = self.ranks_per_node {
@@ -444,7 +444,7 @@ impl<'c> AllToAllBuilder<'c> {
         Ok((Nodes::new(ranks, runs[0])?, None))
     }
 
-    /// Compares with the other ranks; a rank that can make no plan takes part, so that the others hear of it.
+    /// Compares with the other ranks; a rank whose plan failed takes part, so that the others are told.
     fn compare(
         &self,
         number: u64,

@@ -1,4 +1,4 @@
-//! Which algorithm a plan takes, and why.
+//! Chooses the algorithm of a plan.
 
 use super::explain::{Alternative, Explanation};
 use super::traffic::Traffic;
@@ -12,19 +12,19 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Capability;
 
-/// What a plan is to be chosen from.
+/// The inputs of the choice.
 pub(super) struct Choice<'c> {
     pub(super) comm: &'c Communicator,
     pub(super) nodes: Nodes,
-    /// Why the nodes are what they are, where that excludes two levels.
+    /// Why the ranks cannot be divided into nodes, which excludes two levels.
     pub(super) no_nodes: Option<String>,
     pub(super) model: CostModel,
     pub(super) asked: Algorithm,
-    /// `None` where the parts are unequal and nobody can be asked how much the others have.
+    /// `None` if this rank's parts are unequal and the ranks cannot exchange the traffic.
     pub(super) traffic: Option<Traffic>,
 }
 
-/// What was chosen.
+/// The chosen algorithm.
 pub(super) struct Decision {
     pub(super) algorithm: Algorithm,
     reason: String,
@@ -40,23 +40,23 @@ pub(super) struct Decision {
 enum Way {
     AsNamed,
     TwoLevel(TwoLevel),
-    /// With so many peers at a time.
+    /// With this number of peers at a time.
     InPlace(usize),
 }
 
 impl Choice<'_> {
-    /// Nobody who can be asked: not.
+    /// Whether all parts of all ranks are equal; false if that is unknown.
     fn is_uniform(&self) -> bool {
         self.traffic.is_some_and(|traffic| traffic.is_uniform())
     }
 
-    /// By the model, where it is known how much there is.
+    /// Returns the modelled time, if the traffic is known.
     fn time(&self, algorithm: Algorithm) -> Option<f64> {
         let traffic = self.traffic?;
         traffic.microseconds(&self.model, algorithm, self.nodes)
     }
 
-    /// Why it cannot be used, if so.
+    /// Returns why the algorithm cannot be used, if so.
     fn refusal(&self, algorithm: Algorithm) -> Option<String> {
         let not_uniform = || {
             (!self.is_uniform())
@@ -106,7 +106,7 @@ impl Choice<'_> {
         None
     }
 
-    /// The algorithm. The same on all ranks that were asked the same, and know the same of the traffic.
+    /// Chooses the algorithm; the same on all ranks with the same settings and the same traffic.
     pub(super) fn decide(&self) -> Result<Decision> {
         let mut known = vec![
             Algorithm::Native,
@@ -140,7 +140,7 @@ impl Choice<'_> {
         Ok(self.decision(algorithm, reason, alternatives, way))
     }
 
-    /// The same in place, with so many peers at a time, where the algorithm is given.
+    /// Makes the decision for a plan in place, whose algorithm is fixed, with `width` peers at a time.
     pub(super) fn in_place(&self, width: usize) -> Result<Decision> {
         if self.asked != Algorithm::Auto {
             return Err(Error::new(ErrorKind::InvalidConfig {
@@ -197,12 +197,12 @@ impl Choice<'_> {
                 "all ranks have to take the same, and nobody can be asked how much the others have";
             return Ok((Algorithm::Grouped, String::from(reason)));
         }
-        // The copy engines need windows, of which nothing is known before the buffers are given.
+        // The copy engines need windows, and the buffers are not known yet.
         let usable = alternatives.iter().filter_map(|other| {
             let time = other.modelled_us()?;
             (other.algorithm != Algorithm::CopyEngine).then_some((other.algorithm, time))
         });
-        // Of equals the first: NCCL's own call costs the host less than messages.
+        // Of equal times the first: `ncclAlltoAll` costs the host less than messages.
         let best = usable.min_by(|one, other| one.1.total_cmp(&other.1));
         let (algorithm, time) = best.unwrap_or((Algorithm::Grouped, 0.0));
         let reason = format!("the fastest by the model, {time:.1} µs");
@@ -211,7 +211,7 @@ impl Choice<'_> {
 }
 
 impl Decision {
-    /// What has to be the same on all ranks, beside the lengths.
+    /// Returns the part of the decision that has to be the same on all ranks, beside the lengths.
     pub(super) fn choice(&self) -> String {
         let Self { algorithm, .. } = self;
         match self.way {
@@ -223,19 +223,19 @@ impl Decision {
         }
     }
 
-    /// Where the ranks are.
+    /// Returns the placement of the ranks.
     pub(super) fn nodes(&self) -> Nodes {
         self.nodes
     }
 
-    /// Of which nodes a rank has to know what its neighbours have for the ranks of its rail, before there are steps.
+    /// Returns the nodes if the ranks of a node have to exchange counts before there is a schedule ([`Within`]).
     pub(super) fn unknown_within(&self) -> Option<Nodes> {
         let two_level = matches!(self.way, Way::TwoLevel(_));
         let uniform = self.traffic.is_some_and(|traffic| traffic.is_uniform());
         (two_level && !uniform).then_some(self.nodes)
     }
 
-    /// The steps that this rank takes.
+    /// Returns the steps of this rank.
     pub(super) fn carry_out(
         self,
         exchange: Exchange<'_>,

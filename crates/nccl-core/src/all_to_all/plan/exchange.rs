@@ -1,4 +1,4 @@
-//! A plan, issued or captured.
+//! A plan: issued, or captured into a graph.
 
 use std::fmt;
 
@@ -23,10 +23,10 @@ use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
 use crate::request::Request;
 
-/// An all-to-all that is checked once and done often: the hot path of a service.
+/// An all-to-all that is checked once and issued often: the hot path of a service.
 ///
-/// Making one ([`plan`](Self::plan)) checks counts, picks the algorithm, compares with the other ranks and allocates what the
-/// algorithm needs; each [`enqueue`](Self::enqueue) after that allocates nothing, whatever the algorithm.
+/// Making it ([`plan`](Self::plan)) checks counts, chooses the algorithm, compares with the other ranks and allocates the
+/// scratch memory; each [`enqueue`](Self::enqueue) after that allocates nothing, whatever the algorithm.
 ///
 /// An exchange of several steps is one operation: one number, one deadline, one [`Request`]. It runs on the stream of the
 /// communicator from which the plan was made.
@@ -54,7 +54,7 @@ pub struct AllToAll {
     schedule: Schedule,
     explanation: Explanation,
     in_place: bool,
-    /// On the communicator's stream, whose order keeps the exchanges that use it apart.
+    /// On the communicator's stream, whose order separates the exchanges that use it.
     scratch: Option<Resident<CudaSlice<u8>>>,
     kind: OperationKind,
     shape: Shape,
@@ -97,7 +97,7 @@ impl AllToAll {
         })
     }
 
-    /// Which algorithm it takes and why, and why not the others.
+    /// Explains the choice of the algorithm.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -109,7 +109,7 @@ impl AllToAll {
         &self.explanation
     }
 
-    /// The communicator that it is for.
+    /// Returns the communicator of the plan.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -121,11 +121,11 @@ impl AllToAll {
         &self.comm
     }
 
-    /// Exchanges what `x` has, into `y`. Both are at least as long as the plan needs, and of its type.
+    /// Exchanges the parts of `x` into `y`. Both are at least as long as the plan needs, and of its type.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] for a buffer that is too short, [`ErrorKind::InvalidConfig`] for one of another type, and for
-    /// a plan that works in place or has several payloads; otherwise as
+    /// [`ErrorKind::Length`] for a buffer that is too short, and for a plan with several payloads;
+    /// [`ErrorKind::InvalidConfig`] for a buffer of another type, and for a plan in place; otherwise as
     /// [`Communicator::all_to_all`](crate::Communicator::all_to_all).
     ///
     /// ```
@@ -143,8 +143,8 @@ impl AllToAll {
         self.enqueue_all(((x, y),))
     }
 
-    /// Exchanges several payloads together, as one operation: a pair of buffers for each, in the order in which the plan
-    /// was given them.
+    /// Exchanges several payloads together, as one operation: a pair of buffers for each, in the order of the
+    /// plan's payloads.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue); [`ErrorKind::Length`] for another number of pairs.
@@ -165,10 +165,10 @@ impl AllToAll {
         self.issue(false, |plan, frame| payloads.lend(plan, frame))
     }
 
-    /// Lets the blocks of `y` change places, in a plan that was made [`in_place`](crate::AllToAllBuilder::in_place).
+    /// Exchanges the blocks of `y` in place, in a plan that was made [`in_place`](crate::AllToAllBuilder::in_place).
     ///
     /// # Errors
-    /// As [`enqueue`](Self::enqueue), and for a plan that does not work in place.
+    /// As [`enqueue`](Self::enqueue), and for a plan that was not made in place.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
@@ -239,7 +239,7 @@ impl AllToAll {
         X: OwnedBuffer,
         Y: OwnedBuffer<Element = X::Element>,
     {
-        // A graph may run while the plan is used without it.
+        // The graph has its own scratch, because it may run while the plan is used.
         let scratch = scratch(&self.comm, self.schedule.scratch)?;
         let (payloads, schedule, own) = (&self.payloads, &self.schedule, self.comm.rank());
         let this = self.in_place;
@@ -265,7 +265,7 @@ impl AllToAll {
         Ok(CapturedAllToAll { plan })
     }
 
-    /// [`capture`](Self::capture) of an exchange [in place](Self::enqueue_in_place).
+    /// Does the same as [`capture`](Self::capture), for an exchange [in place](Self::enqueue_in_place).
     ///
     /// # Errors
     /// As there.
@@ -300,7 +300,7 @@ impl AllToAll {
     }
 }
 
-/// Takes the one buffer of an exchange in place.
+/// Takes the buffer of an exchange in place.
 fn lend_one<'a>(
     y: impl RecvBuffer<'a>,
     payloads: &[Payload],
@@ -315,16 +315,16 @@ fn lend_one<'a>(
     Ok(addresses)
 }
 
-/// Memory of a plan's own.
+/// Allocates the scratch memory of a plan.
 fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
     forked::check()?;
-    // No allocator gives memory for nothing.
+    // CUDA does not allocate zero bytes.
     let stream = comm.stream();
     driver::undisturbed(stream.context(), || stream.alloc_zeros::<u8>(bytes.max(1)))
         .map_err(Error::cuda("allocating the memory of a plan"))
 }
 
-/// What the copy engines need: NCCL takes multiprocessors for other buffers, and says nothing.
+/// Checks that the buffers lie in windows: for other buffers NCCL silently uses multiprocessors.
 fn in_windows(comm: &Communicator, payloads: &[Payload], addresses: &Addresses) -> Result<()> {
     for (number, payload) in payloads.iter().enumerate() {
         for (which, start, elements) in [
@@ -378,8 +378,8 @@ impl fmt::Debug for AllToAll {
     }
 }
 
-/// An all-to-all that was captured into a graph; see [`AllToAll::capture`]. `B` is its buffers: a pair, or one for an exchange
-/// in place.
+/// An all-to-all that was captured into a graph; see [`AllToAll::capture`]. `B` is the type of its buffers: a pair, or one for an
+/// exchange in place.
 ///
 /// ```
 /// # fn example(plan: &nccl::AllToAll, x: nccl::Buffer<u8>, y: nccl::Buffer<u8>) -> nccl::Result<()> {
@@ -410,7 +410,7 @@ impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
         self.plan.launch()
     }
 
-    /// The buffers, to read between launches.
+    /// Returns the buffers, to read between launches.
     ///
     /// ```
     /// # fn example(captured: &nccl::CapturedAllToAll<nccl::Buffer<f32>>) {
@@ -422,7 +422,7 @@ impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
         self.plan.views().0
     }
 
-    /// The buffers, to write between launches.
+    /// Returns the buffers, to write between launches.
     ///
     /// ```
     /// # fn example(captured: &mut nccl::CapturedAllToAll<nccl::Buffer<f32>>) {
@@ -434,7 +434,7 @@ impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
         self.plan.views_mut().0
     }
 
-    /// Ends it, and gives the buffers back: as [`CapturedPlan::into_buffers`].
+    /// Ends the capture, and returns the buffers: as [`CapturedPlan::into_buffers`].
     ///
     /// # Errors
     /// As there.

@@ -1,4 +1,4 @@
-//! What a plan tells of itself: the algorithm, the reason, and what it costs.
+//! The explanation of a plan: the algorithm, the reason, and the costs.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::traffic::Traffic;
 use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::model::{CostModel, Nodes};
 
-/// What a plan does, and why not otherwise; see [`AllToAll::explain`](crate::AllToAll::explain).
+/// The choice of a plan and its alternatives; see [`AllToAll::explain`](crate::AllToAll::explain).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,7 +25,7 @@ pub struct Explanation {
     pub(super) algorithm: Algorithm,
     pub(super) reason: String,
     pub(super) nodes: Nodes,
-    /// `None` where nobody knows.
+    /// `None` if the ranks could not exchange it.
     pub(super) traffic: Option<Traffic>,
     pub(super) groups: usize,
     pub(super) messages: usize,
@@ -35,7 +35,7 @@ pub struct Explanation {
     pub(super) alternatives: Vec<Alternative>,
 }
 
-/// An algorithm that a plan could have taken, or not.
+/// An algorithm that a plan has considered.
 ///
 /// ```
 /// # fn example(plan: &nccl::AllToAll) {
@@ -46,12 +46,12 @@ pub struct Explanation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub(super) algorithm: Algorithm,
-    /// The time, if the model knows it.
+    /// The modelled time, if any, or why the algorithm cannot be used.
     pub(super) outcome: std::result::Result<Option<f64>, String>,
 }
 
 impl Alternative {
-    /// Which.
+    /// Returns the algorithm.
     ///
     /// ```
     /// # fn example(other: &nccl::Alternative) {
@@ -63,8 +63,8 @@ impl Alternative {
         self.algorithm
     }
 
-    /// How long the model says that it takes, µs; `None` for one that cannot be used, and where nobody can be asked
-    /// how much is exchanged. No measurement.
+    /// Returns the modelled time, µs; `None` for an algorithm that cannot be used, and where the ranks could not exchange
+    /// how much data there is. Not a measurement.
     ///
     /// ```
     /// # fn example(other: &nccl::Alternative) {
@@ -76,7 +76,7 @@ impl Alternative {
         self.outcome.as_ref().ok().copied().flatten()
     }
 
-    /// Why it cannot be used.
+    /// Returns why it cannot be used.
     ///
     /// ```
     /// # fn example(other: &nccl::Alternative) {
@@ -100,7 +100,7 @@ impl fmt::Display for Alternative {
 }
 
 impl Explanation {
-    /// The algorithm that the plan takes; never [`Algorithm::Auto`].
+    /// Returns the algorithm of the plan; never [`Algorithm::Auto`].
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -112,7 +112,7 @@ impl Explanation {
         self.algorithm
     }
 
-    /// In a sentence, why this one.
+    /// Returns the reason for the algorithm, as a sentence.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -124,7 +124,7 @@ impl Explanation {
         &self.reason
     }
 
-    /// All algorithms, with what the model says of them or why they cannot be used.
+    /// Returns all algorithms, with their modelled times or why they cannot be used.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -136,7 +136,7 @@ impl Explanation {
         &self.alternatives
     }
 
-    /// How many groups NCCL is given for each exchange.
+    /// Returns the number of NCCL groups in each exchange.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -148,7 +148,7 @@ impl Explanation {
         self.groups
     }
 
-    /// How many messages this rank sends and receives in each exchange; those that NCCL makes of its own call are not
+    /// Returns how many messages this rank sends and receives in each exchange; messages inside `ncclAlltoAll` are not
     /// counted.
     ///
     /// ```
@@ -161,7 +161,7 @@ impl Explanation {
         self.messages
     }
 
-    /// How many copies on the device there are in each exchange.
+    /// Returns the number of copies on the device in each exchange.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -173,7 +173,7 @@ impl Explanation {
         self.copies
     }
 
-    /// Bytes of device memory that the plan has besides the buffers.
+    /// Returns how many bytes of device memory the plan owns besides the buffers.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -185,7 +185,7 @@ impl Explanation {
         self.scratch
     }
 
-    /// Where the ranks are, as far as the plan knows.
+    /// Returns the placement of the ranks, as far as the plan knows it.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {
@@ -197,7 +197,7 @@ impl Explanation {
         self.nodes
     }
 
-    /// From what the times come.
+    /// Returns the cost model of the times.
     ///
     /// ```
     /// # fn example(plan: &nccl::AllToAll) {

@@ -1,10 +1,10 @@
-//! An all-to-all that is checked once and done often.
+//! An all-to-all that is checked once and issued often.
 //!
-//! - `builder`: what is exchanged, and how; the ranks compare that, and memory is allocated;
-//! - `traffic`: how much there is, which the ranks tell each other, so that all decide alike;
-//! - `choose`: which algorithms can be used, what the model says of each, and what came of it; `explain`: in words;
+//! - `builder`: the settings; the ranks compare them, and memory is allocated;
+//! - `traffic`: the amount of data, which the ranks exchange, so that all choose alike;
+//! - `choose`: the usable algorithms, their modelled times, and the choice; `explain`: the explanation of the choice;
 //! - `payloads`: the buffers of one exchange;
-//! - here and in `exchange`, the plan: issued, or captured into a graph.
+//! - `exchange`: the plan: issued, or captured into a graph.
 
 mod builder;
 mod choose;

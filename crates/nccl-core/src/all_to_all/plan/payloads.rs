@@ -7,10 +7,10 @@ use crate::collectives::same_type;
 use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::Frame;
 
-/// The most payloads that a plan moves together.
+/// The maximum number of payloads in a plan.
 pub(super) const MOST: usize = 4;
 
-/// Where the buffers begin.
+/// The start addresses of the buffers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Addresses {
     pub(super) send: [u64; MOST],
@@ -21,14 +21,14 @@ pub(crate) mod sealed {
     use super::{Addresses, Frame, Payload, Result};
 
     pub trait Lend<'a> {
-        /// Checks the buffers against what the plan was made for, and takes them.
+        /// Checks the buffers against the plan's payloads, and takes them.
         #[allow(private_interfaces)]
         fn lend(self, payloads: &[Payload], frame: &mut Frame<'a>) -> Result<Addresses>;
     }
 }
 
-/// The buffers of an exchange of several payloads: a tuple of pairs, each of what is sent and what is received, in the order
-/// in which the plan was given the payloads; see [`AllToAll::enqueue_all`](crate::AllToAll::enqueue_all).
+/// The buffers of an exchange of several payloads: a tuple of pairs, each of a send and a receive buffer, in the order
+/// of the plan's payloads; see [`AllToAll::enqueue_all`](crate::AllToAll::enqueue_all).
 ///
 /// ```
 /// use nccl::cudarc::driver::CudaSlice;
@@ -51,7 +51,7 @@ pub(super) fn lend_pair<'a, S: SendBuffer<'a>, R: RecvBuffer<'a>>(
     Ok((frame.read(x)?, frame.write(y)?))
 }
 
-/// A buffer is of the type for which the plan was made.
+/// Checks that a buffer has the type for which the plan was made.
 pub(super) fn check_type(payload: &Payload, given: crate::DataType) -> Result<()> {
     match payload.data_type == given {
         true => Ok(()),
@@ -65,7 +65,7 @@ pub(super) fn check_type(payload: &Payload, given: crate::DataType) -> Result<()
     }
 }
 
-/// As many pairs of buffers as the plan has payloads.
+/// Checks that there are as many pairs of buffers as the plan has payloads.
 pub(super) fn check_number(given: usize, payloads: &[Payload]) -> Result<()> {
     match given == payloads.len() {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! How much there is, which each rank knows of its own alone.
+//! The amount of data, of which each rank knows only its own.
 
 use std::fmt;
 
@@ -15,20 +15,20 @@ use crate::plan::Comparison;
 use nccl_base::wire;
 use serde::{Deserialize, Serialize};
 
-/// How much is exchanged, as all ranks know it.
+/// The amount of data that is exchanged, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Traffic {
     pub(super) parts: Layout,
-    /// For each peer, all payloads together; of unequal parts the mean of the rank that has most to send or to receive.
+    /// Bytes for each peer, all payloads together; for unequal parts the average of the rank that sends or receives most.
     pub(super) bytes: u64,
 }
 
-/// How the parts of all ranks lie; later is what holds less.
+/// The layout of the parts of all ranks; a later layout is less regular.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Layout {
-    /// All are equally long, and lie one behind the other.
+    /// All parts are equally long and contiguous.
     Equal,
-    /// What a rank receives lies one behind the other.
+    /// The received parts of each rank are contiguous.
     Together,
     Scattered,
 }
@@ -53,7 +53,7 @@ impl Traffic {
         self.parts == Layout::Equal
     }
 
-    /// How long the model says that an algorithm takes.
+    /// Returns the modelled time of an algorithm, µs.
     pub(super) fn microseconds(
         &self,
         model: &CostModel,
@@ -85,7 +85,7 @@ impl fmt::Display for Traffic {
 }
 
 impl Traffic {
-    /// What this rank has.
+    /// Returns the traffic of this rank.
     fn own(payloads: &[Payload], ranks: usize) -> Self {
         let blocks = payloads
             .iter()
@@ -113,8 +113,8 @@ impl Traffic {
         }
     }
 
-    /// What all ranks have, the same on all of them; `None` where the own parts are unequal and nobody can be asked.
-    /// Ranks that have none because something is wrong with it take part, with no payloads.
+    /// Returns the traffic of all ranks, the same on all of them; `None` if this rank's parts are unequal and the ranks cannot
+    /// exchange it. Ranks whose plan failed take part, with their valid payloads.
     pub(super) fn agreed(
         comparison: &Comparison<'_>,
         payloads: &[Payload],
@@ -134,7 +134,7 @@ impl Traffic {
     }
 }
 
-/// Asks the ranks of this node what they have for the ranks of this rank's rail, and tells them likewise: by messages of
+/// Exchanges with the ranks of this node how much each has for the ranks of the other's rail, by messages of
 /// a few bytes. Waits for them.
 pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) -> Result<Within> {
     let local = nodes.ranks_per_node();
@@ -161,7 +161,7 @@ pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) ->
     for told in told.chunks(each) {
         let payloads = payloads.iter().zip(&mut counts);
         for (told, (payload, counts)) in told.chunks(nodes.count()).zip(payloads) {
-            // All parts of all payloads together are no more than a number can say.
+            // Limits the counts so that the sum of all parts of all payloads cannot overflow.
             let ranks = (comm.world_size() * MOST) as u64;
             let most = isize::MAX as u64 / payload.size as u64 / ranks;
             if let Some(count) = told.iter().find(|count| **count > most) {

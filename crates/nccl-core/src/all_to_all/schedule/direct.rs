@@ -2,10 +2,10 @@
 
 use super::{Exchange, Message, Part, Payload, Place, Region, Schedule, Step};
 
-/// Pieces of messages begin at multiples of so many bytes of their block, where its elements allow it.
+/// Pieces of messages begin at multiples of this many bytes of their block, where the elements allow it.
 const ALIGNMENT: usize = 16;
 
-/// NCCL's own call for each payload, all of which are uniform.
+/// Uses `ncclAlltoAll` for each payload; all payloads are uniform.
 pub(crate) fn native(exchange: Exchange<'_>) -> Schedule {
     let native = exchange.payloads().filter_map(|(number, payload)| {
         let count = payload.uniform.filter(|count| *count > 0)?;
@@ -18,12 +18,12 @@ pub(crate) fn native(exchange: Exchange<'_>) -> Schedule {
     Schedule::of(vec![step], 0)
 }
 
-/// Everything in one group.
+/// Sends everything in one group.
 pub(crate) fn grouped(exchange: Exchange<'_>) -> Schedule {
     chunked(exchange, 1)
 }
 
-/// Every block in so many pieces, a group for each piece of all blocks.
+/// Divides every block into pieces, with one group for each piece of all blocks.
 pub(crate) fn chunked(exchange: Exchange<'_>, pieces: usize) -> Schedule {
     let steps = (0..pieces).map(|piece| {
         let mut step = Step::default();
@@ -38,8 +38,8 @@ pub(crate) fn chunked(exchange: Exchange<'_>, pieces: usize) -> Schedule {
     Schedule::of(steps.collect(), 0)
 }
 
-/// Groups of so many peers. In round `r` the ranks `i` and `j` with `i + j = r`, modulo the number of ranks, exchange
-/// their blocks: so every rank has one peer in each, the same that has it.
+/// Makes groups of `width` peers. In round `r` the ranks `i` and `j` with `i + j = r`, modulo the number of ranks, exchange
+/// their blocks: so in each round every rank has one peer, which has this rank as its peer.
 pub(crate) fn pairwise(exchange: Exchange<'_>, width: usize) -> Schedule {
     let rounds: Vec<usize> = (0..exchange.ranks).collect();
     let steps = rounds.chunks(width).map(|rounds| {
@@ -55,12 +55,12 @@ pub(crate) fn pairwise(exchange: Exchange<'_>, width: usize) -> Schedule {
     Schedule::of(steps.collect(), 0)
 }
 
-/// Whom this rank meets in a round; itself in one or two.
+/// Returns the peer of this rank in a round; the rank itself in one or two rounds.
 pub(super) fn partner(exchange: Exchange<'_>, round: usize) -> usize {
     (round + exchange.ranks - exchange.rank) % exchange.ranks
 }
 
-/// What goes to `peer` and what comes from it.
+/// Adds the messages to and from `peer`.
 fn both(
     step: &mut Step,
     (number, payload): (usize, &Payload),
@@ -89,7 +89,7 @@ fn both(
     ));
 }
 
-/// Sender and receiver come to the same pieces, because both know nothing but the length.
+/// Returns a piece of a part. It depends only on the length, so that sender and receiver get the same pieces.
 fn piece_of(part: Part, piece: usize, pieces: usize, size: usize) -> Part {
     let grain = (ALIGNMENT / size).max(1);
     let bound = |piece: usize| match piece == pieces {

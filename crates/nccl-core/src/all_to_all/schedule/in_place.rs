@@ -1,13 +1,13 @@
-//! Blocks change places between pairs of ranks.
+//! Exchanges blocks in place between pairs of ranks.
 //!
-//! NCCL's all-to-all is wrong when it writes where it reads: a block that arrives may replace one that has not been sent.
-//! Here a rank meets few peers at a time, each of which meets it at the same time; what it sends them stays where it is
-//! until what they send has arrived in memory beside it, and is moved there afterwards.
+//! NCCL's all-to-all is wrong in place: an arriving block may replace one that has not been sent.
+//! Here a rank exchanges blocks with few peers at a time, each of which has this rank as its peer at the same time. A sent block
+//! stays in place until the peer's block has arrived in the scratch, from where the block is copied afterwards.
 
 use super::direct::partner;
 use super::{Exchange, Message, Move, Place, Region, Schedule, Step};
 
-/// Of payloads that are all uniform, whose two buffers are one (`Region::Recv`), with `width` peers at a time.
+/// Makes the schedule for uniform payloads, each with one buffer for both sides (`Region::Recv`), with `width` peers at a time.
 pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
     let mut scratch = 0;
     let mut steps = Vec::new();
@@ -15,7 +15,7 @@ pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
     let rounds: Vec<usize> = (0..exchange.ranks).collect();
     for rounds in rounds.chunks(width) {
         let mut step = Step {
-            // Before their places are needed again.
+            // Before the scratch is used again.
             moves: std::mem::take(&mut arrived),
             ..Step::default()
         };
@@ -55,7 +55,7 @@ pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
                     to_pitch: block,
                     from_pitch: block,
                 });
-                // The next may be of another type.
+                // The next block may be of another type.
                 beside += block.next_multiple_of(SPACING);
             }
         }
@@ -69,10 +69,10 @@ pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
     Schedule::of(steps, scratch)
 }
 
-/// Where any type may begin.
+/// The alignment for every type.
 const SPACING: usize = 16;
 
-/// Bytes beside the buffer for one peer.
+/// Returns the bytes of scratch for one peer.
 pub(crate) fn beside(blocks: impl Iterator<Item = usize>) -> usize {
     blocks.map(|block| block.next_multiple_of(SPACING)).sum()
 }

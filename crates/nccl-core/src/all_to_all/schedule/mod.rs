@@ -1,15 +1,15 @@
-//! What one rank does for an all-to-all: steps of messages, with bytes in between that the device moves.
+//! The schedule of one rank for an all-to-all: steps of messages, with copies on the device in between.
 //!
-//! A schedule says that in offsets into buffers that are not there yet, so that it can be made once and used for any
-//! buffers of these lengths. Making one is a pure function of who asks, how much goes where, and the algorithm; all ranks
-//! make theirs alone, and what fits together is what the tests execute for all ranks at once.
+//! A schedule consists of offsets into buffers, so that it can be made once and used for any
+//! buffers of these lengths. Making one is a pure function of the rank, the parts and the algorithm; each rank
+//! makes its schedule alone, and the tests check that they match by executing those of all ranks at once.
 //!
-//! - `value`: what it is made from, and of;
+//! - `value`: the inputs and the data structures;
 //! - `direct`: each block goes straight from sender to receiver: all in one group, in several groups, or with
-//!   few peers at a time; NCCL's own call.
-//! - `two_level`: blocks are collected inside of a node, and go to each other node together; `two_level_of_parts`: also
-//!   where they are not equally long.
-//! - `in_place`: blocks change places between pairs of ranks.
+//!   few peers at a time; `ncclAlltoAll`;
+//! - `two_level`: blocks are collected inside a node, and go to each other node together; `two_level_of_parts`: the same
+//!   for blocks of unequal length;
+//! - `in_place`: pairs of ranks exchange blocks in place.
 
 mod direct;
 mod in_place;

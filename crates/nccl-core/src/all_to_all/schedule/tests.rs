@@ -1,4 +1,4 @@
-//! The schedules of all ranks, executed at once in plain memory: every algorithm moves every element to where it belongs.
+//! Executes the schedules of all ranks at once in plain memory: every algorithm has to move every element to its place.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,18 +31,18 @@ impl Rank {
     }
 }
 
-/// What rank `from` has for rank `to`: no two bytes near each other are equal.
+/// Returns the data of rank `from` for rank `to`: no two nearby bytes are equal.
 fn byte(from: usize, to: usize, payload: usize, at: usize) -> u8 {
     (from * 89 + to * 31 + payload * 7 + at * 3 + 1) as u8
 }
 
-/// How much each rank has for each other, by payload.
+/// The counts from each rank to each other, by payload.
 type Counts = Vec<Vec<Vec<usize>>>;
 
 const SIZES: [usize; 3] = [2, 4, 1];
 const TYPES: [DataType; 3] = [DataType::FLOAT16, DataType::FLOAT32, DataType::UINT8];
 
-/// How parts lie: so many elements apart, in the order of the ranks or the other way round.
+/// The layout of parts: so many elements apart, in the order of the ranks or in reverse.
 #[derive(Clone, Copy)]
 struct Lie {
     gap: usize,
@@ -102,8 +102,8 @@ fn uniform(counts: &[usize], ranks: usize) -> Vec<Payload> {
 /// The payload of a message, and its bytes.
 type Sent = (usize, Vec<u8>);
 
-/// Executes the schedules of all ranks; messages between two ranks are paired in the order of their posting, as NCCL
-/// does, whatever step and payload they are of.
+/// Executes the schedules of all ranks; messages between two ranks are paired in the order of their posting, as in NCCL,
+/// whatever their step and payload.
 fn execute(
     ranks: usize,
     payloads: impl Fn(usize) -> Vec<Payload>,
@@ -143,7 +143,7 @@ fn execute(
     }
     let mut sent: BTreeMap<(usize, usize), VecDeque<Sent>> = BTreeMap::new();
     let mut next = vec![0; ranks];
-    // A step is begun when the one before it is done on this rank, and done when its messages are.
+    // A step begins after the one before it on this rank, and ends with its messages.
     let mut begun = vec![false; ranks];
     loop {
         let mut progress = false;
@@ -257,7 +257,7 @@ fn two_levels_move_every_block_over_its_rail() {
     }
 }
 
-/// What the ranks of `rank`'s node tell it.
+/// Returns the counts that the ranks of `rank`'s node tell it.
 fn within(counts: &Counts, rank: usize, ranks_per_node: usize) -> Within {
     let ranks = counts[0].len();
     let (node, place) = (rank / ranks_per_node, rank % ranks_per_node);
@@ -293,7 +293,7 @@ fn two_levels_move_any_counts_to_any_displacements() {
                 message.peer / ranks_per_node != exchange.rank / ranks_per_node
             };
             let outside = messages.filter(outside);
-            // One to each other node and one from it, for each payload; all on the rail.
+            // One message to each other node and one from it, for each payload; all on the rail.
             let most = 2 * (nodes - 1) * counts.len();
             assert!(outside.clone().count() <= most);
             assert!(outside.clone().all(|message| {

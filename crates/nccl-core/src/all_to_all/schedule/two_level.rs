@@ -1,8 +1,8 @@
-//! Blocks are collected inside of a node, and go to each other node together.
+//! Two levels: blocks are collected inside a node, and go to each other node together.
 //!
-//! Rank `l` of each node is on rail `l`. First every rank gives its neighbour on rail `l` what it has for the ranks of
-//! that rail, on all nodes; then each sends one message to every other rank of its own rail: the blocks of its whole
-//! node. From `n` messages over the network it becomes as many as there are nodes, each as long as a node has ranks.
+//! Rank `l` of each node is on rail `l`. First every rank sends its neighbour on rail `l` its blocks for the ranks of
+//! that rail, on all nodes; then each rank sends one message to every other rank of its own rail: the blocks of its whole
+//! node. So `n` messages over the network become one per node, each with as many blocks as a node has ranks.
 //!
 //! ```text
 //! rank (a, l)    x[(b, k)]  for each node b, neighbour k
@@ -10,22 +10,22 @@
 //!   rail         to (b, l): stage[b]                from (b, l): what all of b have for (a, l)  ->  y[b]
 //! ```
 //!
-//! The blocks of a node lie one after another in both buffers, so `stage[b]` goes to `y[b]` as it is. Inside of the node
-//! the blocks for one neighbour do not lie together: they are sent as one message each, or brought together first by a
-//! copy of rows, and taken apart by another on the other side. Which is faster depends on how many nodes there are.
+//! The blocks of a node are contiguous in both buffers, so `stage[b]` goes to `y[b]` as it is. Inside the node
+//! the blocks for one neighbour are not contiguous: they are sent as one message each, or packed first by a
+//! copy of rows, and unpacked by another on the other side. Which is faster depends on the number of nodes.
 
 use super::{Exchange, Message, Move, Payload, Place, Region, Schedule, Step};
 
-/// How it is done.
+/// The settings of the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TwoLevel {
-    /// Of every node; the ranks of a node follow each other.
+    /// The same on every node; the ranks of a node are consecutive.
     pub(crate) ranks_per_node: usize,
-    /// Whether blocks for one neighbour are brought together.
+    /// Whether blocks for one neighbour are packed.
     pub(crate) packed: bool,
 }
 
-/// Of payloads that are all uniform.
+/// Makes the schedule for uniform payloads.
 pub(crate) fn two_level(exchange: Exchange<'_>, how: TwoLevel) -> Schedule {
     let (mut inside, mut rail) = (Step::default(), Step::default());
     let mut last = Step::default();
@@ -48,14 +48,14 @@ pub(crate) fn two_level(exchange: Exchange<'_>, how: TwoLevel) -> Schedule {
         }
         levels.rail(&mut rail);
         let all = exchange.ranks * count * payload.size;
-        // Each begins where any type may lie.
+        // Each buffer begins where any type may begin.
         let buffers = if how.packed { 2 } else { 1 };
         scratch += (buffers * all).next_multiple_of(SPACING);
         if how.packed {
             levels.own_node(&mut last);
         }
     }
-    // What is taken apart is complete before the messages of the step that follows.
+    // Unpacking completes before the messages of the following step.
     rail.moves.extend(std::mem::take(&mut last.moves));
     Schedule::of(vec![inside, rail], scratch)
 }
@@ -67,9 +67,9 @@ struct Levels<'p> {
     number: usize,
     payload: &'p Payload,
     count: usize,
-    /// Ranks of a node.
+    /// The number of ranks on a node.
     local: usize,
-    /// Where this payload's part of the scratch begins.
+    /// The start of this payload's part of the scratch.
     stage: usize,
 }
 
@@ -82,12 +82,12 @@ impl Levels<'_> {
         self.exchange.rank / self.local
     }
 
-    /// This rank on its node, and its rail.
+    /// Returns the rank's place on its node, which is its rail.
     fn place(&self) -> usize {
         self.exchange.rank % self.local
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     fn block(&self) -> usize {
         self.count * self.payload.size
     }
@@ -106,7 +106,7 @@ impl Levels<'_> {
         }
     }
 
-    /// Block `block` of the stage.
+    /// Returns the place of a block in the stage.
     fn staged(&self, block: usize) -> Place {
         Place {
             region: Region::Scratch,
@@ -114,7 +114,7 @@ impl Levels<'_> {
         }
     }
 
-    /// What came from a neighbour, before it is taken apart.
+    /// Returns the place of a block from a neighbour, before it is unpacked.
     fn arrived(&self, block: usize) -> Place {
         self.staged(self.exchange.ranks + block)
     }
@@ -129,7 +129,7 @@ impl Levels<'_> {
         }
     }
 
-    /// One message for each block; what is for this node arrives where it stays.
+    /// Adds one message for each block; blocks for this node arrive in their final place.
     fn inside(&self, step: &mut Step) {
         let (node, place, local) = (self.node(), self.place(), self.local);
         for neighbour in 0..local {
@@ -148,7 +148,7 @@ impl Levels<'_> {
         debug_assert!(place < local);
     }
 
-    /// One message for each neighbour, of rows that were brought together; those that come are taken apart before the
+    /// Adds one message of packed rows for each neighbour; received rows are unpacked before the
     /// next step.
     fn inside_packed(&self, step: &mut Step, next: &mut Step) {
         let (local, nodes, block) = (self.local, self.nodes(), self.block());
@@ -166,7 +166,7 @@ impl Levels<'_> {
             step.message(self.message(true, packed, nodes, peer));
             let arrived = self.arrived(neighbour * nodes);
             step.message(self.message(false, arrived, nodes, peer));
-            // What was packed has gone by then.
+            // The packed blocks, which this overwrites, have been sent by then.
             next.moves.push(Move {
                 to: self.staged(neighbour),
                 from: arrived,
@@ -178,7 +178,7 @@ impl Levels<'_> {
         }
     }
 
-    /// Of what was taken apart, the blocks of this node are where they belong.
+    /// Copies the unpacked blocks of this node to their place.
     fn own_node(&self, step: &mut Step) {
         let first = self.node() * self.local;
         let bytes = self.local * self.block();
@@ -192,7 +192,7 @@ impl Levels<'_> {
         });
     }
 
-    /// The blocks of a whole node to each other rank of the rail.
+    /// Adds the messages with the blocks of a whole node to each other rank of the rail.
     fn rail(&self, step: &mut Step) {
         for other in (0..self.nodes()).filter(|other| *other != self.node()) {
             let (first, peer) = (other * self.local, other * self.local + self.place());

@@ -1,15 +1,15 @@
 //! Two levels for parts of any length.
 //!
-//! As in `two_level`, blocks are collected inside of a node and go to each other node together. How long those are that a
-//! rank collects, only its neighbours know, so they tell each other before there is a schedule ([`Within`]). Blocks are
-//! sent as they lie; what comes from another node lands in the receive buffer where its parts lie one behind the other
-//! there, and in memory of the plan's own, from where it is moved, where they do not.
+//! As in `two_level`, blocks are collected inside a node and go to each other node together. The lengths of the blocks that a
+//! rank collects are known only to its neighbours, which exchange them before there is a schedule ([`Within`]). Blocks are
+//! sent one by one. Blocks from another node go straight to the receive buffer if their parts are contiguous
+//! there; otherwise to the scratch, from where they are copied.
 
 use super::{Exchange, Message, Move, Part, Payload, Place, Region, Schedule, Step};
 
 const SPACING: usize = 256;
 
-/// What each rank of this node has for the ranks of this rank's rail.
+/// The counts of each rank of this node for the ranks of this rank's rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Within {
     pub(crate) ranks_per_node: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Within {
     pub(crate) counts: Vec<Vec<Vec<usize>>>,
 }
 
-/// See the module.
+/// Makes the schedule; see the module.
 pub(crate) fn two_level_of_parts(exchange: Exchange<'_>, within: &Within) -> Schedule {
     let (mut inside, mut rail, mut last) = (Step::default(), Step::default(), Step::default());
     let mut scratch = 0;
@@ -41,7 +41,7 @@ struct Levels<'p> {
     payload: &'p Payload,
     /// By neighbour, then by node.
     counts: &'p [Vec<usize>],
-    /// Ranks of a node.
+    /// The number of ranks on a node.
     local: usize,
 }
 
@@ -54,7 +54,7 @@ impl Levels<'_> {
         0..self.exchange.ranks / self.local
     }
 
-    /// The rank of this rail on a node.
+    /// Returns the rank of this rail on a node.
     fn on_rail(&self, node: usize) -> usize {
         node * self.local + self.exchange.rank % self.local
     }
@@ -76,8 +76,8 @@ impl Levels<'_> {
         }
     }
 
-    /// One message for each block, and what is collected to the other nodes. The scratch is used from `scratch` on; where
-    /// it is free afterwards.
+    /// Adds one message for each block inside the node, and one to each other node with the collected blocks. Uses the scratch
+    /// from `scratch` on; returns where it is free afterwards.
     fn inside(&self, inside: &mut Step, rail: &mut Step, mut scratch: usize) -> usize {
         let neighbours = 0..self.local;
         for neighbour in neighbours.clone() {
@@ -116,11 +116,11 @@ impl Levels<'_> {
             let count = (scratch - begin) / self.payload.size;
             rail.message(self.message(true, at, count, self.on_rail(node)));
         }
-        // The next payload begins where any type may lie.
+        // The next payload begins where any type may begin.
         scratch.next_multiple_of(SPACING)
     }
 
-    /// What the other nodes collected for this rank.
+    /// Adds the messages with the blocks that the other nodes collected for this rank.
     fn arrive(&self, rail: &mut Step, last: &mut Step, mut scratch: usize) -> usize {
         for node in self.nodes().filter(|node| *node != self.node()) {
             let parts = &self.payload.recv[node * self.local..][..self.local];
@@ -156,7 +156,7 @@ impl Levels<'_> {
     }
 }
 
-/// Where parts begin that lie one behind the other, in their order; those without elements lie anywhere.
+/// Returns the start of contiguous parts in their order; parts without elements may lie anywhere.
 pub(crate) fn together(parts: &[Part]) -> Option<usize> {
     let mut parts = parts.iter().filter(|part| part.count > 0);
     let Some(first) = parts.next() else {

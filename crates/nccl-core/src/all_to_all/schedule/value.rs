@@ -1,8 +1,8 @@
-//! What a schedule is made from, and of.
+//! The inputs and the data structures of a schedule.
 
 use nccl_base::data_type::DataType;
 
-/// Who asks, and how much goes where.
+/// The inputs: the rank, and its parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exchange<'p> {
     pub(crate) rank: usize,
@@ -11,7 +11,7 @@ pub(crate) struct Exchange<'p> {
     pub(crate) payloads: &'p [Payload],
 }
 
-/// One kind of data that is exchanged: tokens, or their scales.
+/// One kind of data that is exchanged: tokens, or their scales, for instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Payload {
     pub(crate) data_type: DataType,
@@ -20,25 +20,25 @@ pub(crate) struct Payload {
     /// By peer.
     pub(crate) send: Vec<Part>,
     pub(crate) recv: Vec<Part>,
-    /// Where all parts are equally long and lie one after another: elements for each peer.
+    /// Elements for each peer, if all parts are equally long and contiguous.
     pub(crate) uniform: Option<usize>,
 }
 
-/// What goes to a peer or comes from it, in elements of the buffer.
+/// The part for a peer or from a peer, in elements of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) offset: usize,
     pub(crate) count: usize,
 }
 
-/// Which buffer.
+/// A buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Region {
-    /// The one of this payload that is read.
+    /// The send buffer of this payload.
     Send(usize),
-    /// The one of this payload that is written.
+    /// The receive buffer of this payload.
     Recv(usize),
-    /// Memory of the plan's own, in bytes.
+    /// The plan's own memory.
     Scratch,
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct Place {
 pub(crate) struct Message {
     pub(crate) sends: bool,
     pub(crate) at: Place,
-    /// Elements of this payload's type.
+    /// In elements of this payload's type.
     pub(crate) count: usize,
     pub(crate) payload: usize,
     pub(crate) peer: usize,
 }
 
-/// Rows of bytes that are moved on the device.
+/// A copy of rows of bytes on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
     pub(crate) to: Place,
@@ -71,16 +71,16 @@ pub(crate) struct Move {
     pub(crate) from_pitch: usize,
 }
 
-/// First the moves, then everything else in one group.
+/// A step: first the moves, then everything else in one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) moves: Vec<Move>,
     pub(crate) messages: Vec<Message>,
-    /// For each of these payloads, so many elements for each peer, by NCCL's own call.
+    /// By `ncclAlltoAll`: the payload, and its number of elements for each peer.
     pub(crate) native: Vec<(usize, usize)>,
 }
 
-/// What one rank does.
+/// The steps of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub(crate) steps: Vec<Step>,
@@ -89,14 +89,14 @@ pub(crate) struct Schedule {
 }
 
 impl Exchange<'_> {
-    /// The payloads with their numbers.
+    /// Returns the payloads with their numbers.
     pub(super) fn payloads(&self) -> impl Iterator<Item = (usize, &Payload)> {
         self.payloads.iter().enumerate()
     }
 }
 
 impl Payload {
-    /// One block of `count` elements for each of `ranks` peers.
+    /// Returns a payload with one block of `count` elements for each of `ranks` peers.
     pub(crate) fn uniform(data_type: DataType, size: usize, ranks: usize, count: usize) -> Self {
         let blocks = (0..ranks).map(|peer| Part {
             offset: peer * count,
@@ -112,12 +112,12 @@ impl Payload {
         }
     }
 
-    /// The elements that its send buffer has at least.
+    /// Returns how many elements its send buffer must have.
     pub(crate) fn send_len(&self) -> usize {
         end_of(&self.send)
     }
 
-    /// The elements that its receive buffer has at least.
+    /// Returns how many elements its receive buffer must have.
     pub(crate) fn recv_len(&self) -> usize {
         end_of(&self.recv)
     }
@@ -131,7 +131,7 @@ fn end_of(parts: &[Part]) -> usize {
 }
 
 impl Step {
-    /// Messages without elements are neither sent nor received.
+    /// Adds a message, unless it has no elements.
     pub(super) fn message(&mut self, message: Message) {
         if message.count > 0 {
             self.messages.push(message);
@@ -146,12 +146,12 @@ impl Step {
 impl Schedule {
     pub(super) fn of(steps: Vec<Step>, scratch: usize) -> Self {
         let mut steps = steps;
-        // A rank without a part in a step leaves it out: NCCL pairs messages, not steps.
+        // A rank without a part in a step leaves the step out: NCCL pairs messages, not steps.
         steps.retain(|step| !step.is_empty());
         Self { steps, scratch }
     }
 
-    /// The groups that NCCL is given.
+    /// Returns the number of groups that NCCL executes.
     pub(crate) fn launches(&self) -> usize {
         let groups = self.steps.iter();
         groups
@@ -159,7 +159,7 @@ impl Schedule {
             .count()
     }
 
-    /// Moves of memory on the device.
+    /// Returns the number of copies on the device.
     pub(crate) fn moves(&self) -> usize {
         self.steps.iter().map(|step| step.moves.len()).sum()
     }

@@ -1,4 +1,4 @@
-//! The ranks that are to be left tell each other so, and what they can do.
+//! The agreement of the remaining ranks: which ranks remain, and which way each of them can take.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use nccl_base::departure::Unfinished;
 use nccl_base::fault::Roster;
 use nccl_base::wire::{self, clean};
 
-/// Between two looks at who is left.
+/// The pause between two attempts to agree.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The ranks that are left tell each other what they can do; `refused` where it could not be done before. Who is gone
-/// may be heard of meanwhile.
+/// Exchanges with the remaining ranks which way each can take; `refused` is the refusal of an earlier attempt. A rank's
+/// departure may be noticed meanwhile, and then the exchange is repeated.
 pub(super) fn agree(
     comm: &Communicator,
     board: &dyn Supervisor,
@@ -63,7 +63,7 @@ pub(super) fn agree(
         };
         match peers.round(&topic, Some(&ranks), &wire::encode(&said), deadline, None) {
             Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
-            // A rank that is gone may be known to some, and not yet to others.
+            // Some ranks may know of a departure of which others do not know yet.
             Err(error) if Instant::now() < deadline && !is_cut_off(&error) => {
                 let (rank, roster) = (comm.inner.rank, comm.inner.roster());
                 let (world_rank, launcher_rank) =
@@ -82,7 +82,7 @@ pub(super) fn agree(
     }
 }
 
-/// Why this rank cannot go NCCL's own way.
+/// Returns why this rank cannot use `ncclCommShrink`.
 fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Option<String> {
     let inner = &comm.inner;
     let version = inner.library.version();
@@ -99,7 +99,7 @@ fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Opti
     if places.len() == comm.world_size() {
         return Some(format!("NCCL {version} leaves out one rank at least"));
     }
-    // A thread inside the child comes out only when the parent is aborted.
+    // A thread inside the child leaves only when the parent is aborted.
     if inner.blocks && aborting {
         return Some(String::from(
             "its idle parent ends with what is under way, and NCCL would have to shrink that",
@@ -113,7 +113,7 @@ fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Opti
     None
 }
 
-/// What a rank says before a shrink.
+/// The message of a rank before a shrink.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Said {
     #[serde(deserialize_with = "clean")]
@@ -121,22 +121,22 @@ struct Said {
     #[serde(deserialize_with = "clean")]
     not_native: Option<String>,
     aborting: bool,
-    /// Names what is made by NCCL's own way, for which there is no token of NCCL's.
+    /// Identifies a communicator made by `ncclCommShrink`, which has no NCCL token.
     token: [u8; TOKEN],
 }
 
 const TOKEN: usize = 16;
 
-/// What came of it.
+/// The result of the agreement.
 pub(super) struct Agreed {
     pub(super) prepared: Result<Prepared>,
-    /// The ranks that stay, in the parent.
+    /// The remaining ranks, as ranks of the parent.
     pub(super) places: Vec<usize>,
-    /// The same, in the peers.
+    /// The remaining ranks, as ranks of the peers.
     pub(super) ranks: Arc<[usize]>,
-    /// Who cannot take part, and why.
+    /// The rank that cannot take part, and why.
     pub(super) failed: Option<(usize, String)>,
-    /// Why it is not done NCCL's own way, by the ranks of which that is so.
+    /// The reason against `ncclCommShrink`, and the ranks that gave it.
     pub(super) not_native: Option<(Vec<usize>, String)>,
     pub(super) id: UniqueId,
 }
@@ -175,7 +175,7 @@ impl Agreed {
         })
     }
 
-    /// How it is to be done; `parent` has the ranks of what is to be shrunk.
+    /// Returns how the shrink is to be done; `parent` is the roster of the parent.
     pub(super) fn way(&self, parent: &Roster) -> ShrinkWay {
         match &self.not_native {
             None => ShrinkWay::Native,
@@ -189,7 +189,7 @@ impl Agreed {
     }
 }
 
-/// The first reason against NCCL's own way, and the ranks that have the same.
+/// Returns the first reason against `ncclCommShrink`, and the ranks that gave it.
 fn not_native(said: &[Said], places: &[usize]) -> Option<(Vec<usize>, String)> {
     let why = said.iter().find_map(|said| said.not_native.as_ref())?;
     let all = said.iter().zip(places);
@@ -197,7 +197,7 @@ fn not_native(said: &[Said], places: &[usize]) -> Option<(Vec<usize>, String)> {
     Some((of.map(|(_, &place)| place).collect(), why.clone()))
 }
 
-/// Whether this rank takes part no more, which no other attempt changes.
+/// Whether this rank has been cut off, which another attempt would not change.
 fn is_cut_off(error: &Error) -> bool {
     matches!(error.unfinished(), Some(Unfinished::CutOff { .. }))
 }

@@ -1,9 +1,9 @@
-//! What NCCL's own way has come to, on which the ranks agree before any of them goes on.
+//! The outcome of `ncclCommShrink`, on which the ranks agree before any of them goes on.
 //!
-//! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank learns of such an error for itself. It is
-//! not asked where a launch has begun since the ranks agreed, because it would go on with that launch.
-//! So one rank may be refused while the others wait for it inside NCCL. The rank that is refused ends the new communicator
-//! for that reason, which all ranks hear; they leave NCCL's call, and tell each other how their attempts ended:
+//! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank learns of such an error by itself. A rank
+//! does not call NCCL if a launch has begun since the ranks agreed, because NCCL would continue that launch.
+//! So one rank may be refused while the others wait for it inside NCCL. The refused rank ends the new communicator
+//! for that reason, which all ranks are told; they leave NCCL's call, and tell each other how their attempts ended:
 //!
 //! ```text
 //! all have made it                              ──▶ it is handed out
@@ -23,7 +23,7 @@ use crate::peers::Supervisor;
 pub(super) enum Refusal {
     /// The parent has an asynchronous error.
     RemoteError,
-    /// NCCL was not asked.
+    /// A launch is under way, so that NCCL was not called.
     Launching,
 }
 
@@ -36,20 +36,20 @@ impl Refusal {
     }
 }
 
-/// What NCCL's own way has come to on all ranks.
+/// The outcome of `ncclCommShrink` on all ranks.
 pub(super) enum Attempt {
     Made(Arc<Inner>),
-    /// Nothing is left of it, nor of the parent.
+    /// Neither the new communicator nor the parent is left.
     Refused(Refusal),
 }
 
-/// What it has come to on one rank; as it travels.
+/// The outcome on one rank, as sent to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Came {
     Made = 1,
     Refused = 2,
-    /// Another rank ended it.
+    /// Another rank ended the new communicator.
     Ended = 3,
     Failed = 4,
     Launching = 5,
@@ -69,7 +69,7 @@ impl Came {
     }
 }
 
-/// What the ranks told each other.
+/// The common outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Made,
@@ -97,7 +97,7 @@ impl Verdict {
     }
 }
 
-/// Tells `ranks` of the line what has come of the attempt here, `refused` if that is why, and hears what came of theirs.
+/// Exchanges with `ranks` the outcomes of the attempt; `refused` is the reason if it was refused here.
 ///
 /// # Errors
 /// A rank is gone, or does not come until `deadline`.
@@ -110,7 +110,7 @@ pub(super) fn tell_each_other(
 ) -> Result<Verdict> {
     let came = match outcome {
         Ok(_) => Came::Made,
-        // All have the same fault, and know from it that there is nothing to agree on.
+        // All ranks have the same fault, and know from it that there is nothing to agree on.
         Err(error) if error.fault().is_some_and(|fault| !fault.is_on_purpose()) => {
             return Ok(Verdict::Failed);
         }
@@ -122,20 +122,20 @@ pub(super) fn tell_each_other(
         },
     };
     let made = outcome.as_ref().ok().and_then(|made| made.board.as_ref());
-    // Ranks that know this do not come.
+    // Ranks that know of such a fault do not come.
     let is_over =
         || made.is_some_and(|made| made.fault().is_some_and(|fault| !fault.is_on_purpose()));
     let (peers, topic) = (board.peers(), topic("shrunk", board.key()));
     let parts = peers.round(&topic, Some(ranks), &[came as u8], deadline, Some(&is_over));
     if parts.is_err() {
-        // Whose death that was is the cause.
+        // The death of the missing rank may be the cause.
         peers.catch_up();
     }
     Ok(Verdict::of(parts?.iter().map(|part| Came::of(part))))
 }
 
-/// The error of an attempt that came to nothing although NCCL made a communicator here, because the ranks `missed` one
-/// another, or because of another rank.
+/// Aborts the communicator of a failed attempt that succeeded here, and returns the error: `missed` if the ranks did not meet,
+/// or else the fault of another rank.
 pub(super) fn unmade(made: &Arc<Inner>, missed: Option<Error>) -> Error {
     let was_ended = made.phase.get().is_aborted();
     made.abort("it was not made on all ranks");
@@ -161,7 +161,7 @@ mod tests {
             (&[Made, Made, Made][..], Verdict::Made),
             (&[Refused], refused),
             (&[Ended, Refused, Ended], refused),
-            // Another rank came out with a communicator before NCCL refused here.
+            // Another rank got its communicator before NCCL refused here.
             (&[Made, Refused, Ended], refused),
             (&[Launching, Refused, Ended], refused),
             (

@@ -1,4 +1,4 @@
-//! A shrink from the call to its end: the order in which things happen.
+//! A shrink from the call to its end: the order of the steps.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::peers::Supervisor;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
-/// Makes a communicator without the ranks `without`; `aborting` says whether what is under way ends.
+/// Makes a communicator without the ranks `without`; `aborting` says whether operations under way are ended.
 pub(in crate::creation) fn shrink(
     comm: &Communicator,
     name: &str,
@@ -101,7 +101,7 @@ fn shrink_in(comm: &Communicator, name: &str, without: &[usize], aborting: bool)
             }
             ShrinkWay::Anew { .. } => {
                 if aborting {
-                    // Those that are left out hear of it.
+                    // The ranks that are left out are told of the abort.
                     inner.abort(&*ended_by(comm, &agreed.places));
                 }
                 shrink_anew(comm, prepared, &**board, name, &agreed.ranks, deadline)?
@@ -131,7 +131,7 @@ fn shrink_anew(
     };
     let topic = topic("shrink token", board.key());
     let parts = peers.round(&topic, Some(ranks), &sealed, deadline, None);
-    // What is wrong here is the better answer on this rank.
+    // On the rank that failed, its own error is the better answer.
     token?;
     let parts = parts?;
     let sealed = parts.first().map(|part| &part[..]).unwrap_or_default();

@@ -1,26 +1,26 @@
-//! A communicator without some of its ranks.
+//! Makes a communicator without some of its ranks.
 //!
-//! Two ways lead there, and the ranks that stay agree on one of them over their line, before any of them
-//! asks NCCL:
+//! There are two ways, and the remaining ranks agree on one of them through their world before any of them
+//! calls NCCL:
 //!
 //! ```text
 //! all have ncclCommShrink, the parent lives on all, nobody is gone ──▶ ncclCommShrink
 //! otherwise                                                       ──▶ a token, and a new communicator
 //! ```
 //!
-//! Of a communicator that a rank's death has ended there is nothing to shrink: an error is handed out only
-//! when nobody writes into this rank's memory any more, and only an abort makes sure of that. So after a death
-//! it is always the second way. The first is for a rank that lives and is not wanted any more; NCCL then
-//! reuses what it knows of the machine.
+//! A communicator that ended with a rank's death cannot be shrunk: an error is handed out only
+//! when no rank writes into this rank's memory any more, and only an abort guarantees that. So after a death
+//! the ranks always take the second way. The first is for leaving out a live rank; NCCL then
+//! reuses its knowledge of the machine.
 //!
-//! A shrink that aborts ends what is under way, and with it the parent: NCCL lowers the parent's abort flag
-//! again, so that a destroy would wait for the rank that was left out, and only an abort does not. The parent
-//! is aborted after all ranks have their new one, because the abort of one is announced to all.
+//! An aborting shrink ends the operations under way, and with them the parent: NCCL lowers the parent's abort flag
+//! again, so that a destroy would wait for the rank that was left out; an abort does not. The parent
+//! is aborted after all ranks have their new communicator, because an abort is announced to all ranks.
 //!
-//! NCCL refuses the first way where the parent has an asynchronous error. The ranks then take the second one together
+//! NCCL refuses the first way if the parent has an asynchronous error. The ranks then take the second way together
 //! (`attempt`).
 //!
-//! One that was revoked has been stopped on all ranks already, and can be shrunk as if it were idle.
+//! A revoked communicator has already been stopped on all ranks, and can be shrunk as if it were idle.
 
 mod agree;
 mod attempt;

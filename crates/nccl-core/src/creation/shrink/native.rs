@@ -1,5 +1,5 @@
-//! NCCL's own way: `ncclCommShrink`, and what follows when it fails. Where calls block, the idle parent is shrunk, which
-//! gives the new communicator's idle parent.
+//! The shrink by `ncclCommShrink`, and its failures. Where calls block, the idle parent is shrunk, which
+//! makes the new communicator's idle parent.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
 use nccl_base::fault::Cause;
 
-/// What the ranks agreed on, done on this one, and what has come of it on all of them.
+/// Carries out the agreed shrink on this rank, and returns the outcome on all ranks.
 pub(super) fn shrink_native(
     comm: &Communicator,
     prepared: Prepared,
@@ -34,7 +34,7 @@ pub(super) fn shrink_native(
 ) -> Result<Attempt> {
     let parent = &comm.inner;
     let Native { id, places, .. } = agreed;
-    // One that was revoked has been stopped already.
+    // A revoked communicator has been stopped already.
     let is_revoked = parent.is_revoked();
     let aborting = aborting && !is_revoked;
     if aborting && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
@@ -62,8 +62,8 @@ pub(super) fn shrink_native(
                 Some(Err(unsettled)) => {
                     if let Some(refusal) = unsettled.refusal() {
                         let _ = refused.set(refusal);
-                        // The others wait inside NCCL's call. This is no failure of the new communicator's, of which
-                        // a cause would have to be looked for.
+                        // The others wait inside NCCL's call. A refusal is not a failure of the new communicator, for which
+                        // the ranks would have to find the cause.
                         if let Some(board) = &child.board {
                             Arc::clone(board).announce(Cause::asked(refusal.text()));
                         }
@@ -79,7 +79,7 @@ pub(super) fn shrink_native(
     };
     let outcome = prepared.begun_by(begin).join(id, deadline, || false);
     let refused = refused.get().copied();
-    // Who looks at the limit itself comes a little later.
+    // A rank whose call checks the limit itself comes a little later.
     let heard = attempt::tell_each_other(
         &**agreed.board,
         agreed.ranks,
@@ -113,13 +113,13 @@ pub(super) fn shrink_native(
     end_shrunk(parent, cause, aborting, is_revoked, &made);
     match verdict {
         Verdict::Refused(refusal) => Ok(Attempt::Refused(refusal)),
-        // Why the parent ended says more, unless it had ended before.
+        // The parent's fault says more than `error`, unless the parent had ended before.
         _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
         _ => Err(error),
     }
 }
 
-/// What the other ranks are told of the end of the parent.
+/// Returns the reason for the end of the parent, for the other ranks.
 pub(super) fn ended_by(comm: &Communicator, places: &[usize]) -> String {
     let out: Vec<_> = (0..comm.world_size())
         .filter(|rank| !places.contains(rank))
@@ -131,18 +131,18 @@ pub(super) fn ended_by(comm: &Communicator, places: &[usize]) -> String {
     )
 }
 
-/// What the ranks agreed on, and where they did.
+/// The agreement to carry out, and the supervisor through which it was made.
 pub(super) struct Native<'a> {
     pub(super) board: &'a Arc<dyn Supervisor>,
     pub(super) id: &'a UniqueId,
-    /// The ranks that stay, in the parent, and in the line.
+    /// The remaining ranks, as ranks of the parent, and of the peers.
     pub(super) places: &'a [usize],
     pub(super) ranks: &'a Arc<[usize]>,
 }
 
 impl Unsettled {
-    /// Why it is no failure of the shrink: NCCL does not shrink a communicator with an asynchronous error, and must not shrink one
-    /// with a launch under way.
+    /// Returns the refusal, if this is one: NCCL does not shrink a communicator with an asynchronous error, and must not shrink
+    /// one with a launch under way.
     fn refusal(&self) -> Option<Refusal> {
         let Self::Failed(failure) = self else {
             return None;
@@ -158,13 +158,13 @@ impl Unsettled {
     }
 }
 
-/// How much longer than its own limit a call may take that looks at its limit itself.
+/// How long past its limit a call may take that checks the limit itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long another thread's call may take that is no launch.
+/// How long another thread may hold the lock for a call that is no launch.
 const BRIEF: Duration = Duration::from_millis(100);
 
-/// Whether NCCL is at something.
+/// Whether NCCL has unfinished work on `raw`.
 fn is_in_progress(library: &Library, raw: RawComm) -> bool {
     matches!(state(library, raw), Ok(sys::ncclResult_t::ncclInProgress))
 }
@@ -172,7 +172,7 @@ fn is_in_progress(library: &Library, raw: RawComm) -> bool {
 /// How long the rank at which a shrink failed may take to tell why the parent ends.
 const CAUSE: Duration = Duration::from_secs(1);
 
-/// When the new communicator was ended by another rank, that rank is about to tell why the parent ends.
+/// If another rank ended the new communicator, waits until that rank has told why the parent ends.
 fn wait_for_the_cause(inner: &Inner, error: &Error) {
     let deadline = deadline_after(CAUSE);
     while let Some(board) = &inner.board
@@ -184,13 +184,13 @@ fn wait_for_the_cause(inner: &Inner, error: &Error) {
     }
 }
 
-/// The end of a parent whose shrink has come to nothing. NCCL's rule for a child that was not made: no other follows.
-/// The abort ends what is under way of it.
+/// Ends a parent whose shrink failed: NCCL allows no further child after one that was not made.
+/// The abort also ends NCCL's work on that child.
 fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool, made: &Slot) {
     let outcome = if is_revoked {
         inner.abort_revoked()
     } else if aborting {
-        // Those that are left out wait for nothing else.
+        // The ranks that are left out wait only for this announcement.
         if let Some(board) = &inner.board {
             Arc::clone(board).announce(cause);
         }
@@ -208,8 +208,8 @@ fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool
     }
 }
 
-/// Whether no launch is under way. With one, a shrink that aborts leaves NCCL with what it has freed (`ncclGroupJobAbort`,
-/// group.cc). A call that holds the lock for long is taken for one.
+/// Whether no launch is under way. With a launch under way, NCCL would continue to use what an aborting shrink has freed
+/// (`ncclGroupJobAbort`, group.cc). A call that holds the lock for long counts as a launch.
 pub(super) fn is_at_rest(inner: &Inner) -> bool {
     let Some(handle) = inner.handle.take_until(deadline_after(BRIEF)) else {
         return false;
@@ -219,7 +219,7 @@ pub(super) fn is_at_rest(inner: &Inner) -> bool {
         .is_none_or(|raw| !is_in_progress(&inner.library, raw))
 }
 
-/// Asks NCCL, and waits until the parent is at rest, or the new communicator, `child`, is of no use any more. On a
+/// Calls `ncclCommShrink`, and waits until the parent is idle, or the new communicator, `child`, is aborted. Runs on a
 /// thread that may be given up.
 fn shrink_raw(
     inner: &Inner,
@@ -253,10 +253,10 @@ fn shrink_raw(
         true => sys::NCCL_SHRINK_ABORT,
         false => sys::NCCL_SHRINK_DEFAULT,
     };
-    // By an abort that another rank asked for, or a rank that died. An abort of our own has begun already.
+    // By an abort that another rank began, or by a rank that died. With `aborting`, this rank's own abort has begun already.
     let is_revoked = inner.is_revoked();
     let interrupted = || match aborting {
-        // A rank at which NCCL has refused does not come.
+        // A rank at which NCCL refused does not come.
         _ if child.get().is_aborted() => true,
         _ if is_revoked => inner.abort_signal.is_aborted(),
         true => inner
@@ -275,11 +275,11 @@ fn shrink_raw(
         let text = String::from(Refusal::Launching.text());
         return Err(failed(NcclFailure::new(CALL, code, text, String::new())));
     }
-    // NCCL writes there when the parent comes to rest, which may be after this thread is gone.
+    // NCCL writes there when the parent becomes idle, possibly after this thread has been given up.
     std::mem::forget(Arc::clone(made));
     let count = without.len() as i32;
-    // SAFETY: the lock is held, so nobody else calls on `raw`; the list and the config are valid for the
-    // call, and the place for as long as the process lives.
+    // SAFETY: the lock is held, so no other thread calls on `raw`; the list and the config are valid for the
+    // call, and the slot for as long as the process lives.
     let code = unsafe {
         shrink(
             raw.as_ptr(),
@@ -292,7 +292,7 @@ fn shrink_raw(
     };
     ffi::check(library, CALL, code).map_err(failed)?;
     settle(library, raw, CALL, deadline_after(limit), interrupted)?;
-    // SAFETY: the parent is at rest: NCCL writes no more.
+    // SAFETY: the parent is idle, so that NCCL does not write there any more.
     unsafe { Arc::decrement_strong_count(Arc::as_ptr(made)) };
     made.take()
         .ok_or_else(|| failed(ffi::missing(library, CALL)))

@@ -1,10 +1,10 @@
-//! What a shrink has made, and how.
+//! The result of a shrink.
 
 use std::fmt;
 
 use crate::communicator::Communicator;
 
-/// What a shrink has made, and how.
+/// The result of a shrink.
 ///
 /// ```
 /// # fn example(shrunk: nccl::Shrunk) {
@@ -14,9 +14,9 @@ use crate::communicator::Communicator;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Shrunk {
-    /// Of the ranks that are left, in their order.
+    /// The communicator of the remaining ranks, in their old order.
     pub communicator: Communicator,
-    /// How it was made; the same on all of them.
+    /// How it was made; the same on all ranks.
     pub way: ShrinkWay,
 }
 
@@ -37,7 +37,7 @@ pub enum ShrinkWay {
     /// As a new communicator, from a token of its own.
     #[non_exhaustive]
     Anew {
-        /// Why NCCL's own way was not possible.
+        /// Why `ncclCommShrink` was not possible.
         why: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The calls of a communicator, as they are looked at: by the watchdog, and by whoever asks what it stands in.
+//! The calls of a communicator, as the watchdog and other readers see them.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::op::Descriptor;
 use crate::operation::OperationKind;
 use crate::recorder::lane::Slot;
 
-/// A call, as the watchdog looks at it.
+/// A call, as the watchdog sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct TrackedCall {
@@ -22,14 +22,14 @@ pub struct TrackedCall {
     pub(crate) limit: Option<Duration>,
     /// CUDA's handle.
     pub(crate) stream: u64,
-    /// Whether NCCL, or the launch of a graph, has not come back.
+    /// Whether NCCL, or the launch of a graph, has not returned.
     #[doc(hidden)]
     pub issuing: bool,
 }
 
 impl Track {
-    /// The calls that are kept and have not failed, oldest first. What is put on a stream after this was
-    /// called comes behind those that are issued.
+    /// The calls that are kept and have not failed, oldest first. Work that is put on a stream afterwards
+    /// comes behind the calls that are issued.
     #[doc(hidden)]
     pub fn calls(&self) -> Vec<TrackedCall> {
         let records = self.issues.read().records;
@@ -51,12 +51,12 @@ impl Track {
             .collect()
     }
 
-    /// How many calls were written down so far.
+    /// How many calls were recorded so far.
     pub(crate) fn written(&self) -> u64 {
         self.issues.written()
     }
 
-    /// When the last call began, since [`origin`], and whether it is being made; `None` while one is written down.
+    /// When the last call began, since [`origin`], and whether it is being issued; `None` while one is being recorded.
     #[doc(hidden)]
     pub fn last_call(&self) -> Option<(Duration, bool)> {
         let last = self.issues.last()?;
@@ -64,7 +64,7 @@ impl Track {
         Some((Duration::from_nanos(last.time), issuing))
     }
 
-    /// The numbers of the calls that are kept and were given up before they were on their stream.
+    /// The numbers of the kept calls that were given up before they were on their stream.
     #[doc(hidden)]
     pub fn given_up(&self) -> Vec<u64> {
         let records = self.issues.read().records;
@@ -79,7 +79,7 @@ impl Track {
         self.tally.messages.by_peer()
     }
 
-    /// Whether there was no call to which only some ranks come.
+    /// Whether no call was made that only some ranks make.
     #[doc(hidden)]
     pub fn only_calls_for_all(&self) -> bool {
         use OperationKind::{Group, Recv, Send};
@@ -88,8 +88,8 @@ impl Track {
             .all(|kind| self.tally.calls(kind) == 0)
     }
 
-    /// What it was waiting in, as far as anybody has asked: a call that NCCL has not come back from, or what is
-    /// not known to be done.
+    /// The call that the communicator was waiting in, as far as known without asking: a call that NCCL has not returned from, or
+    /// one that is not known to be done.
     pub(crate) fn standing(&self) -> Option<String> {
         let calls = self.calls();
         let pending = |call: &&TrackedCall| {
@@ -105,15 +105,15 @@ impl Track {
         })
     }
 
-    /// Whether NCCL may wait for other ranks inside of call `number`, as far as operations of it were handed over: the first message
-    /// between two ranks connects them, and the first collective of a kind all of the communicator.
+    /// Whether NCCL may wait for other ranks inside call `number`, judging by its operations that NCCL was given: the first message
+    /// between two ranks connects them, and the first collective of a kind connects all ranks of the communicator.
     pub(crate) fn may_connect(&self, number: u64) -> bool {
         // Each number is one record, from 1 on.
         let issue = number.checked_sub(1).and_then(|at| self.issues.get(at));
         let issue = issue.filter(|issue| issue.number == number && self.identity.world_size > 1);
         let Some(issue) = issue else { return false };
-        // Those of a group are here when all of them, or a large part, were handed over: until then its thread is inside the call
-        // of one, which only queues it.
+        // A group's operations are recorded when NCCL was given all of them, or a large part: until then its thread is inside the
+        // call of one operation, which only queues it.
         let numbers = issue.first..issue.first.saturating_add(issue.count);
         let operations: Vec<_> = numbers
             .filter_map(|number| self.operations.get(number)?)
@@ -128,7 +128,7 @@ impl Track {
         })
     }
 
-    /// Up to which number, below `number`, no call on `stream` is still being made. Allocates nothing, and looks at
+    /// Up to which number, below `number`, no call on `stream` is still being issued. Allocates nothing, and reads
     /// the records only while a replay is being launched: all other calls are made one after another.
     pub(crate) fn issued_below(&self, stream: u64, number: u64) -> u64 {
         if self.launching.load(Ordering::Acquire) == 0 {

@@ -1,19 +1,19 @@
-//! A limit in what an issue's word has left for it.
+//! An issue's limit, in the bits that its state word has left.
 
 use std::time::Duration;
 
-/// A limit in 48 bits, in steps of about a microsecond; longer limits are larger.
+/// A limit in 48 bits, in steps of about a microsecond; longer limits are larger words.
 #[inline]
 pub(crate) fn limit_word(limit: Duration) -> u64 {
     limit.as_secs().min(FOR_EVER) << 20 | u64::from(limit.subsec_nanos() >> 10)
 }
 
-/// The limit that a word stands for; `None` for one of more than eight years.
+/// The limit that a word stands for; `None` for more than eight years.
 pub(crate) fn limit_of_word(word: u64) -> Option<Duration> {
     const ROUND: u32 = 10_000;
     let seconds = word >> 20;
     let nanos = (word as u32 & 0xf_ffff) << 10;
-    // People give round numbers: what was cut off is added again.
+    // Limits are mostly round numbers: what was cut off is added again.
     let round = nanos.next_multiple_of(ROUND);
     let nanos = if round - nanos < 1 << 10 {
         round

@@ -1,29 +1,29 @@
-//! Up to where the work on each stream is done.
+//! Up to which call the work on each stream is done.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::Mutex;
 
-/// Streams whose marks are kept where no lock is needed.
+/// How many streams have marks that are read without a lock.
 const STREAMS: usize = 8;
 
-/// Further ones of which it is known how far they are: what was done first is forgotten first.
+/// How many further streams have marks: the one with the lowest number is forgotten first.
 const MORE_STREAMS: usize = 1024;
 
 /// Up to which number the operations of a stream are done.
 #[derive(Default)]
 struct Mark {
-    /// 0 while nobody has it: the default stream is counted from 1 like all others.
+    /// The stream's handle plus 1, so that the default stream is not 0; 0 while the mark is free.
     stream: AtomicU64,
     done: AtomicU64,
 }
 
-/// Those of one communicator.
+/// The marks of one communicator.
 #[derive(Default)]
 pub(super) struct Marks {
     few: [Mark; STREAMS],
-    /// Those of further streams, by handle.
+    /// The marks of further streams, by handle.
     more: Mutex<BTreeMap<u64, u64>>,
 }
 

@@ -1,13 +1,13 @@
-//! What one communicator recorded: two lanes, its marks, and who it is.
+//! The record of one communicator: two lanes, its marks, and its identity.
 //!
 //! An *issue* is one call of this crate that has a sequence number: a collective, a group, a replay of a
 //! plan. Its *operations* are the C calls it is made of. Both lie in lanes of their own, because a group may
 //! have hundreds; an issue names the first of its operations by number.
 //!
 //! - `record`: both lanes and the rest of one communicator;
-//! - `slots`: where both are written, and copies of them; `limit`: how long an issue may run, in few bits;
-//! - `writer`: who writes; `calls`: what is read of it while it goes on;
-//! - `marks`: up to where the work on each stream is done; `clock`: the time by which all is recorded;
+//! - `slots`: the slots of both lanes, and copies of them; `limit`: an issue's limit, in few bits;
+//! - `writer`: writes the lanes; `calls`: what is read while the communicator goes on;
+//! - `marks`: up to which call the work on each stream is done;
 //! - `tracked`: the records that can be read.
 
 mod calls;

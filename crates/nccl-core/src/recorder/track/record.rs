@@ -14,7 +14,7 @@ use crate::state::Phase;
 use crate::stats::Tally;
 use nccl_base::clock::now;
 
-/// Issues and operations that are kept of each communicator.
+/// How many issues of each communicator are kept; below, how many operations.
 pub(in crate::recorder) const ISSUES: usize = 512;
 
 pub(crate) const OPERATIONS: usize = 2048;
@@ -32,7 +32,7 @@ pub struct Track {
     pub(in crate::recorder) issues: Lane<Issue>,
     pub(in crate::recorder) operations: Lane<OperationSlot>,
     pub(super) marks: Marks,
-    /// Replays that are being launched, which happens without the communicator's lock.
+    /// The number of replays that are being launched, which happens without the communicator's lock.
     pub(super) launching: AtomicU64,
     pub(crate) usual: Usual,
     pub(in crate::recorder) tally: Arc<Tally>,
@@ -44,7 +44,8 @@ pub(crate) fn handle_of(stream: &CudaStream) -> u64 {
 }
 
 impl Track {
-    /// A replay is about to be launched, without the communicator's lock, which is held now.
+    /// Counts a replay that is about to be launched without the communicator's lock. The caller holds
+    /// the lock now.
     pub(crate) fn launches(&self) {
         self.launching.fetch_add(1, Ordering::AcqRel);
     }
@@ -54,7 +55,7 @@ impl Track {
         self.marks.done_on(stream)
     }
 
-    /// Notes that operation `number` on `stream` is done, and with it all that were put there before.
+    /// Notes that operation `number` on `stream` is done, and with it all earlier ones on that stream.
     pub(crate) fn done(&self, stream: &CudaStream, number: u64) {
         self.stamp(number);
         self.marks.done_at(handle_of(stream), number);
@@ -66,8 +67,8 @@ impl Track {
         let slot = self.issues.slot(number.wrapping_sub(1));
         if slot.number.load(Ordering::Relaxed) == number && slot.done.load(Ordering::Relaxed) == 0 {
             let now = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
-            // Should the slot become another's just now, that one seems done before it began, and nobody
-            // believes it.
+            // If another issue takes the slot just now, that one seems done before it began, and readers
+            // ignore such a time.
             slot.done.store(now, Ordering::Relaxed);
         }
     }

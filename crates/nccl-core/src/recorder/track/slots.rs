@@ -1,4 +1,4 @@
-//! Where an issue and an operation are written, and copies of them.
+//! The slots of issues and operations, and copies of them.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use crate::op::Descriptor;
 use crate::recorder::lane::Slot;
 use crate::recorder::spans::Mention;
 
-/// Where an issue is written.
+/// The slot of an issue.
 #[derive(Default)]
 pub(in crate::recorder) struct Issue {
     pub(super) number: AtomicU64,
@@ -16,18 +16,18 @@ pub(in crate::recorder) struct Issue {
     pub(super) stream: AtomicU64,
     /// The number of its first operation.
     pub(super) first: AtomicU64,
-    /// How many it has in the lower half, and the place of its span's name in the upper.
+    /// The number of its operations in the lower half, and the place of its span's name in the upper.
     pub(super) count: AtomicU64,
     /// The number of the span that it was called in.
     pub(super) span: AtomicU64,
     /// Its [`Progress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
     pub(super) state: AtomicU64,
-    /// When it was first known to be done, in nanoseconds since [`Origin`]; 0 while it is not, and for those
-    /// of which only a later one on their stream was asked.
+    /// When it was first known to be done, in nanoseconds since [`Origin`]; 0 while it is not, and for an
+    /// issue of which only a later one on its stream was queried.
     pub(super) done: AtomicU64,
 }
 
-/// A copy of it.
+/// A copy of an issue.
 pub(in crate::recorder) struct IssueRecord {
     pub(in crate::recorder) number: u64,
     pub(in crate::recorder) time: u64,
@@ -60,7 +60,7 @@ impl Slot for Issue {
     }
 }
 
-/// Where an operation is written.
+/// The slot of an operation.
 #[derive(Default)]
 pub(crate) struct OperationSlot {
     count: AtomicU64,
@@ -97,13 +97,13 @@ impl Slot for OperationSlot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(in crate::recorder) enum Progress {
-    /// NCCL is being called, and has not come back.
+    /// NCCL is being called, and has not returned.
     Issuing = 0,
     /// The work is on the stream.
     Issued = 1,
     /// A call failed.
     Failed = 2,
-    /// It was given up before it was on the stream: it waited for others, for all that is known.
+    /// It was given up before it was on the stream: as far as known, it waited for other ranks.
     GivenUp = 3,
 }
 

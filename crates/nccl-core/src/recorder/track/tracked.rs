@@ -1,4 +1,4 @@
-//! The records that can be read: of the communicators that live, and of those that ended last.
+//! The records that can be read: those of the live communicators, and of the last ones that ended.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,10 +17,10 @@ use crate::stats::Tally;
 use crate::sync::{Mutex, MutexGuard};
 use nccl_base::clock::{now, origin};
 
-/// Communicators that are kept after their end, for whoever asks what they did last.
+/// How many communicators are kept after their end, so that their last calls can be read.
 const ENDED: usize = 16;
 
-/// A communicator's part: keeps its record among those that can be read.
+/// A communicator's handle on its record, which keeps the record readable.
 pub(crate) struct Tracked(Arc<Track>);
 
 impl Tracked {
@@ -73,7 +73,7 @@ impl Tracked {
 }
 
 impl Drop for Tracked {
-    /// What it recorded can be read for a while.
+    /// Keeps the record readable for a while.
     fn drop(&mut self) {
         let mut all = all();
         if all.ended.len() == ENDED {
@@ -89,7 +89,7 @@ struct All {
     ended: VecDeque<Arc<Track>>,
 }
 
-/// Not on the way of an operation: communicators come and go here, and are read.
+/// The list of records. Not on the path of an operation: locked when communicators come and go, and by readers.
 fn all() -> MutexGuard<'static, All> {
     static ALL: Mutex<All> = Mutex::new(All {
         made: 0,
@@ -105,12 +105,12 @@ pub fn tracks() -> Vec<Arc<Track>> {
     if crate::forked::is_child() {
         return Vec::new();
     }
-    // Those that ended are in both lists.
+    // Records of ended communicators are in both lists.
     all().live.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// A number that grows while collectives end that need every rank of `home`: NCCL reaches all of them then. Of the kept calls of
-/// communicators of all its ranks, as far as they are known to be done.
+/// Returns a number that grows while collectives complete that need every rank of `home`, and so show that NCCL reaches all of
+/// them: the sum of the numbers of the last such kept call that is known to be done, of each communicator of all its ranks.
 #[doc(hidden)]
 pub fn progress_of(home: &Arc<Home>) -> u64 {
     use OperationKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
@@ -142,7 +142,7 @@ pub fn progress_of(home: &Arc<Home>) -> u64 {
         .sum()
 }
 
-/// The call that was made last on any communicator of a world, in words. A glance at one record of each.
+/// Describes the last call on any communicator of a world. Reads one record of each.
 #[doc(hidden)]
 pub fn last_call() -> Option<String> {
     let tracks = tracks();

@@ -1,4 +1,4 @@
-//! Who writes: whoever has the communicator's lock, and a launch without it.
+//! The writers of the record: the thread that holds the communicator's lock, and a launch without it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,11 +14,11 @@ use crate::recorder::spans;
 use crate::stats::{self, Tally, Volume};
 use nccl_base::clock::origin;
 
-/// The right to write the record, which whoever holds the communicator's lock has.
+/// The right to write the record; the holder of the communicator's lock has it.
 pub(crate) struct Writer {
     pub(super) track: Arc<Track>,
     pub(super) origin: Instant,
-    /// Written so far, whether or not they are still there.
+    /// How many were written so far, whether or not they are still kept.
     pub(super) issues: u64,
     pub(super) operations: u64,
     pub(super) tally: Arc<Tally>,
@@ -29,19 +29,19 @@ pub(crate) struct Writer {
 pub(crate) struct Ticket {
     index: u64,
     number: u64,
-    /// Whether the watchdog wants to be told of it.
+    /// Whether it has to be reported to the watchdog.
     pub(crate) is_unusual: bool,
 }
 
-/// Where the next operations are written.
+/// The slots of the next operations.
 pub(crate) struct Room<'w> {
-    /// As many as lie in a row.
+    /// As many as are contiguous.
     pub(crate) slots: &'w [OperationSlot],
     pub(crate) tally: &'w Tally,
 }
 
-/// Of so many issues of a communicator one is timed, because a clock costs as much as a message. Not the first,
-/// in which NCCL may connect the ranks.
+/// One issue in this many of a communicator is timed, because reading a clock costs as much as a message. Not
+/// the first, in which NCCL may connect the ranks.
 const TIMED: u64 = 64;
 
 impl Writer {
@@ -87,7 +87,7 @@ impl Writer {
         state.store(word, Ordering::Relaxed);
         self.issues += 1;
         track.issues.publish(self.issues);
-        // After it was written: a watchdog that takes its name off the list finds the call.
+        // After the record is written: a watchdog that takes the stream off the list finds the call.
         let is_usual = track
             .usual
             .covers(std::ptr::from_ref(stream).addr(), time, limit);
@@ -98,7 +98,7 @@ impl Writer {
         }
     }
 
-    /// Where the next `operations` of the issue that was begun last are written.
+    /// The slots of the next `operations` of the issue that was begun last.
     #[inline]
     pub(crate) fn room(&self, operations: usize) -> Room<'_> {
         Room {
@@ -107,7 +107,7 @@ impl Writer {
         }
     }
 
-    /// Hands out the operations that were called.
+    /// Makes the operations that were called readable.
     #[inline]
     pub(crate) fn called(&mut self, operations: usize) {
         self.operations += operations as u64;
@@ -131,7 +131,7 @@ impl Track {
     /// Notes how the calls of an issue ended.
     pub(super) fn progressed(&self, ticket: Ticket, progress: Progress) {
         let slot = self.issues.slot(ticket.index);
-        // Others may have come meanwhile, when the calls were made without the lock.
+        // Other issues may have taken the slot meanwhile, when the calls were made without the lock.
         if slot.number.load(Ordering::Relaxed) == ticket.number {
             let kind = slot.state.load(Ordering::Relaxed) & !0xff;
             slot.state.store(kind | progress as u64, Ordering::Release);

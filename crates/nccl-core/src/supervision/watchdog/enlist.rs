@@ -1,4 +1,5 @@
-//! How calls get to the watchdog. When nothing fits what the watchdog keeps of a stream, its thread comes here.
+//! How calls are reported to the watchdog: a thread whose call is not covered by its communicator's `Usual`
+//! comes here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,13 +23,13 @@ use crate::standing::Standing;
 use crate::supervision::stragglers::Inquired;
 use crate::threads::not_started;
 
-/// How many marks wait for the next look, at most.
+/// The most marks of a stream that wait for the next look.
 const INCOMING: usize = 64;
 
-/// How soon the first look comes.
+/// The longest time until the first look.
 const FIRST: Duration = Duration::from_millis(1);
 
-/// What the threads of an issue know of it.
+/// An issue, as the issuing thread reports it.
 #[derive(Clone, Copy)]
 pub(crate) struct Issue<'i> {
     pub(crate) inner: &'i Arc<Inner>,
@@ -38,16 +39,16 @@ pub(crate) struct Issue<'i> {
     pub(crate) limit: Duration,
 }
 
-/// To be called before a call that is unusual reaches NCCL, when everything else is in order. Whether
+/// To be called before an unusual call reaches NCCL, when everything else is in order. Returns whether
 /// [`after`] is to be called as well. Allocates nothing while the communicator is watched.
 ///
 /// # Errors
-/// When there is no thread to watch over it, and when its context is lost.
+/// When no thread can be started to watch the call, and when the call's context is lost.
 #[cold]
 pub(crate) fn before(issue: Issue<'_>) -> Result<bool> {
     let is_marked = enlist(issue)?;
     if is_marked {
-        // Everything that was put on the stream before.
+        // Covers everything that was put on the stream before.
         put(issue, issue.number - 1, false)?;
     }
     Ok(is_marked)
@@ -56,11 +57,11 @@ pub(crate) fn before(issue: Issue<'_>) -> Result<bool> {
 /// To be called when the call is on its stream.
 #[cold]
 pub(crate) fn after(issue: Issue<'_>) {
-    // If the device is lost by now, whoever looks next finds it.
+    // If the device is lost by now, the next look finds that.
     let _ = put(issue, issue.number, true);
 }
 
-/// As [`before`], for a stream on which nothing can be marked.
+/// Like [`before`], for a stream on which no mark can be put.
 ///
 /// # Errors
 /// As [`before`].
@@ -69,7 +70,7 @@ pub(crate) fn attend(issue: Issue<'_>) -> Result<()> {
     enlist(issue).map(drop)
 }
 
-/// Sees to it that there is somebody who watches.
+/// Starts the watchdog, if it does not run.
 ///
 /// # Errors
 /// As [`before`].
@@ -77,7 +78,7 @@ pub(crate) fn ensure() -> Result<()> {
     start(&mut STATE.lock())
 }
 
-/// How many questions are open at once; of the others nobody gets an answer.
+/// How many inquiries may be open at once; further ones get no answer.
 const INQUIRIES: usize = 256;
 
 /// Answers whether a rank of this process has entered an operation, now and when it has.
@@ -99,7 +100,7 @@ fn start(state: &mut State) -> Result<()> {
     threads::start(&mut state.threads).map_err(not_started("that watches over operations"))
 }
 
-/// Whether a mark is due on the stream.
+/// Puts the call on the watchdog's list. Returns whether a mark is due on the stream.
 fn enlist(issue: Issue<'_>) -> Result<bool> {
     let Issue {
         inner, on, number, ..
@@ -166,7 +167,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         });
         entry.streams.len() - 1
     });
-    // Not only while it is watched: its end is asked for when the communicator is aborted.
+    // Also after the watchdog has let go of the stream: an abort asks for the stream's end.
     let mut in_use = inner.in_use.lock();
     if !in_use.iter().any(|stream| same_stream(stream, on)) {
         in_use.push(Arc::clone(on));
@@ -174,7 +175,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     drop(in_use);
     let watched = &mut entry.streams[watched];
     watched.idle_since = None;
-    // Another thread's launch may have been recorded before, and come here later.
+    // The launch of another thread may have been recorded earlier, and come here later.
     watched.floor = watched.floor.min(number - 1);
     let again = (!Arc::ptr_eq(&watched.stream, on)).then(|| Arc::clone(on));
     let dropped = std::mem::replace(&mut watched.again, again);
@@ -183,7 +184,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         let apart = SPACING.min(period) * (1 << (watched.backlog / CROWD).min(6));
         watched.due = now + apart;
     }
-    // So that there are events for the next marks.
+    // Keeps events at hand for the next marks.
     let is_full = watched.incoming.len() >= EVENTS[0] / 2;
     let due = u64::try_from(watched.due.as_nanos()).unwrap_or(u64::MAX);
     usual.list(Arc::as_ptr(on).addr(), due, limit);
@@ -196,15 +197,15 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     let next = entry.next.min(lull);
     state.threads.wake(next, was_empty);
     drop(state);
-    // This may be the last who has it.
+    // This may be the last reference to the stream.
     drop(dropped);
     Ok(is_due)
 }
 
-/// Puts a mark on the stream, unless there is none at hand or too many wait already.
+/// Puts a mark on the stream, unless no event is at hand or too many marks wait.
 ///
 /// # Errors
-/// When that says that the context is lost.
+/// When CUDA reports that the context is lost.
 fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) -> Result<()> {
     let Issue { inner, on, .. } = issue;
     let Some(event) = inner.events.lock().pop() else {
@@ -253,7 +254,7 @@ fn put(issue: Issue<'_>, covers: u64, is_right_behind: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sees to it that there are events at hand. Without, the watchdog's own marks have to do.
+/// Keeps events at hand. Without them, only the watchdog's own marks are put.
 fn keep_events(inner: &Inner) {
     if !inner.events.lock().is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! What the watchdog found at its last look, for whoever shows it.
+//! The results of the watchdog's last look, for the code that shows them.
 
 #![allow(dead_code, reason = "not everything is shown yet")]
 
@@ -9,7 +9,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::recorder::{Track, origin};
 use crate::standing::{Clock, Standing};
 
-/// A communicator that has, or had a moment ago, operations that are not known to be done.
+/// A communicator whose operations are not, or a moment ago were not, known to be done.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct Pending {
@@ -23,7 +23,7 @@ pub struct Pending {
     /// How many calls were issued and are not known to be done.
     #[doc(hidden)]
     pub depth: u64,
-    /// The one that was issued first of them.
+    /// The first of these calls.
     #[doc(hidden)]
     pub oldest: Option<Oldest>,
     /// When a call was last seen to be done; `None` while it is watched and none was.
@@ -45,7 +45,7 @@ pub struct Oldest {
     pub since: Instant,
     #[doc(hidden)]
     pub clock: Clock,
-    /// Since when that is so, as far as known.
+    /// Since when its clock has been in this state, as far as known.
     pub(crate) began: Instant,
 }
 
@@ -53,7 +53,7 @@ pub struct Oldest {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     pub(super) standing: Option<Standing>,
-    /// What its call is about.
+    /// The shape of the call that `standing` names.
     pub(super) shape: Shape,
     pub(super) depth: u64,
     pub(super) progress: Option<Instant>,

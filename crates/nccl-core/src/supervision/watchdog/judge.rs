@@ -1,5 +1,5 @@
-//! What marks prove, and who is late. Times are counted from the recorder's zero; nothing here asks a clock
-//! or a device.
+//! What marks prove, and which call is overdue. Times are counted from the recorder's zero; nothing here
+//! reads a clock or asks a device.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::operation::OperationKind;
 use crate::recorder::TrackedCall;
 use crate::standing::{Clock, Standing};
 
-/// A mark that was not reached when it was asked last.
+/// A mark that was not reached when it was last queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unreached {
-    /// It is behind all calls of its stream up to this one.
+    /// The mark is behind all calls of its stream up to this one.
     pub(super) covers: u64,
     /// When it was put there.
     pub(super) at: Duration,
@@ -18,7 +18,7 @@ pub(super) struct Unreached {
     pub(super) is_right_behind: bool,
 }
 
-/// What is known of one stream.
+/// The state of one stream.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     /// CUDA's handle.
@@ -31,7 +31,7 @@ pub(super) struct Queue {
     free: Duration,
     /// The first call that is not done.
     front: Option<TrackedCall>,
-    /// How many are not.
+    /// How many calls are not done.
     depth: u64,
     /// Up to which call everything is on the stream, so that a mark put there now covers it.
     pub(super) issued: u64,
@@ -46,13 +46,13 @@ impl Queue {
         }
     }
 
-    /// A mark was reached.
+    /// Records that a mark was reached.
     pub(super) fn reached(&mut self, covers: u64, now: Duration) {
         self.done = self.done.max(covers);
         self.free = now;
     }
 
-    /// Takes in what was recorded, and up to where somebody has seen the stream done.
+    /// Takes in the recorded calls, and up to which call the stream was seen done.
     pub(super) fn update(&mut self, calls: &[TrackedCall], done: u64, now: Duration) {
         if done > self.done {
             self.reached(done, now);
@@ -62,7 +62,7 @@ impl Queue {
         let issuing = issuing.min().unwrap_or(u64::MAX);
         let issued = here().map(|call| call.number).filter(|&n| n < issuing);
         self.issued = issued.max().unwrap_or(0);
-        // What was captured runs when it is replayed.
+        // A captured call runs when its graph is replayed.
         let is_pending = |call: &&TrackedCall| {
             call.number > self.done.max(self.floor)
                 && (call.issuing || call.kind != OperationKind::Capture)
@@ -75,7 +75,7 @@ impl Queue {
             && known.number < oldest
             && oldest < u64::MAX
         {
-            // Its record was overwritten; some of those in between were on other streams.
+            // The call's record was overwritten; some of the calls in between were on other streams.
             depth += oldest - known.number;
             front = Some(TrackedCall {
                 issuing: false,
@@ -85,7 +85,7 @@ impl Queue {
         (self.front, self.depth) = (front, depth);
     }
 
-    /// Up to which call everything is done, if anything is.
+    /// Up to which call everything is done, if any call is.
     pub(super) fn done(&self) -> Option<u64> {
         (self.done > 0).then_some(self.done)
     }
@@ -94,14 +94,14 @@ impl Queue {
         self.front.is_none()
     }
 
-    /// Whether there are calls on the stream that no mark covers, if `marked` is up to where they reach.
+    /// Whether the stream has calls that no mark covers, where marks reach up to `marked`.
     pub(super) fn is_uncovered(&self, marked: u64) -> bool {
         self.issued > marked.max(self.done)
             && self.front.is_some_and(|front| front.number <= self.issued)
     }
 }
 
-/// One communicator.
+/// The judgment of one communicator's calls.
 #[derive(Debug, Default)]
 pub(super) struct Court {
     /// The call in front, and since when.
@@ -111,12 +111,13 @@ pub(super) struct Court {
 }
 
 impl Court {
-    /// All clocks begin anew.
+    /// Restarts all clocks.
     pub(super) fn restart(&mut self, now: Duration) {
         self.restarted = now;
     }
 
-    /// Who is in front of everything that is pending. `queue_limit` is how long it may wait for its turn.
+    /// Returns the call in front of everything that is pending. `queue_limit` is how long a call may wait
+    /// for its turn.
     pub(super) fn judge<'q>(
         &mut self,
         queues: impl Iterator<Item = &'q Queue>,
@@ -158,7 +159,8 @@ impl Court {
         let is_alone =
             behind.is_some_and(|mark| mark.is_right_behind && mark.covers == call.number);
         let deadline = limit.and_then(|limit| match (clock, behind) {
-            // Whoever is in the call looks at the clock as well, and can tell more.
+            // The thread in the call enforces the limit as well, and reports more: it gets an eighth more
+            // time.
             (Clock::Issuing, _) => Some(began.saturating_add(limit).saturating_add(limit / 8)),
             (Clock::Queued, _) => Some(began.saturating_add(limit)),
             (Clock::Running, Some(_)) if is_alone => Some(began.saturating_add(limit)),
@@ -231,7 +233,7 @@ mod tests {
         assert!(standing.overdue(at(309)).is_none());
         let kind = standing.overdue(at(310)).expect("late").kind();
         assert!(matches!(kind, ErrorKind::Queued { .. }), "{kind}");
-        // What was in front of it is over.
+        // The work in front of it is done.
         queue.reached(0, at(201));
         queue.unreached.remove(0);
         let standing = judge(&mut court, std::slice::from_ref(&queue), 201);
@@ -287,7 +289,7 @@ mod tests {
         assert!(queue.is_uncovered(0));
         let standing = judge(&mut court, std::slice::from_ref(&queue), 1000);
         assert_eq!(standing.deadline, None);
-        // As after a capture of the stream: work of others may be in front of the mark.
+        // As after a capture of the stream: other work may be in front of the mark.
         queue.unreached = vec![mark(1, 1000, false)];
         assert!(!queue.is_uncovered(1));
         let standing = judge(&mut court, std::slice::from_ref(&queue), 1001);
@@ -314,7 +316,7 @@ mod tests {
         assert!(error.is(Mark::Inside), "{error}");
         let text = error.to_string();
         assert!(text.contains("the launch of the replay"), "{text}");
-        // NCCL connects ranks in it, for which it waits.
+        // NCCL connects ranks in the launch, and waits for them.
         let overdue = standing.overdue(at(60)).expect("late");
         let error = Overdue {
             may_connect: true,
@@ -336,7 +338,7 @@ mod tests {
         assert!(!error.is(Mark::Inside), "{error}");
         let text = error.to_string();
         assert!(text.contains("one of those up to #1111"), "{text}");
-        // Done as far as somebody saw, it is forgotten; one that failed is as well.
+        // A call that was seen done is forgotten; so is a call that failed.
         queue.update(&later, 599, at(6));
         assert_eq!(
             judge(&mut court, std::slice::from_ref(&queue), 6)

@@ -1,5 +1,5 @@
-//! One look at one communicator: which marks are reached, what is not covered yet, whether NCCL failed. Calls
-//! CUDA and NCCL, and holds no lock of the watchdog meanwhile.
+//! One look at one communicator: which marks are reached, which calls are not covered yet, whether NCCL
+//! failed. Calls CUDA and NCCL, and holds no lock of the watchdog meanwhile.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,38 +20,38 @@ use crate::state::State;
 use crate::stats;
 use crate::supervision::stragglers::{self, SAMPLES};
 
-/// Marks of one stream that are not reached, at most.
+/// The most marks of one stream that are not reached.
 const MARKS: usize = 64;
 
 /// How often NCCL is asked for errors of its background threads.
 const ASK: Duration = Duration::from_millis(250);
 
-/// A stream, up to where its calls were done before it was watched, and what was put on it since the last
+/// A stream, the call up to which it was done before it was watched, and the marks put on it since the last
 /// look.
 type Share = (Arc<CudaStream>, u64, Vec<Put>);
 
-/// Looks are never so far apart while anything is pending, if this thread runs when it wants to.
+/// Looks are closer together than this while anything is pending, unless this thread is kept from running.
 const GAP: Duration = Duration::from_secs(2);
 
-/// What is to be looked at.
+/// What to look at.
 pub(super) struct Task {
     pub(super) track: Arc<Track>,
     pub(super) inner: Weak<Inner>,
     pub(super) streams: Vec<Share>,
 }
 
-/// What a thread that looks remembers of a communicator.
+/// What the looking thread remembers of a communicator.
 #[derive(Default)]
 pub(super) struct Eye {
     court: Court,
     streams: Vec<Seen>,
     asked: Option<Instant>,
     progress: Option<Instant>,
-    /// What the call is about that is in front, by its number: its record may be overwritten before it ends.
+    /// The number and shape of the call in front: its record may be overwritten before it ends.
     front: Option<(u64, Shape)>,
-    /// Of which call it was asked who has not entered it.
+    /// The last call about which this rank asked who has not entered it.
     wondered: Option<u64>,
-    /// When to ask how far apart the ranks come, since the recorder's zero.
+    /// When to ask how far apart the ranks arrive, since the recorder's zero.
     sample_at: Option<Duration>,
     /// Since the recorder's zero.
     looked: Option<Duration>,
@@ -63,11 +63,11 @@ struct Seen {
     marks: Vec<Put>,
     /// The last call that a mark covers.
     marked: u64,
-    /// A mark right in front of a call that was reached, and whose call that is.
+    /// The event of a reached mark right in front of a call, and the number of that call.
     front: Option<(u64, CudaEvent)>,
 }
 
-/// What a look came to.
+/// The result of a look.
 pub(super) struct Report {
     pub(super) facts: Facts,
     /// For each stream of the task: how many marks are not reached; `None` when nothing is pending.
@@ -78,12 +78,12 @@ pub(super) struct Report {
 /// Why a communicator is to be ended.
 pub(super) enum Found {
     Overdue(Box<Overdue>),
-    /// NCCL or CUDA says so; whether anything of the communicator was under way.
+    /// NCCL or CUDA reported an error; whether anything of the communicator was pending.
     Failed(Error, Noticed),
     Signalled,
 }
 
-/// What the looking thread is doing, if it does not come back.
+/// The call that the looking thread is in, for the report if it does not return.
 static DOING: AtomicU8 = AtomicU8::new(0);
 const CALLS: [&str; 4] = [
     "cuEventQuery",
@@ -92,7 +92,7 @@ const CALLS: [&str; 4] = [
     "cuEventElapsedTime",
 ];
 
-/// The call in which the thread is that looks.
+/// The call that the looking thread is in.
 pub(super) fn call() -> &'static str {
     CALLS[usize::from(DOING.load(Ordering::Relaxed)) % CALLS.len()]
 }
@@ -102,7 +102,7 @@ fn doing(call: u8) {
 }
 
 impl Eye {
-    /// `None` when the communicator ended, or is about to.
+    /// Returns `None` when the communicator has ended, or is about to.
     pub(super) fn look(&mut self, task: &mut Task) -> Option<Report> {
         let Task {
             track,
@@ -124,19 +124,19 @@ impl Eye {
                 signalled,
             )
         };
-        // Before any mark is put: it covers what is issued by now.
+        // Before any mark is put: a mark covers what is issued by now.
         let calls = track.calls();
         let now = origin().monotonic.elapsed();
         let mut failed = None;
         self.take_in(streams);
-        // Of a process that was stopped, or not let run, nothing ran either, for all that is known.
+        // While the process was stopped or got no CPU time, its work may not have run either.
         if self.looked.is_some_and(|looked| now > looked + GAP) {
             self.court.restart(now);
         }
         self.looked = Some(now);
         for seen in &mut self.streams {
             let handle = handle_of(&seen.stream);
-            // What is reached once NCCL's abort flag is up need not have been done.
+            // A mark that is reached after NCCL's abort flag is up does not prove that the call was done.
             if !Visit::of(inner)?.is_flag_up() {
                 match seen.ask(now, &mut events, &track.identity.name) {
                     Ok(false) => {}
@@ -207,7 +207,8 @@ impl Eye {
         })
     }
 
-    /// Asks who has not entered what this rank waits in, and now and then how far apart the ranks come.
+    /// Asks which ranks have not entered the call this rank waits in, and now and then how far apart the ranks
+    /// arrive.
     fn wonder(
         &mut self,
         inner: &Weak<Inner>,
@@ -250,7 +251,7 @@ impl Eye {
             Some((known, shape)) if known == call.number => shape,
             _ => {
                 let shape = track.shape_of(call.number);
-                // Until then, its operations may not be written down yet.
+                // While the call is being issued, its operations may not be recorded yet.
                 if !call.issuing {
                     self.front = Some((call.number, shape));
                 }
@@ -259,7 +260,7 @@ impl Eye {
         }
     }
 
-    /// Takes over the marks that were put, and forgets streams that are not watched any more.
+    /// Takes over the new marks, and forgets streams that are not watched any more.
     fn take_in(&mut self, streams: &mut [Share]) {
         self.streams.retain(|seen| {
             let mut watched = streams.iter();
@@ -301,7 +302,7 @@ impl Eye {
 }
 
 impl Seen {
-    /// Asks the marks. Whether one more is reached.
+    /// Queries the marks. Returns whether one more is reached.
     fn ask(
         &mut self,
         now: Duration,
@@ -321,7 +322,7 @@ impl Seen {
                     }
                 }
                 Ok(false) => self.marks.push(put),
-                // A capture began just before it was put, so it went into a graph and proves nothing.
+                // A capture began just before the mark was put: the mark went into a graph and proves nothing.
                 Err(error) if error.0 == sys::CUresult::CUDA_ERROR_CAPTURED_EVENT => {
                     self.marked = 0;
                 }
@@ -337,7 +338,8 @@ impl Seen {
         failed.map_or(Ok(any), Err)
     }
 
-    /// A mark was reached; how long the call between it and the one before took, if they are right around one.
+    /// Takes a mark that was reached. Returns how long a call took, if this mark and the one before are right
+    /// around it.
     fn reached(
         &mut self,
         put: Put,
@@ -369,10 +371,10 @@ impl Seen {
         }
     }
 
-    /// Puts a mark behind what is not covered. What is put now is asked at the next look.
+    /// Puts a mark behind calls that no mark covers. The next look queries it.
     ///
     /// # Errors
-    /// When CUDA says that the context is lost: no mark will ever be reached.
+    /// When CUDA reports that the context is lost: no mark will ever be reached.
     fn mark(&mut self, events: &mut Vec<CudaEvent>) -> Result<(), Error> {
         let covers = self.queue.issued;
         if !self.queue.is_uncovered(self.marked)
@@ -396,7 +398,7 @@ impl Seen {
             // As while a capture begins; the next look tries again.
             Err(_) => return Ok(()),
         };
-        // A capture may have begun since: then the event is the graph's, and nothing may be asked of it.
+        // A capture may have begun meanwhile: then the event belongs to the graph, and must not be queried.
         if driver::is_capturing(&self.stream) {
             return Ok(());
         }
@@ -413,10 +415,10 @@ impl Seen {
     }
 }
 
-/// How long it was from one event to the other; both were reached.
+/// The time between two events; both were reached.
 fn between(from: &CudaEvent, to: &CudaEvent) -> Option<Duration> {
     doing(3);
-    // SAFETY: both live, and were recorded.
+    // SAFETY: both events live, and were recorded.
     let millis = unsafe { result::event::elapsed(from.cu_event(), to.cu_event()) }.ok()?;
     Duration::try_from_secs_f64(f64::from(millis) / 1e3).ok()
 }

@@ -1,11 +1,12 @@
-//! The watchdog: finds operations that do not end although nobody waits for them.
+//! The watchdog: finds operations that do not end, although no thread waits for them.
 //!
-//! A [`Request`](crate::Request) that is waited for has a deadline of its own. One that was dropped, because
-//! the program waits for the stream or for another thread, has nobody; so one thread of the process looks
-//! at everything that was issued and is not known to be done. What runs longer than its limit, or waits
-//! longer for its turn than that may take, ends its communicator on all ranks, with what was found.
+//! A [`Request`](crate::Request) that is waited for has a deadline of its own. If it was dropped, because
+//! the program waits for the stream or for another thread, no thread enforces its deadline; so one thread of
+//! the process looks at everything that was issued and is not known to be done. A call that runs longer than
+//! its limit, or waits longer for its turn than the queue limit, ends its communicator on all ranks, with an
+//! error that says what was found.
 //!
-//! Nothing on the way of an operation asks the device how far it has come, so that has to be found out now
+//! Nothing on the path of an operation asks the device for progress, so the watchdog finds that out now
 //! and then, by *marks*: events on the streams. A mark *covers* the calls that were on its stream when it
 //! was put there; when it is reached, they are done.
 //!
@@ -16,30 +17,30 @@
 //!                       └─ in front of #41: reached, so #41 can run
 //! ```
 //!
-//! - The thread that issues puts a mark in front of a call and one behind it, when it is the first after a
-//!   pause, and otherwise no more often than every 10 ms ([`before`], [`after`]). Only these two tell a call
+//! - The issuing thread puts a mark in front of a call and one behind it when the call is the first after a
+//!   pause, and otherwise at most every 10 ms ([`before`], [`after`]). Only these two tell a call
 //!   apart from work that is not the communicator's.
-//! - The watchdog puts one behind what is not covered yet.
+//! - The watchdog puts a mark behind calls that no mark covers yet.
 //!
-//! Two clocks. A call is *queued* while a mark in front of it is not reached; that is bounded by the
-//! communicator's queue limit. From then on, or from its issue, or from the end of what was before it on its
-//! stream and on its communicator, it is *running*, and its own limit counts. Calls that were issued within
-//! less than 10 ms may have no mark between them: then the first stands for all, and for whatever else was
-//! put on the stream meanwhile.
+//! Two clocks. A call is *queued* while a mark in front of it is not reached; its wait is bounded by the
+//! communicator's queue limit. Afterwards it is *running*, and its own limit counts: from that mark, from
+//! its issue, or from the end of the call before it on its stream or communicator, whichever is latest.
+//! Calls that were issued within less than 10 ms may have no mark between them: then the first stands for
+//! all, and for any other work put on the stream meanwhile.
 //!
-//! Who writes what: the hot path compares three words of its track ([`Usual`](crate::recorder)) and comes
-//! here only when one does not fit. Whatever is shared lies behind one lock, which nobody has while CUDA or
-//! NCCL is called. With nothing pending the watchdog sleeps until it is called.
+//! The hot path compares three words of its track ([`Usual`](crate::recorder)) and comes here only when one
+//! does not fit. All shared state is behind one lock, which no thread holds while it calls CUDA or NCCL.
+//! With nothing pending the watchdog sleeps until it is called.
 //!
-//! A call into CUDA or NCCL may hang, and with it the thread that looks. The monitor, which makes no such
-//! calls, notices, gives the looking to a successor, and enforces the deadlines of what the first one was
-//! looking at.
+//! A call into CUDA or NCCL may hang, and with it the looking thread. The monitor, which makes no such
+//! calls, notices that, starts a successor, and enforces the deadlines of the communicator at which the
+//! first one is stuck.
 //!
-//! - `judge`: what marks prove, and who is late: no CUDA, no clock;
-//! - `registry`: what is watched; `enlist`: how it gets there;
+//! - `judge`: what marks prove, and which call is overdue: no CUDA, no clock;
+//! - `registry`: what is watched; `enlist`: how calls are added to it;
 //! - `look`: one look at one communicator;
-//! - `threads`: who looks, and when;
-//! - `facts`: what others can read.
+//! - `threads`: the looking thread and its schedule;
+//! - `facts`: the results that other code can read.
 
 mod enlist;
 mod facts;

@@ -1,11 +1,11 @@
-//! What is watched.
+//! The registry of what is watched.
 //!
 //! A stream of a communicator is *listed*: its address is in the communicator's [`Usual`], so that calls on
-//! it need not come here. When nothing is pending on it, the watchdog takes it off that list first, and lets
-//! go of it only when nothing has come for a while ([`LINGER`]): a call is written down before it looks at
-//! the list, so one that found the old list has been seen by then. (A processor makes a store visible to
-//! others within nanoseconds; no fence on the way of a call is needed to be sure of that after
-//! milliseconds.)
+//! it need not come here. When nothing is pending on the stream, the watchdog first takes it off that list, and lets
+//! go of it only when no call has come for a while ([`LINGER`]): a call is recorded before it reads
+//! the list, so a call that found the old list has been seen by then. (A processor makes a store visible to
+//! others within nanoseconds; to be sure of that after milliseconds, no fence on the path of a call
+//! is needed.)
 //!
 //! [`Usual`]: crate::recorder
 
@@ -28,22 +28,22 @@ use crate::sync::{Condvar, Mutex};
 /// How long a stream without pending calls stays in the registry.
 pub(super) const LINGER: Duration = Duration::from_millis(60);
 
-/// Marks of issuing threads, of one stream, are at least so far apart.
+/// The shortest time between two marks of issuing threads on one stream.
 pub(super) const SPACING: Duration = Duration::from_millis(10);
 
-/// When no call has come for so long, a mark is put behind the last one, and the next one is marked again.
+/// After this time without a call, a mark is put behind the last call, and the next call is marked again.
 const QUIET: Duration = Duration::from_millis(1);
 
-/// So many marks that are not reached make issuing threads put half as many.
+/// At this many marks that are not reached, issuing threads put half as many.
 pub(super) const CROWD: u32 = 16;
 
-/// Events that a communicator has at hand from its first call on, and keeps at most.
+/// How many events a communicator creates at its first call, and how many it keeps at most.
 pub(super) const EVENTS: [usize; 2] = [32, 64];
 
-/// See the module.
+/// The state of the watchdog.
 pub(super) struct State {
     pub(super) entries: Vec<Entry>,
-    /// What other ranks want to know of this process's.
+    /// Inquiries of other ranks about operations of this process.
     pub(super) inquired: Vec<Inquired>,
     pub(super) threads: Running,
 }
@@ -54,29 +54,29 @@ pub(super) struct Entry {
     pub(super) inner: Weak<Inner>,
     pub(super) streams: Vec<Watched>,
     pub(super) facts: Facts,
-    /// The call that is late first of those that came here since the last look.
+    /// The call with the earliest deadline of those reported since the last look.
     pub(super) unseen: Option<Standing>,
-    /// After a call that its thread has marked: when no more came for a moment, there are calls without a mark.
+    /// Set after a call that its thread has marked: once no more calls come, there may be calls without a mark.
     pub(super) lull: Option<Lull>,
-    /// When to look again, and how far apart looks are.
+    /// When to look again, and the time between looks.
     pub(super) next: Instant,
     pub(super) interval: Duration,
-    /// In which call a thread that looked at it is stuck, and since when.
+    /// The call in which a thread that looked at it is stuck, and since when.
     pub(super) stuck: Option<(&'static str, Instant)>,
 }
 
-/// What is awaited from a call that its thread has marked until no more calls come.
+/// The wait for a lull after a call that its thread has marked.
 pub(super) struct Lull {
-    /// When to look whether that is so.
+    /// When to check for it.
     pub(super) at: Instant,
-    /// Longer while calls keep coming.
+    /// Grows while calls keep coming.
     pause: Duration,
-    /// How many calls there were with the one that was marked.
+    /// How many calls there were, including the marked one.
     marked: u64,
 }
 
 impl Lull {
-    /// `before` is that of the call that was marked before, if calls have come since.
+    /// `before` is the lull of the previously marked call, if calls have come since.
     pub(super) fn behind(track: &Track, before: Option<Self>) -> Self {
         let pause = before.map_or(QUIET, |lull| lull.pause);
         Self {
@@ -86,7 +86,7 @@ impl Lull {
         }
     }
 
-    /// Whether there are calls without a mark, once no more come.
+    /// Returns, once no more calls come, whether there are calls without a mark.
     fn begins(&mut self, track: &Track) -> Option<bool> {
         let longest = match track.last_call() {
             Some((_, true)) => period(None),
@@ -102,7 +102,8 @@ impl Lull {
 }
 
 impl Entry {
-    /// Looks whether calls have ceased to come. Then the next one is marked, and those without a mark get one at once.
+    /// Checks whether calls have ceased to come. If so, the next call is marked, and calls without a mark get one at
+    /// once.
     pub(super) fn listen(&mut self) {
         let Some(lull) = &mut self.lull else { return };
         let Some(is_uncovered) = lull.begins(&self.track) else {
@@ -123,21 +124,21 @@ impl Entry {
     }
 }
 
-/// One of its streams. It is kept alive while calls on it are not done.
+/// A stream of a communicator. Kept alive while calls on it are not done.
 pub(super) struct Watched {
     pub(super) stream: Arc<CudaStream>,
-    /// The same stream at the address that is listed, if that is another one: cudarc makes a new value for
+    /// The same stream at the address that is listed, if that differs: cudarc makes a new value for
     /// the default stream each time.
     pub(super) again: Option<Arc<CudaStream>>,
-    /// Its calls up to this one were done when it came here.
+    /// Its calls up to this one were done when it was added.
     pub(super) floor: u64,
-    /// Before this, issuing threads put no marks on it. Since the recorder's zero.
+    /// Before this time, issuing threads put no marks on it. Since the recorder's zero.
     pub(super) due: Duration,
-    /// What they put there since the last look.
+    /// The marks that issuing threads put there since the last look.
     pub(super) incoming: Vec<Put>,
     /// How many marks were not reached at the last look.
     pub(super) backlog: u32,
-    /// Since when nothing is pending and it is not listed.
+    /// Since when nothing is pending on it and it is not listed.
     pub(super) idle_since: Option<Instant>,
 }
 
@@ -148,23 +149,23 @@ pub(super) struct Put {
     pub(super) side: Side,
 }
 
-/// Where a mark is: two around one call say how long that took on its stream.
+/// The position of a mark: two marks around one call measure how long it took on its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// Right in front of the call of that number.
     Front(u64),
-    /// Right behind it.
+    /// Right behind the call of that number.
     Behind(u64, OperationKind),
     /// Elsewhere.
     Other,
 }
 
-/// The threads, and what the one that looks is at.
+/// The watchdog's threads, and what the looking thread is doing.
 pub(super) struct Running {
-    /// Counts the threads that look; all but the last one end when they come back from their call.
+    /// Counts the looking threads; all but the last end when they return from their call.
     pub(super) generation: u64,
     pub(super) looks: bool,
-    /// When the thread that looks wakes by itself; `None` for never.
+    /// When the looking thread wakes by itself; `None` for never.
     pub(super) planned: Option<Instant>,
     pub(super) at_work: Option<AtWork>,
 }
@@ -173,13 +174,13 @@ pub(super) struct AtWork {
     /// The number of the communicator.
     pub(super) number: u64,
     pub(super) since: Instant,
-    /// How often the monitor has seen it.
+    /// At how many looks the monitor has seen it.
     pub(super) ticks: u32,
 }
 
 pub(super) static LOOK: Condvar = Condvar::new();
 
-/// There is something that the watchdog may be stuck at.
+/// Rings when there is something at which the watchdog may get stuck.
 pub(super) static BELL: Bell = Bell::new();
 
 impl Running {
@@ -190,10 +191,10 @@ impl Running {
         at_work: None,
     };
 
-    /// There is something to look at, at that time.
+    /// Wakes the watchdog if there is something to look at earlier than planned.
     pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
         if self.at_work.is_none() && self.planned.is_none_or(|planned| planned > next) {
-            // So that one call is enough.
+            // So that one wake-up is enough.
             self.planned = Some(next);
             LOOK.notify_one();
         }
@@ -210,21 +211,21 @@ pub(super) static STATE: Mutex<State> = Mutex::new(State {
 });
 
 impl Watched {
-    /// Takes it off the list, so that the next call comes here.
+    /// Takes the stream off the list, so that the next call comes here.
     pub(super) fn unlist(&self, track: &Track) {
         let listed = self.again.as_ref().unwrap_or(&self.stream);
         track.usual.unlist(Arc::as_ptr(listed).addr());
     }
 }
 
-/// How far apart looks at calls with such a limit are.
+/// The time between looks at calls with this limit.
 pub(super) fn period(limit: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_millis(250);
     const SHORTEST: Duration = Duration::from_micros(500);
     limit.map_or(LONGEST, |limit| (limit / 8).clamp(SHORTEST, LONGEST))
 }
 
-/// An event that knows when it was reached: of two around a call the watchdog takes the difference.
+/// An event with timing: the watchdog takes the difference of two events around a call.
 pub(super) fn new_event(context: &Arc<CudaContext>) -> std::result::Result<CudaEvent, DriverError> {
     let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
     driver::new_event(context, Some(flags))
@@ -254,8 +255,8 @@ pub(super) fn give_back(inner: &Inner, given: impl IntoIterator<Item = CudaEvent
     drop(too_many);
 }
 
-/// Every communicator that the watchdog watches, as of its last look. Of those that are not in the list
-/// everything is done. Asks neither CUDA nor NCCL, and waits for nobody who does.
+/// Every communicator that the watchdog watches, as of its last look. All calls of other communicators
+/// are done. Asks neither CUDA nor NCCL, and does not wait for threads that do.
 #[doc(hidden)]
 pub fn pending() -> Vec<Pending> {
     match crate::forked::is_child() {

@@ -1,4 +1,4 @@
-//! Who looks, and when; and what the monitor does when that one is stuck.
+//! The looking thread and its schedule; and what the monitor does when that thread is stuck.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,8 +17,8 @@ use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 use nccl_base::fault::short_key;
 
-/// How often the monitor looks whether the watchdog is stuck, while anything is pending; and how often
-/// it has to find it in the same look to believe it. Counted, because a process may be stopped for a while.
+/// How often the monitor checks whether the watchdog is stuck, while anything is pending; and at how many checks
+/// it has to find the same look. Counted, because a process may be stopped for a while.
 const TICK: Duration = Duration::from_secs(1);
 const STUCK: u32 = 3;
 
@@ -42,7 +42,7 @@ fn wait(bell: &Condvar, state: &mut MutexGuard<'_, State>, limit: Option<Duratio
     }
 }
 
-/// The thread that looks.
+/// The looking thread.
 fn watch(generation: u64) {
     let mut eyes: HashMap<u64, Eye> = HashMap::new();
     let mut state = STATE.lock();
@@ -76,7 +76,7 @@ fn watch(generation: u64) {
             continue;
         };
         drop(state);
-        // CUDA is not asked any more while the process exits.
+        // CUDA is not called any more while the process exits.
         let Some(working) = reaper::Working::begin() else {
             std::mem::forget((eyes, task));
             threads::stay();
@@ -85,7 +85,7 @@ fn watch(generation: u64) {
         let report = eyes.entry(number).or_default().look(&mut task);
         state = STATE.lock();
         if state.threads.generation != generation {
-            // It came back after all.
+            // The call returned after all.
             if let Some(entry) = state.entry(number) {
                 entry.stuck = None;
                 entry.next = Instant::now();
@@ -105,7 +105,7 @@ fn watch(generation: u64) {
         {
             end(&inner, found, &task);
         }
-        // These may be the last who have a stream, or the context: CUDA is called.
+        // These may hold the last reference to a stream or the context, whose drop calls CUDA.
         drop((task, dropped));
         drop(working);
         state = STATE.lock();
@@ -120,7 +120,7 @@ fn watch(generation: u64) {
     }
 }
 
-/// Answers what other ranks want to know and can be answered now.
+/// Answers the inquiries of other ranks that are due.
 fn look_for_others(mut state: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
     let now = Instant::now();
     let due: Vec<_> = state
@@ -135,7 +135,7 @@ fn look_for_others(mut state: MutexGuard<'static, State>) -> MutexGuard<'static,
     let kept: Vec<_> = kept.collect();
     state = STATE.lock();
     for asked in kept {
-        // Somebody may have asked about a later one meanwhile.
+        // A later inquiry of the same rank may have arrived meanwhile.
         if !state.inquired.iter().any(|other| other.is_about(&asked)) {
             state.inquired.push(asked);
         }
@@ -149,7 +149,7 @@ impl State {
         entries.find(|entry| entry.track.number == number)
     }
 
-    /// What is to be looked at now.
+    /// Begins a look: what to look at now.
     fn begin(&mut self, number: u64) -> Option<Task> {
         let entry = self.entry(number)?;
         let streams = entry.streams.iter_mut().map(|watched| {
@@ -169,8 +169,8 @@ impl State {
         Some(task)
     }
 
-    /// Keeps what a look came to, that began at `begun`; what is not watched any more is for the caller to
-    /// drop, without the lock.
+    /// Keeps the result of a look that began at `begun`. Returns the streams that are not watched any more, for the caller to
+    /// drop without the lock.
     fn conclude(
         &mut self,
         number: u64,
@@ -215,7 +215,7 @@ impl State {
                 }
                 Some(_) => {}
                 None => {
-                    // The next call comes here, and its marks tell it from what came before.
+                    // The next call comes here, and its marks tell it from earlier work.
                     watched.unlist(&entry.track);
                     watched.idle_since = Some(Instant::now());
                 }
@@ -243,7 +243,7 @@ impl State {
         (found, dropped)
     }
 
-    /// Watches a communicator no more.
+    /// Stops watching a communicator.
     fn forget(&mut self, number: u64) -> Vec<Watched> {
         let at = self
             .entries
@@ -256,11 +256,11 @@ impl State {
     }
 }
 
-/// Between two looks at the same deadline.
+/// The shortest time between two looks at the same deadline.
 const MOMENT: Duration = Duration::from_micros(500);
 
-/// What the monitor does for the watchdog: gives the looking to a successor, and enforces the deadlines of what the stuck one was
-/// looking at.
+/// The monitor's duty for the watchdog: starts a successor of a stuck thread, and enforces the deadlines of the communicator at
+/// which that thread is stuck.
 #[derive(Default)]
 struct Keeper {
     is_awake: bool,
@@ -268,7 +268,7 @@ struct Keeper {
 
 impl Duty for Keeper {
     fn look(&mut self) -> Next {
-        // Whoever has it is about to give it back.
+        // The thread that holds the lock is about to release it.
         let Some(mut state) = STATE.try_lock() else {
             return Next::After(MOMENT);
         };
@@ -302,7 +302,7 @@ impl Duty for Keeper {
     }
 }
 
-/// Another thread looks at everything but the communicator at which the last one is stuck.
+/// Starts another thread for everything but the communicator at which the last one is stuck.
 fn replace(state: &mut State, number: u64, since: Instant) {
     let call = look::call();
     let identity = state.entry(number).map(|entry| &entry.track.identity);
@@ -326,13 +326,13 @@ fn replace(state: &mut State, number: u64, since: Instant) {
     state.threads.at_work = None;
     state.threads.looks = false;
     if let Err(error) = start(&mut state.threads) {
-        // The next call that is issued tries again, and says so.
+        // The next issued call tries again, and reports the failure.
         crate::events::no_thread("to watch over operations", &error);
     }
 }
 
 impl State {
-    /// What is late of those at which nobody can look.
+    /// The overdue calls of communicators at which a thread is stuck.
     fn late(&mut self) -> Vec<(Visit, Overdue)> {
         let now = origin().monotonic.elapsed();
         let mut late = Vec::new();
@@ -340,7 +340,7 @@ impl State {
             let is_over = entry.track.phase.get() != Life::Ready;
             entry.stuck.is_some() && (is_over || entry.inner.strong_count() == 0)
         };
-        // To let go of a stream calls CUDA, which does not come back: leaked.
+        // Dropping a stream calls CUDA, which does not return: leaked.
         self.entries
             .extract_if(.., has_ended)
             .for_each(std::mem::forget);
@@ -363,7 +363,7 @@ impl State {
     }
 }
 
-/// Ends a communicator for what was found.
+/// Ends a communicator because of `found`.
 fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
     match found {
         Found::Overdue(overdue) => end_overdue(inner, &overdue),
@@ -393,7 +393,7 @@ fn end_overdue(inner: &Arc<Inner>, overdue: &Overdue) {
     let error = overdue.error();
     let describe = || inner.operation(call.kind, overdue.shape, Some(call.number), since);
     let error = error.during(describe);
-    // So that a request for it says the same.
+    // So that a request for the call reports the same error.
     let _ = inner.overdue.set(*overdue);
     inner.abort_in_background(&error);
 }

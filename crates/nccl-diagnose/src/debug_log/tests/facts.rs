@@ -1,4 +1,4 @@
-//! What is read of each process.
+//! The facts that are read of each process.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ fn one(text: &str) -> Process {
     log.processes()[0].clone()
 }
 
-/// A process that said this.
+/// The process of one log line with this text.
 fn said(text: &str) -> Process {
     one(&format!("a:1:2 [0] NCCL INFO {text}"))
 }
@@ -270,7 +270,7 @@ fn the_ways_between_ranks_are_read_in_every_releases_words() {
         ),
     ];
     for (text, (from, to), via) in cases {
-        // Channels come late, from threads of their own.
+        // Lines about channels come late, from other threads.
         let process = one(&format!("{START}a:1:77 [3] NCCL INFO {text}"));
         let links: Vec<_> = process.communicators[0].links.keys().cloned().collect();
         assert_eq!(links, [Link { from, to, via }], "{text}");
@@ -387,7 +387,7 @@ fn the_words_of_nvidias_own_libraries_are_understood() {
             .all(|warning| warning.time.is_some());
         assert_eq!(stamped, release != "2.18.3", "{release}");
         assert_eq!(log.counts().broken, 0, "{release}");
-        // The device of old releases is what happened to lie in memory.
+        // Old releases print uninitialised memory as the device.
         let line =
             String::from_utf8(super::text(&format!("real-{release}-without-gpu.log"))).unwrap();
         let records = crate::debug_log::line::parse(line.lines().next().unwrap()).records;

@@ -1,4 +1,4 @@
-//! What is no log, or only half of one.
+//! Input that is no log, or only half of one.
 
 use std::time::{Duration, Instant};
 
@@ -94,11 +94,11 @@ fn memory_does_not_grow_with_the_length_of_a_log() {
         let net = one.links.keys().filter(over_network).count();
         assert!(one.links.len() <= 4096 && net <= 128, "{net}");
     }
-    // And it can still be judged.
+    // And a report can still be made.
     assert!(!log.report().findings().is_empty());
 }
 
-/// Changes bytes of a log: turns, doubles, cuts, swaps with another log's.
+/// Changes bytes of a log: flips, doubles, cuts them, swaps them with another log's.
 fn mutate(random: &mut fastrand::Rng, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = corpus[random.usize(..corpus.len())].clone();
     for _ in 0..random.usize(1..12) {

@@ -1,4 +1,4 @@
-//! Logs of several releases and several ranks, what is read of them, and what is found.
+//! Logs of several releases and several ranks, their facts, and their findings.
 
 mod facts;
 mod garbage;
@@ -15,7 +15,7 @@ fn text(name: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// These logs, read.
+/// Reads these logs.
 fn read(names: &[&str]) -> DebugLog {
     let mut log = DebugLog::new();
     for name in names {
@@ -24,7 +24,7 @@ fn read(names: &[&str]) -> DebugLog {
     log
 }
 
-/// This text, read.
+/// Reads this text as a log.
 fn read_text(text: &str) -> DebugLog {
     let mut log = DebugLog::new();
     log.read("log", text.as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! What is found in the logs of several ranks.
+//! The findings from the logs of several ranks.
 
 use super::{read, read_text};
 use crate::debug_log::DebugLog;
@@ -19,7 +19,7 @@ fn found(log: &DebugLog, check: &str) -> Finding {
     one
 }
 
-/// What is no trouble, and no finding but these is.
+/// Asserts that these findings, and no others, are errors or warnings.
 fn only(log: &DebugLog, checks: &[&str]) {
     let report = log.report();
     let bad = report
@@ -70,7 +70,7 @@ fn what_nccl_itself_wrote_is_judged_as_it_was() {
         &log.report().to_string(),
         &["1 communicator, of up to 3 ranks, came up"],
     );
-    // Of a rank whose log is missing, the child is what was not compared.
+    // The log of one rank is missing: the child communicator lacks it.
     let missing = found(&read(&ranks[..2]), "log-ranks");
     says(
         &missing.what,
@@ -84,7 +84,7 @@ fn what_nccl_itself_wrote_is_judged_as_it_was() {
     let plugin = found(&read(&["real-2.32.3-plugin.log"]), "log-plugin");
     says(&plugin.what, &["Failed to initialize any NET plugin"]);
 
-    // Neighbours that were told to use sockets, of which one was killed.
+    // Two ranks that were told to use sockets, of which one was killed.
     let log = read(&[
         "real-2.32.3-peer-killed-rank-0.log",
         "real-2.32.3-peer-killed-rank-1.log",
@@ -101,7 +101,7 @@ fn what_nccl_itself_wrote_is_judged_as_it_was() {
     );
 }
 
-/// The logs of these ranks, which NVIDIA's own library wrote.
+/// Reads the logs of these ranks, which NVIDIA's own library wrote.
 fn real(name: &str, ranks: std::ops::Range<usize>) -> DebugLog {
     let names: Vec<_> = ranks
         .map(|rank| format!("real-{name}-rank-{rank}.log"))
@@ -109,7 +109,7 @@ fn real(name: &str, ranks: std::ops::Range<usize>) -> DebugLog {
     read(&names.iter().map(|name| &**name).collect::<Vec<_>>())
 }
 
-/// Two hosts, network namespaces, with two ranks each or one.
+/// Two hosts (network namespaces), with two ranks each or one.
 #[test]
 fn what_nccl_itself_wrote_on_two_hosts_is_judged_as_it_was() {
     // InfiniBand and P2P were switched off; no plugin was asked for.
@@ -193,7 +193,7 @@ fn a_host_that_fell_back_to_sockets_is_named_with_the_reason() {
         &network.fix.unwrap(),
         &["no InfiniBand", "NCCL_IB_HCA=mlx5 has to name one"],
     );
-    // And they wait for each other for ever.
+    // And the ranks wait for each other for ever.
     let init = found(&log, "log-init");
     assert_eq!(init.ranks, [0, 1, 2, 3]);
 }
@@ -260,7 +260,7 @@ fn the_first_cause_is_the_first_by_time_and_not_by_line() {
         format!("[2026-04-22 21:34:{second:02}] a:{rank}:9 [{rank}] x.cc:{rank} NCCL WARN {text}\n")
     };
     let connect = "ncclOsSocketStartConnect: connect to 10.0.0.2<4> failed : No route to host";
-    // Of what came in the same second, a connection that failed is rather the consequence.
+    // Within the same second, a failed connection is rather the consequence.
     let log = read_text(&format!(
         "{}{}{}",
         warn(20, 1, "Cuda failure 2 'out of memory'"),
@@ -376,7 +376,7 @@ fn interfaces_that_lead_nowhere_are_errors_where_there_are_other_hosts() {
         (interface.severity, &interface.hosts[..]),
         (Severity::Error, &["h2".to_owned()][..])
     );
-    // On one host, every interface will do.
+    // On one host, every interface is good.
     only(
         &read_text("h2:1:1 [0] NCCL INFO Bootstrap: Using docker0:172.17.0.1<0>\n"),
         &[],
@@ -424,7 +424,7 @@ fn where_only_consequences_are_seen_the_silent_ranks_are_named() {
 
 #[test]
 fn an_error_without_a_warning_tells_where_to_begin() {
-    // 2.18.1 says nothing when a connection does not come about.
+    // 2.18.1 logs nothing when a connection fails.
     let log = read_text(
         "a:1:9 [0] NCCL INFO misc/socket.cc:49 -> 6\n\
          a:1:9 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer b<57557>\n\

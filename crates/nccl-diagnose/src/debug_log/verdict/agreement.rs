@@ -1,4 +1,4 @@
-//! What has to be the same on all ranks: the release, and most variables.
+//! What has to agree on all ranks: the release, and most variables.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ pub(super) fn versions(view: &View<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Variables whose values differ between processes that all said one.
+/// Variables whose values differ among the processes that log one.
 pub(super) fn variables(view: &View<'_>, findings: &mut Vec<Finding>) {
     let mut values: BTreeMap<&str, BTreeMap<&str, Vec<&Process>>> = BTreeMap::new();
     for process in view.processes() {

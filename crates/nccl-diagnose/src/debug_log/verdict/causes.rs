@@ -1,4 +1,4 @@
-//! What failed first, what only followed, and what still waits.
+//! The first failure, its consequences, and the ranks that still wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use nccl_base::ranges::ranges;
 use nccl_base::report::{Finding, Severity};
 use nccl_base::warning::{CONNECT, Class, Known};
 
-/// Of each kind.
+/// Findings of each kind.
 const MOST_FINDINGS: usize = 16;
 
-/// One warning and who said it.
+/// A warning and its process.
 #[derive(Clone, Copy)]
 struct Said<'l> {
     process: &'l Process,
@@ -35,7 +35,7 @@ impl Said<'_> {
         text
     }
 
-    /// The warning's words, with the place in NCCL's source.
+    /// The warning's text, with the place in NCCL's source.
     fn words(&self) -> String {
         match &self.warning.place[..] {
             "" => format!("{:?}", self.warning.text),
@@ -60,7 +60,7 @@ fn finding(finding: Finding, said: &[Said<'_>]) -> Finding {
     finding
 }
 
-/// How the warnings of one class can be put in order.
+/// By what the warnings of one class can be ordered.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     Time,
@@ -69,7 +69,7 @@ enum Order {
 }
 
 fn sort(said: &mut [Said<'_>]) -> Order {
-    // A rank that fails makes others fail to connect, so that of equals this is not the first.
+    // A failing rank makes others fail to connect, so a failed connection comes last among equal times.
     let connects =
         |one: &Said<'_>| Known::of(&one.warning.text).is_some_and(|k| k.check == CONNECT);
     let line = |one: &Said<'_>| one.warning.at.clone();
@@ -106,7 +106,7 @@ pub(super) fn warnings(view: &View<'_>, findings: &mut Vec<Finding>) {
     others(unknown, findings);
 }
 
-/// The causes by their kind, the first one first.
+/// The causes by kind, the first one first.
 fn roots(
     view: &View<'_>,
     causes: &[Said<'_>],
@@ -162,7 +162,7 @@ fn roots(
     }
 }
 
-/// Whose an address is, as half a sentence.
+/// The owner of an address, as half a sentence.
 fn whose(view: &View<'_>, address: IpAddr) -> String {
     match view.owner(address) {
         Some(owner) => format!("{address} is {owner}"),
@@ -170,7 +170,7 @@ fn whose(view: &View<'_>, address: IpAddr) -> String {
     }
 }
 
-/// Somebody closed connections, and nobody says why.
+/// Connections were closed, and no log says why.
 fn only_consequences(view: &View<'_>, consequences: &[Said<'_>]) -> Finding {
     let mut consequences = consequences.to_vec();
     sort(&mut consequences);
@@ -183,7 +183,7 @@ fn only_consequences(view: &View<'_>, consequences: &[Said<'_>]) -> Finding {
     if let Some(address) = address_in(&first.warning.text) {
         what.push_str(&format!("; {}", whose(view, address)));
     }
-    // Errors of the system, of CUDA or of a call are not made by others; some releases do not warn about them.
+    // Errors of the system, of CUDA or of a call do not come from other ranks; some releases do not warn about them.
     let own: Vec<_> = view
         .processes()
         .iter()
@@ -216,12 +216,12 @@ fn only_consequences(view: &View<'_>, consequences: &[Said<'_>]) -> Finding {
     )
 }
 
-/// Warnings that are in no table.
+/// Warnings of unknown kinds.
 fn others(mut unknown: Vec<Said<'_>>, findings: &mut Vec<Finding>) {
     sort(&mut unknown);
     let mut by_place: Vec<Vec<Said<'_>>> = Vec::new();
     for one in unknown {
-        // The same place in the source says the same thing, with other numbers.
+        // Warnings from one place in the source differ in numbers only.
         let same = |said: &Vec<Said<'_>>| {
             let (first, place) = (said[0].warning, &one.warning.place);
             first.text == one.warning.text || (!place.is_empty() && first.place == *place)
@@ -241,7 +241,7 @@ fn others(mut unknown: Vec<Said<'_>>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Communicators that did not come up, and ranks that are not in the logs.
+/// Communicators whose start did not complete, and ranks that are not in the logs.
 pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
     let explained = findings.iter().any(|one| one.severity == Severity::Error);
     let mut came_up = 0;
@@ -251,7 +251,7 @@ pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
             .members
             .iter()
             .filter(|(_, one)| {
-                // Who gave up waiting had not come up, either.
+                // A rank that gave up waiting had not completed its start, either.
                 !one.came_up() && matches!(one.ended, None | Some(Ended::Aborted))
             })
             .collect();
@@ -316,10 +316,10 @@ pub(super) fn starts(view: &View<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Seconds that a start may take before it is worth a line.
+/// Seconds of a start beyond which it is reported.
 const SLOW_INIT: f64 = 30.0;
 
-/// `explained`: another error tells why.
+/// `explained`: whether another error gives the reason.
 fn waits(group: &Group<'_>, waiting: &[(&Process, usize)], explained: bool) -> Finding {
     let processes: Vec<_> = waiting.iter().map(|(process, _)| *process).collect();
     let mut here: Vec<usize> = waiting.iter().map(|(_, rank)| *rank).collect();
@@ -354,7 +354,7 @@ fn waits(group: &Group<'_>, waiting: &[(&Process, usize)], explained: bool) -> F
     finding
 }
 
-/// Communicators that the program gave up, where nothing tells why.
+/// Communicators that the program aborted, where no other finding gives the reason.
 pub(super) fn ends(view: &View<'_>, findings: &mut Vec<Finding>) {
     let aborted: Vec<_> = view
         .processes()

@@ -1,7 +1,7 @@
-//! What is wrong among the ranks, from what each of them said.
+//! Finds what is wrong among the ranks, from the facts of each.
 //!
-//! - `view`: who is who; `causes`: what failed first, and what waits; `paths`: the ways that data takes;
-//!   `agreement`: what has to be the same everywhere.
+//! - `view`: ranks, hosts and addresses; `causes`: the first failure, and ranks that wait; `paths`: the transports of
+//!   data; `agreement`: what has to be the same on all ranks.
 
 mod agreement;
 mod causes;
@@ -13,10 +13,10 @@ use nccl_base::report::{Finding, Report};
 use view::View;
 
 impl DebugLog {
-    /// Compares what the processes said.
+    /// Compares the facts of the processes.
     ///
-    /// The names of the findings begin with `log-`. What a log does not say is not found: fewer lines, for
-    /// instance of `NCCL_DEBUG=WARN`, give fewer findings, and one says so.
+    /// The names of the findings begin with `log-`. Fewer lines, for instance of `NCCL_DEBUG=WARN`, give fewer
+    /// findings, and one finding says so.
     ///
     /// ```
     /// use nccl::debug_log::DebugLog;
@@ -45,7 +45,7 @@ impl DebugLog {
             paths::inside_hosts(&view, &mut findings);
             paths::direct_rdma(&view, &mut findings);
             causes::ends(&view, &mut findings);
-            // The last: what is wrong otherwise is why.
+            // Last, because the findings above may explain these.
             causes::starts(&view, &mut findings);
         }
         Report::in_order(findings)

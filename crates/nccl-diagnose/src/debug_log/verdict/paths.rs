@@ -1,4 +1,4 @@
-//! The ways that data takes, and why they are not the best ones.
+//! The transports of data, and why they are not the best ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use nccl_base::report::Finding;
 const COMMON: &str = "set NCCL_SOCKET_IFNAME on all hosts to the interface of their common network (it has to \
     reach every rank: mpirun -x, srun --export=ALL)";
 
-/// Interfaces that other hosts have as well, with addresses that lead nowhere else.
+/// Whether an interface has an address that other hosts have as well, or that only the host itself reaches.
 fn is_private_to_a_host(name: &str, address: Option<IpAddr>) -> bool {
     let prefixes = ["docker", "virbr", "veth", "br-", "cni", "podman", "lxc"];
     prefixes.iter().any(|prefix| name.starts_with(prefix))
@@ -18,7 +18,7 @@ fn is_private_to_a_host(name: &str, address: Option<IpAddr>) -> bool {
         || address.is_some_and(|address| address.is_loopback())
 }
 
-/// Where the ranks meet: all hosts have to be on one network.
+/// The interfaces where the ranks meet: all hosts have to be on one network.
 pub(super) fn interfaces(view: &View<'_>, findings: &mut Vec<Finding>) {
     let mut by_place: BTreeMap<(&str, Option<[u8; 2]>), Vec<&Process>> = BTreeMap::new();
     let mut isolated = Vec::new();
@@ -94,7 +94,7 @@ pub(super) fn interfaces(view: &View<'_>, findings: &mut Vec<Finding>) {
 /// The network between hosts.
 pub(super) fn networks(view: &View<'_>, findings: &mut Vec<Finding>) {
     let Some(world) = view.groups.first() else {
-        // Without `Init START` the line alone still tells something.
+        // No `Init START` in the logs: there is nothing to compare.
         return;
     };
     let mut by_network: BTreeMap<&str, Vec<&Process>> = BTreeMap::new();
@@ -135,7 +135,7 @@ pub(super) fn networks(view: &View<'_>, findings: &mut Vec<Finding>) {
                 "the ranks have chosen different networks, and cannot talk: {}",
                 parts.join("; ")
             );
-            // Nobody chooses sockets who has something better.
+            // NCCL uses sockets only for want of something better.
             let odd = by_network
                 .get("Socket")
                 .or_else(|| by_network.values().min_by_key(|p| p.len()));
@@ -146,7 +146,7 @@ pub(super) fn networks(view: &View<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Why these processes use sockets, and what to do about it.
+/// Why these processes use sockets, and how to change that.
 fn why_sockets(processes: &[&Process]) -> String {
     let set = |name: &str, wanted: &dyn Fn(&str) -> bool| {
         let value = processes
@@ -184,7 +184,7 @@ fn why_sockets(processes: &[&Process]) -> String {
         .to_owned()
 }
 
-/// Plugins that were asked for, or are there, and are not used.
+/// Plugins that were asked for, or are found, and are not used.
 pub(super) fn plugins(view: &View<'_>, findings: &mut Vec<Finding>) {
     let mut failed: BTreeMap<(&str, &str), Vec<&Process>> = BTreeMap::new();
     let mut missing: BTreeMap<&str, Vec<&Process>> = BTreeMap::new();
@@ -300,11 +300,11 @@ pub(super) fn inside_hosts(view: &View<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Connections that take one way: each once, although both of its ends may tell of it.
+/// Connections with one transport: each once, although both of its ends may log it.
 #[derive(Default)]
 struct Way<'l> {
     processes: Vec<&'l Process>,
-    /// The communicator, and the two ranks.
+    /// The number of the communicator, and the two ranks.
     pairs: BTreeSet<(usize, usize, usize)>,
 }
 
@@ -355,7 +355,7 @@ fn why_not_direct(processes: &[&Process]) -> String {
     )
 }
 
-/// Adapters that take data from the host's memory, not from the device's.
+/// Adapters that read data from host memory, not from device memory.
 pub(super) fn direct_rdma(view: &View<'_>, findings: &mut Vec<Finding>) {
     let (mut with, mut without) = (0, 0);
     let mut processes: Vec<&Process> = Vec::new();
@@ -365,7 +365,7 @@ pub(super) fn direct_rdma(view: &View<'_>, findings: &mut Vec<Finding>) {
             let Transport::Net { net, adapter, gdr } = &link.via else {
                 continue;
             };
-            // Sockets never can, and what other plugins do is not told by this line.
+            // Sockets never can, and this line says nothing about other plugins.
             if !["IB", "Libfabric", "AWS Libfabric", "UCX"]
                 .iter()
                 .any(|known| net.starts_with(known))
@@ -390,7 +390,7 @@ pub(super) fn direct_rdma(view: &View<'_>, findings: &mut Vec<Finding>) {
             }
         }
     }
-    // Since 2.32 NCCL says it of the interfaces of sockets, too.
+    // Since 2.32 NCCL writes this line for socket interfaces, too.
     let uses_sockets = |process: &Process| {
         let mut networks = process
             .communicators

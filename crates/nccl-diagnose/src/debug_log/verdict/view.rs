@@ -1,4 +1,4 @@
-//! Who is who in the logs: ranks, hosts, and whose an address is.
+//! Ranks, hosts, and owners of addresses in the logs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use crate::debug_log::facts::{Membership, Process};
 use nccl_base::ranges::ranges;
 use nccl_base::report::Finding;
 
-/// The processes of all logs, and the communicators that they make together, without idle parents.
+/// The processes of all logs, and their communicators, without idle parents.
 pub(super) struct View<'l> {
     pub(super) log: &'l DebugLog,
     pub(super) groups: Vec<Group<'l>>,
@@ -16,19 +16,19 @@ pub(super) struct View<'l> {
 
 /// The ranks of one communicator.
 pub(super) struct Group<'l> {
-    /// How it is called in the logs; a split of some releases has no name.
+    /// Its identifier in the logs; a split of some releases has none.
     pub(super) id: Option<&'l str>,
     pub(super) ranks: usize,
     pub(super) members: Vec<(&'l Process, &'l Membership)>,
     host_by_rank: HashMap<usize, &'l str>,
-    /// One of them says so.
+    /// Whether a member says that all ranks are on one host.
     one_host: bool,
 }
 
 impl Group<'_> {
-    /// The ranks of which nothing is known.
+    /// The ranks that are not in the logs, at most 65536 of them.
     pub(super) fn missing(&self) -> Vec<usize> {
-        // Nobody reads a list of thousands, and nobody's rank count is to be trusted with memory.
+        // A longer list would not be read, and a rank count from a log must not decide about memory.
         let present: BTreeSet<usize> = self.members.iter().map(|(_, one)| one.rank).collect();
         (0..self.ranks)
             .filter(|rank| !present.contains(rank))
@@ -63,7 +63,7 @@ impl<'l> View<'l> {
         let mut groups: BTreeMap<(Option<&str>, usize), Group<'l>> = BTreeMap::new();
         for process in log.processes() {
             for member in process.working() {
-                // A split of some releases has no name.
+                // A split of some releases has no identifier: its idle parent's is used.
                 let mut idle = process.communicators.iter().filter(|one| one.is_idle).rev();
                 let parent = idle.find(|one| member.carries_data_of(one));
                 let parent = parent.and_then(|parent| parent.id.as_deref());
@@ -91,7 +91,7 @@ impl<'l> View<'l> {
         self.log.processes()
     }
 
-    /// The hosts that said anything.
+    /// The hosts with lines in the logs.
     pub(super) fn hosts(&self) -> BTreeSet<&'l str> {
         let named = self
             .processes()
@@ -100,7 +100,7 @@ impl<'l> View<'l> {
         named.map(|process| &process.host[..]).collect()
     }
 
-    /// Whose an address is: `eth1 of node-b (ranks 4-7)`.
+    /// The owner of an address: `eth1 of node-b (ranks 4-7)`.
     pub(super) fn owner(&self, address: IpAddr) -> Option<String> {
         let owners: Vec<_> = self
             .processes()
@@ -149,7 +149,7 @@ pub(super) fn hosts_of(processes: &[&Process]) -> Vec<String> {
         .collect()
 }
 
-/// `rank 3 (node-a, pid 4021)`, or what of it is known; for several, `ranks 0-3 (node-a, node-b)`.
+/// `rank 3 (node-a, pid 4021)`, or the known part of it; for several, `ranks 0-3 (node-a, node-b)`.
 pub(super) fn who(processes: &[&Process]) -> String {
     let ranks = ranks_of(processes);
     let place = match processes {
@@ -172,7 +172,7 @@ pub(super) fn who(processes: &[&Process]) -> String {
     }
 }
 
-/// A finding about these processes.
+/// Adds the ranks and hosts of these processes to a finding.
 pub(super) fn about(mut finding: Finding, processes: &[&Process]) -> Finding {
     finding.ranks = ranks_of(processes);
     finding.hosts = hosts_of(processes);

@@ -1,4 +1,4 @@
-//! Devices: whose they are, and whether a thread uses the one that it means.
+//! Devices: whether ranks share one, and whether a thread's context is that of its stream's device.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ fn shared(view: &View<'_>, found: &mut Vec<Finding>) {
         let (Some(device), Some(process)) = (device(view, rank), view.process(rank)) else {
             continue;
         };
-        // Parts of a device can have the name of the whole.
+        // Parts of a device can have the UUID of the whole.
         if !device.uuid.is_empty() && !device.name.contains(" MIG ") {
             let key = (process.nccl_host(), &device.uuid[..]);
             by_device.entry(key).or_default().push(rank);
@@ -96,7 +96,7 @@ fn shared(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// Older releases do not look at the variable.
+/// Whether the release reads the variable; older ones do not.
 fn knows_shared_devices(version: &str) -> bool {
     let numbers: Vec<u32> = version
         .split('.')
@@ -105,7 +105,7 @@ fn knows_shared_devices(version: &str) -> bool {
     numbers >= vec![2, 30, 3]
 }
 
-/// This crate binds its calls to the stream's device; other code on the thread goes elsewhere.
+/// Threads with a context of another device: this crate binds its calls to the stream's device; other code does not.
 fn bound(view: &View<'_>, found: &mut Vec<Finding>) {
     for rank in view.ranks() {
         let Some(device) = device(view, rank) else {

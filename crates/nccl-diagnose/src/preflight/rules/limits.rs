@@ -27,25 +27,25 @@ const MIB: u64 = 1 << 20;
 
 pub(in crate::preflight) const OPEN_FILES: &str = "open files";
 
-/// Something of which there is less than NCCL needs to start.
+/// A resource of which there is less than NCCL needs to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Scarce {
-    /// As `RootCause::ResourceExhausted` has it.
+    /// The name that `RootCause::ResourceExhausted` has for it.
     pub resource: &'static str,
     /// The numbers.
     pub text: String,
     pub fix: String,
 }
 
-/// How many ranks a process has beside it and far from it.
+/// The ranks on the machine of a process, and those on others.
 #[derive(Clone, Copy)]
 struct Size {
     local: u64,
     remote: u64,
 }
 
-/// What is wrong, as a sentence without its subject, and what to do.
+/// A sentence without its subject, and advice.
 type Judgement = (Severity, &'static str, String, String);
 
 pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
@@ -91,7 +91,7 @@ fn of_process(process: &Process, size: Size) -> Vec<Judgement> {
     found.into_iter().flatten().collect()
 }
 
-/// What a process has too little of for NCCL's start, with one other rank beside it.
+/// The resource that a process has too little of for NCCL's start, with one other rank on its host.
 pub(in crate::preflight) fn scarce(process: &Process) -> Option<Scarce> {
     let two = Size {
         local: 2,
@@ -116,7 +116,7 @@ pub(in crate::preflight) fn scarce(process: &Process) -> Option<Scarce> {
         })
 }
 
-/// How bad it is to have `has`.
+/// The severity of having only `has`.
 fn grade(has: u64, needed: u64, advised: u64) -> Option<Severity> {
     match has {
         _ if has < needed => Some(Severity::Error),
@@ -205,7 +205,7 @@ fn locked(process: &Process) -> Option<Judgement> {
 }
 
 fn shared(limits: &Limits, size: Size) -> Option<Judgement> {
-    // A rank alone on its host shares memory with nobody.
+    // A rank alone on its host shares no memory.
     let free = limits.shared_free.filter(|_| size.local > 1)?;
     let advised = (32 * MIB * size.local).min(1 << 30);
     let severity = grade(free, MIB, advised)?;
@@ -340,7 +340,7 @@ mod tests {
         );
         assert_eq!(with(64).worst(), Severity::Warning);
         assert_eq!(with(1024).worst(), Severity::Ok);
-        // What is in use already does not count.
+        // Open files are not available any more.
         let used = judged(|process| {
             process.limits.files = Some(1024);
             process.limits.files_used = 1000;
@@ -372,7 +372,7 @@ mod tests {
             scarce(&process).map(|scarce| (scarce.resource, scarce.text))
         };
         assert_eq!(with(1024, 64 * MIB), None);
-        // Few, and enough to start.
+        // Little, but enough to start.
         assert_eq!(with(80, 2 * MIB), None);
         let (resource, text) = with(64, 64 * MIB).unwrap();
         assert_eq!(resource, "open files");

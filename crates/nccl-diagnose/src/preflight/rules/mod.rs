@@ -1,7 +1,6 @@
-//! The rules that compare facts: from all ranks' facts to findings, in one process, without looking at
-//! anything else.
+//! The rules: from the facts of all ranks to findings, in one process, without reading anything else.
 //!
-//! - `view`: all ranks side by side, who is odd among them, and how they are named;
+//! - `view`: the facts of all ranks side by side, which ranks differ, and how ranks are named;
 //! - one file for each kind of rule.
 
 mod devices;
@@ -23,7 +22,7 @@ pub(super) use view::View;
 use super::reach::{Door, Failure};
 use nccl_base::report::{Finding, Report};
 
-/// What follows from facts alone.
+/// Findings from facts alone.
 pub(super) fn judge(view: &View<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     versions::judge(view, &mut found);
@@ -36,7 +35,7 @@ pub(super) fn judge(view: &View<'_>) -> Vec<Finding> {
     found
 }
 
-/// What follows from where ranks did not get to each other, as well.
+/// Findings from facts, and from failed visits.
 pub(super) fn judge_reached(view: &View<'_>, doors: &[Door], failures: &[Failure]) -> Report {
     let mut found = judge(view);
     reach::judge(view, doors, failures, &mut found);

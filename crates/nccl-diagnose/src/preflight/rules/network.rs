@@ -1,4 +1,4 @@
-//! Addresses: what NCCL takes on each host, against what the ranks' own connection takes.
+//! Compares the address that NCCL takes on each host with that of the ranks' own connection.
 
 use std::net::IpAddr;
 
@@ -40,13 +40,13 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// How many different networks the ranks are in: namespaces or machines.
+/// The number of different networks of the ranks: namespaces or machines.
 pub(in crate::preflight) fn networks(view: &View<'_>) -> usize {
     view.groups(|rank| Some(view.process(rank)?.network()))
         .len()
 }
 
-/// The addresses of a host, for sentences, but for those that lead nowhere else.
+/// The addresses of a host, for sentences, but for loopback and link-local ones.
 pub(in crate::preflight) fn listed(process: &Process) -> String {
     let leads = |own: &&Address| match own.address {
         IpAddr::V4(address) => !address.is_loopback(),
@@ -68,7 +68,8 @@ pub(in crate::preflight) fn listed(process: &Process) -> String {
     }
 }
 
-/// The line that makes NCCL take an interface on a rank's host: a name that others begin with needs `=`.
+/// The line that makes NCCL take an interface on a rank's host: a name that is a prefix of another interface's name
+/// needs `=`.
 pub(in crate::preflight) fn export(view: &View<'_>, rank: usize, interface: &str) -> String {
     let addresses = view.process(rank).map(|process| &process.addresses);
     let mut names = addresses
@@ -89,7 +90,7 @@ fn nothing_to_take(view: &View<'_>, found: &mut Vec<Finding>) {
         let wish = ["NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY"]
             .iter()
             .find_map(|name| Some(format!("{name}={}", process.value(name)?)));
-        // One that would do if it were up.
+        // An address that would match if its interface were up.
         let mut raised = process.addresses.clone();
         raised.iter_mut().for_each(|address| address.up = true);
         let down = crate::preflight::interfaces::choose(&raised, process.wishes());
@@ -137,7 +138,7 @@ fn families(view: &View<'_>, found: &mut Vec<Finding>) {
     found.push(view.about(&odd, finding));
 }
 
-/// An address that only its own host reaches.
+/// Hosts where NCCL takes an address that only the host itself reaches.
 fn loopbacks(view: &View<'_>, found: &mut Vec<Finding>) {
     let on_loopback = view.groups(|rank| {
         let process = view.process(rank)?;
@@ -197,14 +198,14 @@ fn names(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// NCCL takes another interface than the ranks' own connection, and nobody has said that it should.
+/// Hosts where NCCL takes another interface than the ranks' own connection, without being told to.
 fn apart(view: &View<'_>, found: &mut Vec<Finding>) {
     let apart = view.groups(|rank| {
         let process = view.process(rank)?;
         let (chosen, rule) = process.choice()?;
         let control = process.control_interface()?;
         let same = chosen.interface == control.interface;
-        // A name is an answer, unless the program has given another.
+        // A name counts as an instruction, unless the program has named another interface.
         let asked = process.interface.is_some() || rule != Rule::Named;
         let sensible = !control.address.is_loopback() && rule != Rule::Meeting;
         (!same && asked && sensible).then(|| {
@@ -335,7 +336,7 @@ mod tests {
             report.contains("export NCCL_SOCKET_IFNAME=eth0 on host h2"),
             "{report}"
         );
-        // A name that others begin with is written as a whole one.
+        // A name that is a prefix of another is written as a whole name.
         let process = facts[1].process.as_mut().unwrap();
         let mut other = process.addresses[1].clone();
         other.interface = String::from("eth00");
@@ -345,7 +346,7 @@ mod tests {
             report.contains("export NCCL_SOCKET_IFNAME==eth0 on host h2"),
             "{report}"
         );
-        // Somebody who names the interface means it.
+        // A named interface is taken as intended.
         for facts in &mut facts {
             set(facts, "NCCL_SOCKET_IFNAME", "ib0");
         }

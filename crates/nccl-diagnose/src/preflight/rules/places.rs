@@ -1,16 +1,16 @@
-//! Namespaces: ranks of one machine that cannot see each other as ranks of one host do.
+//! Namespaces: ranks of one machine that do not share what ranks of one host should.
 
 use super::view::View;
 use crate::preflight::facts::Process;
 use nccl_base::report::Finding;
 
-/// What a namespace that is not shared takes away.
+/// What ranks lose by not sharing a namespace.
 struct Kind {
     name: &'static str,
     of: fn(&Process) -> &str,
     effect: &'static str,
     fix: &'static str,
-    /// It matters only where two of the processes have one number.
+    /// Whether it matters only where two of the processes have the same process number.
     is_of_numbers: bool,
 }
 

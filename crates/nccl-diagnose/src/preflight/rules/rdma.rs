@@ -1,4 +1,4 @@
-//! Network adapters with RDMA: on every host or on none, and those that are named.
+//! Network adapters with RDMA: present on every host or on none, and named correctly.
 
 use super::view::View;
 use crate::preflight::facts::Process;
@@ -28,7 +28,7 @@ fn wanted(process: &Process) -> Option<List> {
     (!names.is_empty()).then(|| List::parse(names))
 }
 
-/// The ports that NCCL may use: active, and named where any are named.
+/// The ports that NCCL may use: active, and in `NCCL_IB_HCA` if that is set.
 fn usable(process: &Process) -> Vec<&Port> {
     let list = wanted(process);
     let is_wanted = |port: &&Port| {
@@ -62,7 +62,7 @@ fn listed(process: &Process) -> String {
     }
 }
 
-/// NCCL says nothing about names that match nothing, and goes by sockets.
+/// Names in `NCCL_IB_HCA` that match no adapter: NCCL does not report these, and uses sockets.
 fn named(view: &View<'_>, found: &mut Vec<Finding>) {
     let nothing = view.groups(|rank| {
         let process = view.process(rank)?;
@@ -84,7 +84,7 @@ fn named(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// The number of an address that a port does not have.
+/// An index in `NCCL_IB_GID_INDEX` that a port does not have.
 fn addresses(view: &View<'_>, found: &mut Vec<Finding>) {
     let without = view.groups(|rank| {
         let process = view.process(rank)?;
@@ -113,10 +113,10 @@ fn addresses(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// Hosts that talk RDMA do not understand those that talk TCP.
+/// Hosts without RDMA among hosts with it: they cannot communicate.
 fn some_without(view: &View<'_>, found: &mut Vec<Finding>) {
     let decided = |process: &Process| {
-        // Whoever names the network has decided, and a plugin may bring its own.
+        // The user has named the network, and a plugin may bring its own.
         ["NCCL_NET", "NCCL_NET_PLUGIN"]
             .iter()
             .any(|name| process.value(name).is_some())

@@ -1,8 +1,8 @@
-//! Who is to blame where hosts do not reach each other.
+//! Which host is to blame where hosts do not reach each other.
 //!
-//! Every pair that failed is a line between two hosts. The host with the most lines is the odd one: it is
-//! reported with all of its lines, these are taken away, and what is left is looked at again. So one host
-//! behind a firewall is one finding, however many others cannot reach it.
+//! Every pair that failed is a line between two hosts. The host with the most lines is reported with all of its lines;
+//! these are removed, and the rest is examined again. So one host behind a firewall is one finding, however many others
+//! cannot reach it.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(super) fn judge(
         .cloned()
         .collect();
     for door in doors.iter().filter(|door| !door.failed.is_empty()) {
-        // That there is no interface has been said.
+        // The missing interface is a finding of its own.
         let Some((address, _)) = view.process(door.rank).and_then(|process| process.choice())
         else {
             continue;
@@ -67,8 +67,8 @@ pub(super) fn judge(
     }
 }
 
-/// The rank with the most lines. Of several, one that advertises an address that another host has, or that
-/// was made for containers; then one that others do not reach, before one that does not reach others.
+/// The rank with the most lines. Among equals: first a rank that advertises an address that another host has, or one
+/// made for containers; then a rank that others do not reach, before a rank that does not reach others.
 fn most_blamed(view: &View<'_>, lines: &[&Failure]) -> Option<usize> {
     let mut counts: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
     for line in lines {
@@ -108,7 +108,7 @@ fn is_suspicious(view: &View<'_>, rank: usize) -> bool {
 fn blame(view: &View<'_>, doors: &[Door], culprit: usize, lines: Vec<&Failure>) -> Finding {
     let process = view.process(culprit);
     let host = view.host(culprit);
-    // All ranks that share its network share its fate.
+    // Applies to all ranks of its network.
     let network = process.map(|process| process.network());
     let ranks: Vec<usize> = view
         .ranks()
@@ -117,7 +117,7 @@ fn blame(view: &View<'_>, doors: &[Door], culprit: usize, lines: Vec<&Failure>) 
     let (to, from): (Vec<&Failure>, Vec<&Failure>) =
         lines.into_iter().partition(|line| line.to == culprit);
     let mut parts = Vec::new();
-    // Who goes to a door gets the packets.
+    // The visitor of a door receives the packets.
     type Other = fn(&Failure) -> usize;
     let (there, here): (Other, Other) = (|line| line.to, |line| line.from);
     let kinds = [
@@ -224,7 +224,7 @@ fn reason(view: &View<'_>, doors: &[Door], line: &Failure) -> String {
             PATIENCE.as_secs_f32()
         );
     }
-    // Linux has no others.
+    // Linux has no greater error numbers.
     let Some(number) = i32::try_from(line.error)
         .ok()
         .filter(|&number| number < 4096)
@@ -290,7 +290,7 @@ fn remedy(
     )
 }
 
-/// What helps where only large packets are lost.
+/// Advice where only large packets are lost.
 fn narrow(
     view: &View<'_>,
     doors: &[Door],
@@ -324,7 +324,7 @@ mod tests {
 
     const REFUSED: u64 = 111;
 
-    /// Three hosts of two ranks, with eth0 in one subnet and docker's interface, which is not taken.
+    /// Three hosts of two ranks, with eth0 in one subnet and docker's interface, which NCCL does not take.
     fn hosts() -> (Vec<Facts>, Vec<Door>) {
         let mut facts = ranks_on(&["h1", "h1", "h2", "h2", "h3", "h3"]);
         for (rank, facts) in facts.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! NCCL, the driver, the machine: what is loaded.
+//! Versions: of NCCL, of the driver, and of the machine.
 
 use super::view::View;
 use nccl_base::report::{Finding, Severity};

@@ -8,13 +8,13 @@ use nccl_base::report::Finding;
 /// The facts of all ranks, by rank.
 pub(in crate::preflight) struct View<'f> {
     facts: &'f [Facts],
-    /// For each rank, the rank whose process it shares.
+    /// For each rank, the first rank of its process.
     process: Vec<Option<usize>>,
-    /// How many ranks there will be on this host and altogether, when these facts are of no world.
+    /// The ranks on this host and altogether, when these facts belong to no world yet.
     alone: Option<(usize, usize)>,
 }
 
-/// Ranks that have something in common, and what.
+/// A value, and the ranks that have it.
 pub(in crate::preflight) type Group<V> = (V, Vec<usize>);
 
 /// The most values that one sentence shows.
@@ -36,7 +36,7 @@ impl<'f> View<'f> {
         }
     }
 
-    /// One host, before there is a world.
+    /// A view of one host, before there is a world.
     pub(in crate::preflight) fn alone(facts: &'f [Facts], local: usize, all: usize) -> Self {
         Self {
             alone: Some((local, all)),
@@ -76,7 +76,7 @@ impl<'f> View<'f> {
             .map_or("unknown host", |process| &process.host)
     }
 
-    /// The ranks on the machine of `process`.
+    /// The number of ranks on the machine of `process`.
     pub(super) fn local_ranks(&self, process: &Process) -> usize {
         if let Some((local, _)) = self.alone {
             return local;
@@ -88,8 +88,7 @@ impl<'f> View<'f> {
         self.ranks().filter(same).count()
     }
 
-    /// The ranks that have what `key` says in common, the largest group first, and of equal ones that
-    /// with the lowest rank.
+    /// Ranks grouped by their `key`, the largest group first, and of equal ones the group with the lowest rank.
     pub(in crate::preflight) fn groups<V: Ord>(
         &self,
         key: impl Fn(usize) -> Option<V>,
@@ -105,8 +104,8 @@ impl<'f> View<'f> {
         groups
     }
 
-    /// Who is odd among groups of ranks, and a sentence that says what each has: `said` of a value goes
-    /// behind the ranks. Without a majority, nobody is odd and all are named.
+    /// The ranks that differ among the groups, and a sentence that gives the value of each group: `said` of a value
+    /// goes behind the ranks. Without a majority, no rank counts as different and all groups are named.
     pub(in crate::preflight) fn contrast<V>(
         &self,
         groups: &[Group<V>],
@@ -194,7 +193,7 @@ impl<'f> View<'f> {
         found
     }
 
-    /// A finding about some ranks.
+    /// Adds ranks and their hosts to a finding.
     pub(in crate::preflight) fn about(&self, ranks: &[usize], mut finding: Finding) -> Finding {
         finding.hosts = self.hosts(ranks);
         if !self.is_alone() {

@@ -1,4 +1,4 @@
-//! What comes over the wire may be anything.
+//! Bytes from the wire may be anything.
 
 use super::random::facts;
 use crate::preflight::bounds::{Bounded, LONGEST_LIST, LONGEST_TEXT, MOST_FINDINGS};
@@ -10,7 +10,7 @@ use nccl_base::system::variables::Variable;
 use nccl_base::wire;
 use serde::{Deserialize, Serialize};
 
-/// What is understood is written and read back.
+/// Whether `bytes` decode; a decoded value survives another round trip.
 fn again<T>(bytes: &[u8]) -> bool
 where
     T: for<'b> Deserialize<'b> + Serialize + PartialEq + std::fmt::Debug,
@@ -60,7 +60,7 @@ fn no_bytes_make_the_decoders_panic_or_keep_more_than_they_were_given() {
         understood += usize::from(again::<Vec<Failure>>(&bytes));
         understood += usize::from(again::<Door>(&bytes));
     }
-    // Otherwise the mutations were too wild to get anywhere.
+    // Otherwise the mutations were too wild to decode.
     assert!(understood > 5_000, "{understood}");
 }
 

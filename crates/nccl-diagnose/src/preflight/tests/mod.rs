@@ -1,6 +1,6 @@
-//! Made-up machines, and tests of the room as a whole.
+//! Made-up machines, and tests of all of the preflight.
 
-// As nccl-base has it for its own tests: what only tests have is not exported.
+// The test support of nccl-base is included by path, because it is not exported.
 mod codec;
 #[path = "../../../../nccl-base/src/system/made_up.rs"]
 mod made_up;

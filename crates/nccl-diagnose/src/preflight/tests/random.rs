@@ -1,5 +1,5 @@
-//! Random ranks: whatever they say, comparing them ends, panics nowhere, and comes to the same whatever the
-//! order in which it was heard.
+//! Random ranks: whatever they report, comparing them ends, does not panic, and gives the same findings in whatever
+//! order the reports came.
 
 use crate::preflight::Loaded;
 use crate::preflight::device::Device;
@@ -193,7 +193,7 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             assert_eq!(judge_reached(&view, &doors, &failures), first);
         }
         findings += first.findings().len();
-        // It is the same on the other side of the wire, and nobody is named who does not exist.
+        // The report survives the wire, and names only existing ranks.
         assert_eq!(
             wire::decode::<Report>(&wire::encode(&first)),
             Ok(first.clone())

@@ -1,4 +1,4 @@
-//! The way through JSON and back, and what somebody else wrote.
+//! JSON round trips, and files of other programs.
 
 use std::time::Duration;
 
@@ -113,7 +113,7 @@ fn whatever_becomes_of_the_bytes_of_a_file_nothing_panics() {
                 ),
             }
             if random.bool() {
-                // A number that fits, so that the rest is looked at as well.
+                // A number that fits, so that the rest is checked as well.
                 let number = random.u64(..).to_string();
                 text = text.replacen(
                     "\"since_ns\":20000000",

@@ -1,4 +1,4 @@
-//! As many ranks as large jobs have.
+//! Timelines with as many ranks as large jobs have.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::operation::OperationKind;
 use crate::timeline::Timeline;
 use nccl_core::recorder::{CallState, Snapshot};
 
-/// Each of so many ranks with so many calls; one of them is behind.
+/// Snapshots of `ranks` ranks with `calls` calls each; rank `behind` lacks the last.
 fn large(ranks: usize, calls: u64, behind: usize) -> Vec<Snapshot> {
     let one = |rank: usize| {
         let calls = calls - u64::from(rank == behind);
@@ -31,7 +31,7 @@ fn large(ranks: usize, calls: u64, behind: usize) -> Vec<Snapshot> {
     (0..ranks).map(one).collect()
 }
 
-/// From files to files; what it came to is printed.
+/// Writes recordings to files, reads them as one timeline, and writes it; prints sizes and times.
 fn one_file_of(ranks: usize, calls: u64, behind: usize) {
     let directory = tempfile::tempdir().unwrap();
     let mut bytes = 0;
@@ -100,7 +100,7 @@ fn a_thousand_ranks_make_one_file() {
     one_file_of(1024, 4, 700);
 }
 
-/// As many calls as the answers of so many ranks may have, and a full ring.
+/// As many calls as a recording in an answer may have, for a thousand ranks, and a full ring.
 #[test]
 #[ignore = "for figures: docs/flight-recorder.md"]
 fn a_thousand_ranks_with_all_their_calls_make_one_file() {

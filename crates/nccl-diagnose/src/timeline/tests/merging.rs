@@ -1,4 +1,4 @@
-//! Snapshots of several ranks made one: who is behind, whose clock is trusted, and what is left out.
+//! Merges snapshots of several ranks: which rank is behind, whose clock is trusted, and what is left out.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn who_is_behind_is_said_with_the_call_and_who_is_not_there() {
 
 #[test]
 fn communicators_of_one_name_are_told_apart_and_their_ranks_are_found_in_the_world() {
-    // Two of ranks 1 and 2 of the world, and one of the rank 0 that is left of another one.
+    // Two communicators of ranks 1 and 2 of the world, and one of rank 0 alone.
     let call = || call(1, 100, CallState::Issued, &[]);
     let part = |rank: usize, key: &str, calls| {
         let mut part = recording(rank, calls);

@@ -1,7 +1,7 @@
-//! What was recorded survives being written and read; what somebody else wrote is refused in words; and what is
-//! shown of it says what it should, whatever it was called.
+//! Timelines survive writing and reading; files of other programs are refused with a message; the outputs are correct
+//! whatever the names in them.
 //!
-//! Here are the calls and snapshots that all of these are about.
+//! The calls and snapshots of all these tests are here.
 
 mod json;
 mod large;
@@ -21,7 +21,7 @@ use super::Timeline;
 
 const NAME: &str = "model/</script><b>tp</b>";
 
-/// A recording with one of everything that can be in one, as another process would send it.
+/// A recording with one of every possible entry, as another process would send it.
 fn sample() -> Snapshot {
     let text = json!({
         "kind": "nccl-recording", "schema": 1,
@@ -86,7 +86,7 @@ fn recording(rank: usize, calls: Vec<Call>) -> Recording {
     recording
 }
 
-/// Rank `rank` of three on hosts of their own, or of one.
+/// The snapshot of rank `rank` of three; `boot` says on which machine.
 fn snapshot(rank: usize, boot: &str, calls: Vec<Call>) -> Snapshot {
     let mut snapshot = sample();
     snapshot.host = format!("node-{rank}");
@@ -99,7 +99,7 @@ fn snapshot(rank: usize, boot: &str, calls: Vec<Call>) -> Snapshot {
     snapshot
 }
 
-/// Three calls on rank 0, of which rank 1 never made the last; nothing of rank 2.
+/// Three calls on rank 0, of which rank 1 never made the last; no recording of rank 2.
 fn two_of_three() -> Timeline {
     let group = |peer| {
         [

@@ -1,4 +1,4 @@
-//! The page that is made of a timeline, as text and as its script draws it.
+//! The page of a timeline, as text and as its script draws it.
 
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ fn a_page_has_no_markup_but_its_own_and_the_names_in_it() {
     }
 }
 
-/// What the page's script draws and shows, by node; `None` where there is none.
+/// What the page's script draws and shows, run by node; `None` where node is not installed.
 fn driven(timeline: &Timeline) -> Option<Value> {
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("page.html");
@@ -94,7 +94,7 @@ fn the_page_shows_the_call_under_the_pointer_and_moves_by_keys() {
     ] {
         assert!(text.contains(word), "{word:?} in {text}");
     }
-    // The same call on the other rank is lit as well, where there is one.
+    // The same call on the other rank is lit as well, if it is there.
     assert_eq!(open[0]["lit"], 1);
     let both = tip("all_reduce #1 on ");
     assert_eq!(
@@ -118,7 +118,7 @@ fn the_page_shows_the_call_under_the_pointer_and_moves_by_keys() {
         bars(&one["bars"])
     };
     let widest = |bars: &[(f64, f64)]| bars.iter().map(|bar| bar.1).fold(0.0, f64::max);
-    // What is at the beginning is out of the picture when one looks closer at its middle.
+    // A bar at the beginning is out of the picture when the view is zoomed in at its middle.
     assert!(after("w").len() < whole.len());
     assert!(bars(&seen["plus"]).len() < whole.len());
     assert!(widest(&after("s")) < widest(&whole) * 0.95);

@@ -1,4 +1,4 @@
-//! The trace that is made of a timeline, with what every viewer needs.
+//! The trace of a timeline, and what every viewer needs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{call, reduce, snapshot, two_of_three};
 use crate::timeline::Timeline;
 use nccl_core::recorder::CallState;
 
-/// The events of a trace, checked for what every viewer needs.
+/// The events of a trace, after checking what every viewer needs.
 fn events(trace: &str) -> Vec<Value> {
     let trace: Value = serde_json::from_str(trace).unwrap();
     let events = trace["traceEvents"].as_array().unwrap().clone();

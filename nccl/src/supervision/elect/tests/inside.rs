@@ -1,8 +1,8 @@
-//! Calls that do not come back.
+//! Calls that do not return.
 
 use super::*;
 
-/// All have entered it; one is in the call still, and the others' operations wait for it.
+/// All ranks have entered the operation; one is still in the call, and the others' operations wait for it.
 #[test]
 fn the_one_rank_that_does_not_come_back_from_the_call_is_the_cause() {
     let aged = |table: &mut Table, ages: [u64; 3]| {
@@ -21,17 +21,17 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_the_cause() {
     assert_eq!(verdict.cause.class, FaultClass::TimedOut);
     assert!(verdict.cause.text.contains("1.9 s"), "{:?}", verdict.cause);
 
-    // One that has just come.
+    // Rank 1 has just entered.
     aged(&mut table, [2000, 100, 2100]);
     assert_eq!(table.elect().cause.root, RootCause::Unknown);
-    // Two that are in it may wait for each other.
+    // Two ranks that are in the call may wait for each other.
     aged(&mut table, [2000, 1900, 2100]);
     table.reports.get_mut(&2).unwrap().calls[1].state = State::Issuing;
     assert_eq!(table.elect().cause.root, RootCause::Unknown);
-    // Also when the other has just come, and is what the first waits for.
+    // Also when rank 2 has just entered, and is what rank 1 waits for.
     aged(&mut table, [2000, 1900, 100]);
     assert_eq!(table.elect().cause.root, RootCause::Unknown);
-    // Where nobody has come out of it, all may.
+    // Where no rank has come out of the call, all may.
     table.reports.get_mut(&0).unwrap().calls[1].state = State::Issuing;
     table.reports.remove(&2);
     table.hosts.pop();

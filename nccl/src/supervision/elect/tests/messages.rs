@@ -15,7 +15,7 @@ pub(super) fn message(
     })
 }
 
-/// A rank that waits in one group of these messages.
+/// Report of a rank that waits in one group of these messages.
 pub(super) fn exchanging(rank: usize, size: usize, messages: Vec<RecordedOperation>) -> Report {
     let ledger = |kind| {
         let mut ledger = vec![0; size];
@@ -106,7 +106,7 @@ fn two_communicators_in_opposite_orders_are_told_and_not_who_is_absent() {
         communicators: [String::from("model/tp"), String::from("model/pp")],
     };
     assert_eq!(verdict.cause.root, root);
-    // One that has come to both is only late.
+    // A rank that has come to both is only late.
     table.reports.get_mut(&0).unwrap().elsewhere = vec![elsewhere(0, 4, &[])];
     let verdict = table.elect();
     assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));

@@ -1,4 +1,4 @@
-//! A table of cases, and that the order in which reports come plays no part.
+//! A table of cases. The order in which reports come in plays no part.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,7 +20,7 @@ mod inside;
 mod messages;
 mod waits;
 
-/// What ranks say, and who ran out of time.
+/// The reports and symptoms of a case.
 struct Table {
     hosts: Vec<String>,
     symptoms: Vec<Fault>,
@@ -48,7 +48,7 @@ fn all_reduce() -> RecordedOperation {
     })
 }
 
-/// Call `number`, of which only the last is not done.
+/// Call `number` in state `state`, with these operations.
 fn call(number: u64, operations: Vec<RecordedOperation>, state: State) -> Entered {
     let is_message = |one: &RecordedOperation| one.peer.is_some();
     let is_for_all = !operations.iter().all(is_message);
@@ -71,7 +71,7 @@ fn call(number: u64, operations: Vec<RecordedOperation>, state: State) -> Entere
     }
 }
 
-/// A rank that has entered so many, and waits in the last unless `idle`.
+/// Report of a rank that has entered `calls` calls, and waits in the last unless `idle`.
 fn entered(rank: usize, calls: u64, idle: bool) -> Report {
     let state = |number| match number < calls || idle {
         true => State::Done,
@@ -193,8 +193,8 @@ fn the_rank_that_is_furthest_behind_is_named_with_what_it_did_last() {
     );
 }
 
-/// How rank `rank` stands on another communicator: it has entered so many, and waits in these, called at a time that
-/// is their number.
+/// State of rank `rank` on another communicator: it has entered `entered` calls, and waits in those with the numbers
+/// `waiting`, each called at the time that is its number.
 fn elsewhere(rank: usize, entered: u64, waiting: &[u64]) -> Elsewhere {
     let waiting = waiting
         .iter()
@@ -312,7 +312,7 @@ fn what_does_not_fit_together_comes_before_who_is_absent() {
     );
 }
 
-/// As a fault, what is found of ranks that differ.
+/// Returns what is found of ranks that differ, as a fault.
 fn mismatch(table: &Table) -> Fault {
     let verdict = table.elect();
     let place = Place {
@@ -415,14 +415,14 @@ fn what_is_done_on_one_rank_stands_still_on_none_although_nobody_has_looked() {
     let verdict = table.elect();
     assert_eq!(verdict.rank, 2, "its first is done elsewhere: {verdict:?}");
     assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));
-    // Where it is done nowhere, all wait in it, although some have put another behind it.
+    // Where the call is done on no rank, all wait in it, although some have put another call behind it.
     for rank in 0..2 {
         table.reports.get_mut(&rank).unwrap().calls[0].state = State::Pending;
     }
     assert_eq!(table.elect().cause.root, RootCause::Unknown);
 }
 
-/// A busy machine may keep a rank from telling how it stands; another one has not come, and says so.
+/// A busy machine may delay a rank's report; another rank has not entered the operation, and reports that.
 #[test]
 fn a_rank_that_nothing_is_known_of_is_named_only_where_nothing_else_explains_it() {
     let mut table = Table::of(vec![
@@ -435,14 +435,14 @@ fn a_rank_that_nothing_is_known_of_is_named_only_where_nothing_else_explains_it(
     let verdict = table.elect();
     assert_eq!(verdict.rank, 2);
     assert!(matches!(verdict.cause.root, RootCause::NeverEntered { .. }));
-    // It stands still, as far as anybody can tell.
+    // Rank 1 stands still, as far as can be told.
     table.still.insert(1, None);
     let root = RootCause::NotAnswering {
         ranks: vec![1],
         state: None,
     };
     assert_eq!(table.elect().cause.root, root);
-    // The others have all come.
+    // All ranks that answer have entered the operation.
     table.still.clear();
     table.reports.insert(2, entered(2, 2, false));
     assert_eq!(table.elect().cause.root, root);
@@ -490,7 +490,7 @@ fn work_of_others_in_front_of_an_operation_is_named_when_all_have_come() {
     let verdict = table.elect();
     assert_eq!(verdict.rank, 1);
     assert!(matches!(verdict.cause.root, RootCause::StuckOutside { .. }));
-    // Somebody is absent: what is in front may wait for that one.
+    // A rank is absent: the work in front may wait for it.
     table.reports.insert(2, entered(2, 1, true));
     table.hosts.push(String::from("node-c"));
     assert_eq!(table.elect().rank, 2);
@@ -588,7 +588,7 @@ fn what_nothing_explains_is_said_to_be_unknown() {
         evidence.contains("in this order: rank 1, rank 0"),
         "{evidence}"
     );
-    // All ranks have called it: the hint names what that leaves, and not a rank that has not called.
+    // All ranks have called the operation: the hint names what that leaves, and not a rank that has not called.
     let hint = verdict.cause.hint;
     assert!(hint.contains("a device that hangs, a link"), "{hint}");
     assert!(!hint.contains("did not call"), "{hint}");
@@ -616,7 +616,7 @@ fn who_had_come_last_for_long_is_evidence_unless_the_reports_are_further_apart()
                 }
             }
         }
-        // The last one stands still, and rank 1 has not come to it.
+        // The last operation stalls, and rank 1 has not entered it.
         reports[1].calls.pop();
         reports[1].entered = Some(19);
         let mut table = Table::of(reports);

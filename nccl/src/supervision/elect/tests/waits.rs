@@ -1,10 +1,10 @@
-//! Who waits for whom: messages, circles, several communicators.
+//! Waits between ranks: messages, circles, several communicators.
 
 use super::messages::{exchanging, message};
 use super::*;
 use crate::supervision::elect::elect;
 
-/// A rank that has put these on its stream, one after another, each at its number, and sent or received so many.
+/// Report of a rank that has put these groups on its stream, one after another, each with its number.
 fn chained(rank: usize, size: usize, groups: Vec<Vec<RecordedOperation>>) -> Report {
     let all: Vec<_> = groups.iter().flatten().cloned().collect();
     let calls = (1..).zip(groups);
@@ -28,7 +28,7 @@ fn a_circle_is_found_although_all_halves_of_its_messages_were_called() {
         ranks: vec![0, 1, 2, 3],
     };
     assert_eq!(verdict.cause.root, root);
-    // On two streams nothing is in front of anything, but that a communicator does one after the other.
+    // On two streams no call is behind another, but the communicator runs them one after the other.
     let apart = |rank| {
         let mut report = ring(rank);
         report.calls[1].stream = 2;
@@ -36,7 +36,7 @@ fn a_circle_is_found_although_all_halves_of_its_messages_were_called() {
     };
     let verdict = Table::of((0..4).map(apart).collect()).elect();
     assert_eq!(verdict.cause.root, root);
-    // Those who send and receive in one group wait for nobody.
+    // Ranks that send and receive in one group do not wait in a circle.
     let grouped = |rank: usize| {
         let (next, previous) = ((rank + 1) % 4, (rank + 3) % 4);
         let both = vec![message(Send, next, 1, 9), message(Recv, previous, 1, 9)];
@@ -100,7 +100,7 @@ fn who_waits_for_a_circle_is_not_taken_for_absent_nor_who_waits_for_an_absent_on
         verdict.cause.root,
         RootCause::Unmatched { from: 2, to: 1, .. }
     ));
-    // Of those that miss a collective, the one that is behind in count waits for one that does nothing.
+    // Of the ranks that miss a collective, rank 0 is further behind, but waits for rank 1, which is idle.
     let mut behind = entered(0, 1, true);
     behind
         .calls
@@ -138,7 +138,7 @@ fn halves_of_other_types_and_as_many_bytes_are_one_message() {
     assert!(matches!(root, RootCause::UnequalCounts { .. }), "{root:?}");
 }
 
-/// Rank `rank` has called both of two communicators; that of the table first, unless `inverse`.
+/// Report of a rank that has called both of two communicators; the table's first, unless `inverse`.
 fn on_two(rank: usize, inverse: bool) -> Report {
     let mut report = entered(rank, 1, false);
     report.calls[0].since_ns = 500;
@@ -158,7 +158,7 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
     };
     assert_eq!(verdict.cause.root, root);
     assert_eq!(verdict.cause.operation, FaultOperation::default());
-    // The same, seen from the other one.
+    // The same, with the other communicator on trial.
     let turn = |report: &Report| {
         let there = report.elsewhere[0].clone();
         Report {
@@ -192,7 +192,7 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
     let words = |one: &Verdict| (one.rank, one.cause.text.clone(), one.cause.evidence.clone());
     assert_eq!(words(&other), words(&verdict));
     assert_eq!(other.cause.root, root);
-    // The other one went on when this one was given up.
+    // The other communicator went on when this one was given up.
     let mut freed = table.reports.clone();
     for report in freed.values_mut() {
         let there = &mut report.elsewhere[0];
@@ -201,7 +201,7 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
     }
     let late = Table::of(freed.into_values().collect()).elect();
     assert_eq!(words(&late), words(&verdict));
-    // On streams of their own, one does not wait for the other.
+    // On streams of their own, neither waits for the other.
     let mut table = table;
     for report in table.reports.values_mut() {
         report.elsewhere[0].waiting[0].stream = 2;
@@ -211,7 +211,7 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
 
 #[test]
 fn three_communicators_in_a_round_are_a_circle() {
-    // Rank 0 has a before b, rank 1 b before c, rank 2 c before a; each of two of them.
+    // Rank 0 calls a before b, rank 1 b before c, rank 2 c before a; each communicator has two of the ranks.
     let there = |key: &str, rank, since_ns| {
         let mut one = elsewhere(rank, 1, &[1]);
         (one.key, one.name) = (key.to_owned(), key.to_owned());
@@ -228,7 +228,7 @@ fn three_communicators_in_a_round_are_a_circle() {
     one.elsewhere = vec![there("b", 1, 100), there("c", 0, 200)];
     let mut two = entered(2, 1, false);
     two.elsewhere = vec![there("c", 1, 900)];
-    // a is of 0 and 2 alone, as far as anybody waits for it there.
+    // Rank 1 has called a on a stream of its own, so that only 0 and 2 wait there.
     one.exists = true;
     one.entered = Some(1);
     one.calls = vec![call(1, vec![all_reduce()], State::Pending)];

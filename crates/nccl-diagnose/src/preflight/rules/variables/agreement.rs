@@ -1,4 +1,4 @@
-//! Variables that have to agree on all ranks, and those that did not reach a host.
+//! Variables that have to agree on all ranks, and variables that did not reach a host.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use nccl_base::report::{Finding, Severity};
 use nccl_base::system::known::{self, Agreement};
 use nccl_base::system::variables::number;
 
-/// A value as NCCL takes it, and `None` for a variable that is not set or set to what NCCL takes anyway.
+/// The value as NCCL takes it; `None` for a variable that is not set or has the default value.
 fn taken(name: &str, value: Option<&str>) -> Option<String> {
     let value = value.filter(|value| !value.is_empty())?;
     let known = known::find(name);
@@ -30,10 +30,10 @@ fn taken(name: &str, value: Option<&str>) -> Option<String> {
     })
 }
 
-/// Variables in which the same ranks are odd, which have the same cause more often than not.
+/// Variables that differ on the same ranks, which mostly have the same cause.
 struct Odd {
     ranks: Vec<usize>,
-    /// Whether these ranks do not have them, and all others do.
+    /// Whether these ranks lack the variables, and all others have them.
     missing: bool,
     names: Vec<String>,
     texts: Vec<String>,
@@ -63,7 +63,7 @@ pub(super) fn agreement(view: &View<'_>, found: &mut Vec<Finding>) {
             groups.len() == 2 && groups[1].0.is_none() && groups[0].1.len() > groups[1].1.len();
         let relevant = match agreement {
             Agreement::Must | Agreement::Should => true,
-            // Hosts may have other values, but one without any is one that nobody thought of.
+            // Values may differ by host, but a host without a value was probably forgotten.
             Agreement::PerHost => is_missing_on_whole_hosts(view, name),
             Agreement::Free => false,
         };
@@ -179,7 +179,7 @@ fn is_set(view: &View<'_>, rank: usize, name: &str) -> bool {
     value.is_some_and(|value| !value.is_empty())
 }
 
-/// Whether these are all ranks of some hosts, and not all ranks.
+/// Whether `ranks` are all ranks of some hosts, and not all ranks.
 fn are_whole_hosts(view: &View<'_>, ranks: &[usize]) -> bool {
     let hosts = view.hosts(ranks);
     let on_them = |rank: &usize| hosts.iter().any(|host| host == view.host(*rank));

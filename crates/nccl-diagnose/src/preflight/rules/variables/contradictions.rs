@@ -1,4 +1,4 @@
-//! Variables that contradict what is so: how this crate calls NCCL, and which machines there are.
+//! Variables that contradict how this crate calls NCCL, or which machines there are.
 
 use super::super::view::View;
 use super::written::written;
@@ -6,7 +6,7 @@ use nccl_base::launch_mode::{LaunchMode, Wish};
 use nccl_base::report::Finding;
 use nccl_base::system::variables::number;
 
-/// What contradicts the way in which this crate calls NCCL.
+/// Variables that contradict the launch mode of this crate's calls to NCCL.
 pub(super) fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
     let with = |name: &'static str, is_bad: &dyn Fn(i64) -> bool| {
         view.groups(|rank| {
@@ -52,8 +52,8 @@ pub(super) fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// The mode whose contradictions are those of this rank; what contradicts only `BlockingChild` is a reason for ranks
-/// that were asked for none to use the other one.
+/// The mode to check this rank against. A variable that contradicts only `BlockingChild` is no finding for a rank that
+/// asked for no mode: the rank then uses the other one.
 fn mode_of(view: &View<'_>, rank: usize) -> Option<LaunchMode> {
     let code = u8::try_from(view.facts(rank).launch_mode).ok()?;
     Some(match Wish::of_code(code)? {
@@ -62,7 +62,7 @@ fn mode_of(view: &View<'_>, rank: usize) -> Option<LaunchMode> {
     })
 }
 
-/// One name for two machines makes NCCL look for memory that they do not share.
+/// Two machines with the same `NCCL_HOSTID`: NCCL would look for memory that they do not share.
 pub(super) fn host_ids(view: &View<'_>, found: &mut Vec<Finding>) {
     for (id, ranks) in
         view.groups(|rank| view.process(rank)?.value("NCCL_HOSTID").map(str::to_owned))

@@ -1,5 +1,5 @@
-//! Variables: those that have to agree and those that did not reach a host, those that contradict how this
-//! crate uses NCCL, and those that NCCL does not read as they were meant.
+//! Variables: those that have to agree, those that did not reach a host, those that contradict how this crate uses
+//! NCCL, and those that NCCL does not read as intended.
 
 mod agreement;
 mod contradictions;

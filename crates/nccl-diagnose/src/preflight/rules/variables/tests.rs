@@ -141,7 +141,7 @@ fn what_contradicts_the_launch_mode_is_found_in_files_too() {
     assert!(judged(&facts).is_fine());
     set(&mut facts, &[0], "NCCL_COMM_SPLIT_SHARE_RESOURCES", "1");
     assert_eq!(only(&judged(&facts)).severity, Severity::Warning);
-    // In the other mode both have to be as they are without these variables.
+    // `BlockingChild` needs both variables unset.
     for (variable, value) in [
         ("NCCL_COMM_BLOCKING", "0"),
         ("NCCL_COMM_BLOCKING", "1"),

@@ -1,5 +1,4 @@
-//! Variables and files that NCCL does not read, or reads otherwise than they were meant: with a wrong name, with quotes, or
-//! too late.
+//! Variables and files that NCCL does not read, or not as intended: with a wrong name, with quotes, or set too late.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ use nccl_base::system::variables::Variable;
 
 pub(super) fn names(view: &View<'_>, found: &mut Vec<Finding>) {
     let unknown = |variable: &Variable| match &variable.name[..] {
-        // A file's names are taken as they are written.
+        // NCCL takes the names in a file with their blanks.
         name if name.trim() != name || name.contains(char::is_whitespace) => {
             let last = name.split_whitespace().last().unwrap_or_default();
             Some((
@@ -57,7 +56,7 @@ pub(super) fn names(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// A shell takes quotes away, and NCCL does not.
+/// A shell removes quotes, and NCCL does not.
 fn quoted(variable: &Variable) -> Option<(String, String)> {
     let value = &variable.value;
     let bare = value.trim().trim_matches(['"', '\'']);

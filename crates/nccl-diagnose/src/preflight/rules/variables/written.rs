@@ -1,4 +1,4 @@
-//! Variables, as findings name them.
+//! How findings name a variable.
 
 use nccl_base::system::variables::Variable;
 
