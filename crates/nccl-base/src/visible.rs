@@ -19,7 +19,15 @@ pub fn character(character: char) -> char {
 /// Sanitizes a name, which is one line.
 #[doc(hidden)]
 pub fn name(name: &str) -> String {
+    if is_plain(name) {
+        return name.to_owned();
+    }
     name.chars().map(character).collect()
+}
+
+/// Whether all characters are printable ASCII, which stay as they are: nearly every text is.
+pub(crate) fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
 /// Sanitizes a text of several lines.

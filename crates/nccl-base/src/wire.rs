@@ -89,7 +89,9 @@ pub trait Clean {
 /// For a text that is only shown: no key, topic or address, which have to stay unchanged.
 impl Clean for String {
     fn clean(&mut self) {
-        *self = visible::text(self);
+        if !visible::is_plain(self) {
+            *self = visible::text(self);
+        }
     }
 }
 

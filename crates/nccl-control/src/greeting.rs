@@ -33,7 +33,7 @@ use crate::visible;
 
 /// The beginning of every greeting, followed by the version; readable by all versions.
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 16;
+pub(super) const VERSION: u64 = 17;
 
 /// The role in which a process connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@
 //! process proves its identity: it was alive then, and had the id all the time.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
 use procfs::process::Stat;
@@ -110,10 +110,11 @@ fn stat(pid: u64) -> Option<Stat> {
 
 /// A checksum of [`kernel`]; 0 if the system does not show it.
 pub(super) fn kernel_sum() -> u64 {
-    match kernel() {
+    static SUM: OnceLock<u64> = OnceLock::new();
+    *SUM.get_or_init(|| match kernel() {
         "" => 0,
         kernel => checksum(kernel.as_bytes()).max(1),
-    }
+    })
 }
 
 /// Returns the state of a process of this kernel and namespace; `None` if the kernel does not show it.

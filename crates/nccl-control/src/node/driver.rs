@@ -516,8 +516,8 @@ impl Node {
         }
         state.vigils.retain(|id, _| membership.votes(*id));
         state.words.retain(|id, _| membership.votes(*id));
-        for peer in &membership.members {
-            if peer.id != self.me && !state.vigils.contains_key(&peer.id) {
+        for peer in vigil::of_this_kernel(&membership.members) {
+            if !state.vigils.contains_key(&peer.id) {
                 match self.watch(peer) {
                     vigil::Kept::Watched(vigil) => _ = state.vigils.insert(peer.id, vigil),
                     vigil::Kept::Ended => state.handle(Input::Ended(peer.id, Proof::Kernel)),

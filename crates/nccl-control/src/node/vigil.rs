@@ -23,12 +23,16 @@ pub(super) enum Kept {
     Elsewhere,
 }
 
-/// Watches the process of `peer`, and calls `ended` once when it ends.
+/// The members that are other processes of this kernel.
+pub(super) fn of_this_kernel(members: &[Peer]) -> impl Iterator<Item = &Peer> {
+    let (kernel, own) = (process::kernel_sum(), std::process::id());
+    members
+        .iter()
+        .filter(move |peer| kernel != 0 && peer.kernel == kernel && peer.pid != own)
+}
+
+/// Watches the process of `peer`, which is another one of this kernel, and calls `ended` once when it ends.
 pub(super) fn keep(peer: &Peer, ended: impl FnOnce() + Send + 'static) -> Kept {
-    let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
-    if !is_here || peer.pid == std::process::id() {
-        return Kept::Elsewhere;
-    }
     let descriptor = match process::find(peer.pid, peer.started) {
         Found::Process(descriptor) => descriptor,
         Found::Ended => return Kept::Ended,

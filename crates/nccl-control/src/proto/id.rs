@@ -6,6 +6,8 @@ use std::sync::Arc;
 use nccl_base::wire::clean;
 use serde::{Deserialize, Serialize};
 
+use super::roster;
+
 /// A point on the clock of one process, in nanoseconds from an origin of its own. Two processes' times are never compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
@@ -101,8 +103,10 @@ pub struct Membership {
     /// Its name.
     pub generation: Generation,
     /// By rank.
+    #[serde(serialize_with = "roster::serialize")]
     pub members: Vec<Peer>,
     /// Voters without a rank.
+    #[serde(serialize_with = "roster::serialize")]
     pub witnesses: Vec<Peer>,
     /// Ranks by identity, sorted.
     #[serde(skip_serializing)]
@@ -112,7 +116,9 @@ pub struct Membership {
 #[derive(Deserialize)]
 struct Parts {
     generation: Generation,
+    #[serde(deserialize_with = "roster::deserialize")]
     members: Vec<Peer>,
+    #[serde(deserialize_with = "roster::deserialize")]
     witnesses: Vec<Peer>,
 }
 

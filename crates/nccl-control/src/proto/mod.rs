@@ -4,7 +4,8 @@
 //! time of its next timeout ([`Member::next_timeout`]). A driver connects it to sockets and clocks; the simulator in `tests/sim`
 //! connects many of them to each other in virtual time.
 //!
-//! - `id`: members, generations and terms; `timing`: all durations; `message`: the messages of machines; `log`: entries for all members;
+//! - `id`: members, generations and terms; `roster`: how a list of members is encoded; `timing`: all durations;
+//!   `message`: the messages of machines; `log`: entries for all members;
 //! - `link`: sessions that outlive connections;
 //! - `core`: the state of a member in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
 //! - `observer`: the machine of a process that is no member and does not vote;
@@ -32,6 +33,7 @@ mod member;
 mod message;
 mod mistake;
 mod observer;
+mod roster;
 mod timing;
 
 #[cfg(test)]

@@ -1,0 +1,211 @@
+//! How the members of a generation are encoded: of host, address and kernel, each names only what differs from the member before
+//! it. Most members are on the host of the one before, and each member receives this list of all members.
+
+use std::fmt;
+
+use nccl_base::wire::Clean as _;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::id::{MemberId, Peer};
+
+/// The longest preallocation for a length that another process claims.
+const ROOM: usize = 1024;
+
+/// The longest text of a member, in bytes: each may repeat the one before and add to it.
+const LONGEST: usize = 4096;
+
+/// A text: so many bytes of the one before, and the rest.
+#[derive(Serialize, Deserialize)]
+struct Text<'a> {
+    shared: u32,
+    #[serde(borrow)]
+    rest: &'a str,
+}
+
+impl<'a> Text<'a> {
+    fn new(text: &'a str, before: &str) -> Self {
+        let pairs = text.char_indices().zip(before.chars());
+        let differs = pairs.into_iter().find(|((_, own), other)| own != other);
+        let shared = match differs {
+            Some(((at, _), _)) => at,
+            None => text.len().min(before.len()),
+        };
+        Self {
+            shared: shared as u32,
+            rest: &text[shared..],
+        }
+    }
+
+    fn restore<E: Error>(&self, before: &str) -> Result<String, E> {
+        let shared = before.get(..self.shared as usize);
+        let shared = shared.ok_or_else(|| E::custom("a text that shares what there is not"))?;
+        if shared.len() + self.rest.len() > LONGEST {
+            return Err(E::custom("a text that is too long"));
+        }
+        Ok([shared, self.rest].concat())
+    }
+}
+
+/// A [`Peer`] behind another one.
+#[derive(Serialize, Deserialize)]
+struct Entry<'a> {
+    id: MemberId,
+    #[serde(borrow)]
+    host: Text<'a>,
+    pid: u32,
+    started: u64,
+    /// `None`: as before.
+    kernel: Option<u64>,
+    #[serde(borrow)]
+    at: Text<'a>,
+    launched: Option<u32>,
+    observed: bool,
+}
+
+/// The texts and the kernel of the member before.
+#[derive(Default)]
+struct Before<'a> {
+    host: &'a str,
+    at: &'a str,
+    kernel: u64,
+}
+
+impl<'a> Before<'a> {
+    fn of(peer: Option<&'a Peer>) -> Self {
+        peer.map_or_else(Self::default, |peer| Self {
+            host: &peer.host,
+            at: &peer.at,
+            kernel: peer.kernel,
+        })
+    }
+}
+
+pub(super) fn serialize<S: Serializer>(peers: &[Peer], serializer: S) -> Result<S::Ok, S::Error> {
+    let entry = |index: usize| {
+        let peer = &peers[index];
+        let before = Before::of(index.checked_sub(1).map(|index| &peers[index]));
+        Entry {
+            id: peer.id,
+            host: Text::new(&peer.host, before.host),
+            pid: peer.pid,
+            started: peer.started,
+            kernel: (peer.kernel != before.kernel).then_some(peer.kernel),
+            at: Text::new(&peer.at, before.at),
+            launched: peer.launched,
+            observed: peer.observed,
+        }
+    };
+    serializer.collect_seq((0..peers.len()).map(entry))
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Peer>, D::Error> {
+    deserializer.deserialize_seq(Peers)
+}
+
+struct Peers;
+
+impl<'de> Visitor<'de> for Peers {
+    type Value = Vec<Peer>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of members")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<Peer>, A::Error> {
+        let mut peers: Vec<Peer> = Vec::with_capacity(entries.size_hint().unwrap_or(0).min(ROOM));
+        while let Some(entry) = entries.next_element::<Entry<'de>>()? {
+            let before = Before::of(peers.last());
+            let mut peer = Peer {
+                id: entry.id,
+                host: entry.host.restore(before.host)?,
+                pid: entry.pid,
+                started: entry.started,
+                kernel: entry.kernel.unwrap_or(before.kernel),
+                at: entry.at.restore(before.at)?,
+                launched: entry.launched,
+                observed: entry.observed,
+            };
+            peer.host.clean();
+            peers.push(peer);
+        }
+        Ok(peers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct List(#[serde(with = "super")] Vec<Peer>);
+
+    fn peer(slot: u32, host: &str, at: &str) -> Peer {
+        Peer {
+            id: MemberId {
+                slot,
+                incarnation: u64::MAX - u64::from(slot),
+            },
+            host: host.to_owned(),
+            pid: 4_000_000 + slot,
+            started: 123_456_789,
+            kernel: 0x1234_5678_9abc_def0,
+            at: at.to_owned(),
+            launched: Some(slot),
+            observed: slot.is_multiple_of(2),
+        }
+    }
+
+    #[test]
+    fn texts_that_begin_alike_end_alike_or_have_no_character_in_common_come_back() {
+        let texts = ["", "nöde-1", "nöde-12", "nöd", "nüde", "\u{1f600}", "", "x"];
+        let peers = (0..).zip(texts);
+        let list = List(peers.map(|(slot, text)| peer(slot, text, text)).collect());
+        let bytes = nccl_base::wire::encode(&list);
+        assert_eq!(nccl_base::wire::decode::<List>(&bytes).unwrap(), list);
+    }
+
+    #[test]
+    fn a_member_on_the_host_of_the_one_before_takes_less_than_40_bytes() {
+        let list = |ranks: u32| {
+            let at = |rank| format!("/run/user/1000/job-1234567/rendezvous.sock.{rank}");
+            let peers =
+                (0..ranks).map(|rank| peer(rank, "node-0017.cluster.example.org", &at(rank)));
+            nccl_base::wire::encode(&List(peers.collect())).len()
+        };
+        let each = (list(1024) - list(1)).div_ceil(1023);
+        assert!(each < 40, "{each} bytes");
+    }
+
+    #[test]
+    fn a_text_that_repeats_more_than_there_is_or_half_a_character_or_grows_too_long_is_refused() {
+        let entry = |host: &str, shared: u32, rest: &'static str| {
+            let known = List(vec![peer(0, host, "")]);
+            let mut bytes = nccl_base::wire::encode(&known);
+            // Two members instead of one.
+            bytes[0] = 2;
+            let next = Entry {
+                id: known.0[0].id,
+                host: Text { shared, rest },
+                pid: 1,
+                started: 1,
+                kernel: None,
+                at: Text {
+                    shared: 0,
+                    rest: "",
+                },
+                launched: None,
+                observed: false,
+            };
+            bytes.extend(nccl_base::wire::encode(&next));
+            nccl_base::wire::decode::<List>(&bytes)
+        };
+        assert!(entry("host", 4, "-1").is_ok());
+        assert!(entry("host", 5, "").is_err());
+        assert!(entry("höst", 2, "").is_err());
+        assert!(entry(&"h".repeat(LONGEST), LONGEST as u32, "").is_ok());
+        assert!(entry(&"h".repeat(LONGEST), LONGEST as u32, "h").is_err());
+    }
+}
