@@ -31,7 +31,7 @@ use nccl_tools::statistics::median_time;
 
 const RANKS: usize = 4;
 /// How long ranks wait for each other in a failover.
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// The time that output of an ended rank may take to arrive.
 const MOMENT: Duration = Duration::from_millis(200);
 
@@ -55,13 +55,13 @@ fn main() -> Outcome<()> {
 fn rank() -> Outcome<()> {
     perf::install(RANKS)?;
     println!("process {}", std::process::id());
-    let rendezvous = Rendezvous::from_env()?.timeout(LIMIT);
+    let rendezvous = Rendezvous::from_env()?.timeout(TIMEOUT);
     let mut world = match rendezvous.was_restarted() {
         false => World::join(rendezvous)?,
         // The other ranks work already, and admit this process.
         true => World::rejoin(rendezvous)?,
     };
-    // Made once: the device and the contents of its memory outlive every epoch.
+    // Made once: the device and the contents of its memory outlive every generation.
     let stream = nccl::device(world.local_rank())?.new_stream()?;
     let mut comm = None;
     loop {
@@ -75,7 +75,7 @@ fn rank() -> Outcome<()> {
             Err(error) => match world.departed().first() {
                 Some((rank, how)) => {
                     println!("rank {rank} is gone: {how}");
-                    (world.next_epoch(LIMIT)?, None)
+                    (world.next_generation(TIMEOUT)?, None)
                 }
                 None => return Err(error),
             },
@@ -89,15 +89,15 @@ fn anew(world: &World, stream: &Arc<CudaStream>) -> Outcome<Communicator> {
     Ok(world.communicator("sum").stream(stream).build()?)
 }
 
-/// Moves to the next epoch with the joiners, and grows the communicator.
+/// Moves to the next generation with the joiners, and grows the communicator.
 fn grow(world: &World, comm: &Communicator) -> Outcome<(World, Option<Communicator>)> {
-    let next = world.next_epoch_keeping(&[comm], LIMIT)?;
+    let next = world.next_generation_keeping(&[comm], TIMEOUT)?;
     match comm.grow(&next, "sum") {
         Ok(grown) => {
             println!("grown to {} ranks: {}", next.size(), grown.way);
             Ok((next, Some(grown.communicator)))
         }
-        // A rank died meanwhile: its fault is handled in the epoch in which it died.
+        // A rank died meanwhile: its fault is handled in the generation in which it died.
         Err(error) => {
             println!("not grown: {error}");
             Ok((next, None))
@@ -105,14 +105,14 @@ fn grow(world: &World, comm: &Communicator) -> Outcome<(World, Option<Communicat
     }
 }
 
-/// Works with all ranks of this epoch until a joiner appears; then grows.
+/// Works with all ranks of this generation until a joiner appears; then grows.
 fn work(
     world: &World,
     comm: Communicator,
     stream: &Arc<CudaStream>,
 ) -> Outcome<(World, Option<Communicator>)> {
     const NUMBERS: usize = 1000;
-    let (ranks, epoch) = (world.size(), world.epoch());
+    let (ranks, generation) = (world.size(), world.generation());
     let expected = (ranks * (ranks + 1) / 2) as f32;
     let mut worked = 0;
     loop {
@@ -127,11 +127,11 @@ fn work(
         }
         worked += 1;
         match worked {
-            1 => println!("right: {ranks} ranks in epoch {epoch}"),
+            1 => println!("right: {ranks} ranks in generation {generation}"),
             100 => {
                 let (files, threads) = (entries("/proc/self/fd")?, entries("/proc/self/task")?);
                 println!(
-                    "at work: {ranks} ranks in epoch {epoch}, {files} descriptors, {threads} threads"
+                    "at work: {ranks} ranks in generation {generation}, {files} descriptors, {threads} threads"
                 );
             }
             _ => {}
@@ -143,7 +143,7 @@ fn work(
     }
 }
 
-/// Counts the entries of a directory, to show that past epochs leave none behind.
+/// Counts the entries of a directory, to show that past generations leave none behind.
 fn entries(directory: &str) -> std::io::Result<usize> {
     Ok(std::fs::read_dir(directory)?.count())
 }
@@ -208,7 +208,7 @@ impl Script {
         words: &str,
     ) -> Outcome<Instant> {
         let mut silent: BTreeSet<usize> = ranks.collect();
-        let deadline = Instant::now() + 2 * LIMIT;
+        let deadline = Instant::now() + 2 * TIMEOUT;
         loop {
             // Queried before the lines are read: the output of an ended rank arrives within a moment.
             let pids = fleet.pids();

@@ -10,9 +10,9 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Limit of operations: reaching it means that the operation was not ended.
-const LIMIT: Duration = Duration::from_secs(60);
-/// Limit of a whole abort: generous, for a loaded machine.
+/// Timeout of operations: reaching it means that the operation was not ended.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of a whole abort: generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Waits in an operation that the last rank does not enter.
@@ -25,7 +25,7 @@ fn wait_in_vain(comm: &Communicator) -> nccl::Result<()> {
 /// ended.
 fn end_six(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
-    let build = |name: &'static str| world.communicator(name).stream(&stream).timeout(LIMIT);
+    let build = |name: &'static str| world.communicator(name).stream(&stream).timeout(TIMEOUT);
     let (a, b) = (build("a").build()?, build("b").build()?);
     // Connects the ranks, so that later operations wait on the device.
     wait_in_vain(&a)?;
@@ -108,7 +108,7 @@ fn communicators_of_one_group_end_together() {
     }
     ranks_as_threads(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let build = |name: &'static str| world.communicator(name).stream(&stream).timeout(LIMIT);
+        let build = |name: &'static str| world.communicator(name).stream(&stream).timeout(TIMEOUT);
         let (a, b) = (build("a").build()?, build("b").build()?);
         world.barrier("made")?;
         let begun = Instant::now();
@@ -137,7 +137,7 @@ fn communicators_of_one_group_end_together() {
 fn those_of_other_processes_end_as_well_and_tell_the_reason() {
     ranks_as_processes(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
         let comm = comm.build()?;
         let part = comm
             .split("part", Some(0), 0)?
@@ -187,12 +187,12 @@ fn communicators_that_are_being_made_end_as_well() {
                 world
                     .communicator("looking")
                     .stream(&one)
-                    .init_timeout(LIMIT)
+                    .init_timeout(TIMEOUT)
                     .build()
             });
             let waiting = scope.spawn(move || {
                 let builder = Communicator::builder("waiting", id, 0, 2);
-                builder.stream(&other).init_timeout(LIMIT).build()
+                builder.stream(&other).init_timeout(TIMEOUT).build()
             });
             std::thread::sleep(Duration::from_millis(200));
             let report = nccl::abort_all("not now");
@@ -237,18 +237,18 @@ fn what_is_leaked_is_reported_and_keeps_nobody() {
     ranks.threads(|world| -> Outcome {
         // A real library: a world of one rank has no NCCL.
         let stream = support::device(&world)?.new_stream()?;
-        let limit = Duration::from_millis(300);
+        let timeout = Duration::from_millis(300);
         let mut comms = Vec::new();
         for name in ["a", "b", "c"] {
             let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
             let builder = Communicator::builder(name, id, 0, 1).stream(&stream);
-            comms.push(builder.abort_timeout(limit).build()?);
+            comms.push(builder.abort_timeout(timeout).build()?);
         }
         let hangs = faults::at_call("ncclCommAbort").nth(2).hang();
         let begun = Instant::now();
         let report = nccl::abort_all("on purpose");
         assert!(
-            begun.elapsed() >= limit && begun.elapsed() < SOON,
+            begun.elapsed() >= timeout && begun.elapsed() < SOON,
             "{:?}",
             begun.elapsed()
         );

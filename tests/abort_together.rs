@@ -18,8 +18,8 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// The users' documentation of these messages.
 const PAGE: &str = include_str!("../docs/start-up-faults.md");
 
-/// Limit of operations: reaching it means that no report of another rank ended the operation.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of operations: reaching it means that no report of another rank ended the operation.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time within which all ranks must have the fault: generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(15);
 
@@ -30,7 +30,7 @@ fn start(world: &World, name: &str) -> Result<(Arc<CudaStream>, Communicator), n
     let comm = world
         .communicator(name)
         .stream(&stream)
-        .timeout(LIMIT)
+        .timeout(TIMEOUT)
         .build()?;
     Ok((stream, comm))
 }
@@ -129,7 +129,7 @@ fn a_rank_that_is_killed_while_all_come_together_is_named() {
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let begun = Instant::now();
         let error = start(&world, "unborn").unwrap_err();
-        assert!(begun.elapsed() < LIMIT / 2);
+        assert!(begun.elapsed() < TIMEOUT / 2);
         println!("{}", error.to_string().replace('\n', " "));
         return;
     }
@@ -218,10 +218,10 @@ fn one_does_not_come(world: World) -> Outcome {
         (Some(3), Some("all_reduce #2 of f32 × 4096, sum"))
     );
     assert!(fault.cause().contains("2s"), "{fault}");
-    // The same kind on every rank, also where no limit passed.
+    // The same kind on every rank, also where no timeout passed.
     assert!(error.is_timeout(), "{error}");
     assert!(
-        matches!(error.kind(), ErrorKind::TimedOut { limit, .. } if *limit == Duration::from_secs(2)),
+        matches!(error.kind(), ErrorKind::TimedOut { timeout, .. } if *timeout == Duration::from_secs(2)),
         "{error:?}"
     );
     let seen = error.to_string().contains("\n  seen here:  ");
@@ -265,16 +265,16 @@ fn a_rank_that_does_not_come_is_the_cause_on_all_processes() {
     ranks_as_processes(4, one_does_not_come);
 }
 
-/// The same text in two epochs is not the same fault.
+/// The same text in two generations is not the same fault.
 #[test]
-fn faults_and_errors_say_of_which_epoch_they_are() {
+fn faults_and_errors_say_of_which_generation_they_are() {
     ranks_as_processes(2, |world| -> Outcome {
-        for epoch in 0..2 {
+        for generation in 0..2 {
             let next;
-            let world = match epoch {
+            let world = match generation {
                 0 => &world,
                 _ => {
-                    next = world.next_epoch(LIMIT)?;
+                    next = world.next_generation(TIMEOUT)?;
                     &next
                 }
             };
@@ -287,20 +287,24 @@ fn faults_and_errors_say_of_which_epoch_they_are() {
             let error = all_reduce(&comm, &stream).unwrap_err();
             let fault = error.fault().expect("a cause that all know");
             assert_eq!(
-                (fault.culprit(), fault.epoch()),
-                (Some(1), epoch),
+                (fault.culprit(), fault.generation()),
+                (Some(1), generation),
                 "{fault}"
             );
             assert_eq!(
-                fault.to_string().contains("epoch 1)"),
-                epoch == 1,
+                fault.to_string().contains("generation 1)"),
+                generation == 1,
                 "{fault}"
             );
             let operation = error.operation().expect("an operation");
-            assert_eq!(operation.epoch(), epoch);
+            assert_eq!(operation.generation(), generation);
             let text = operation.to_string();
-            assert_eq!(text.contains(", 2 ranks, epoch 1)"), epoch == 1, "{text}");
-            assert_eq!(comm.recording().epoch, epoch);
+            assert_eq!(
+                text.contains(", 2 ranks, generation 1)"),
+                generation == 1,
+                "{text}"
+            );
+            assert_eq!(comm.recording().generation, generation);
         }
         Ok(())
     });
@@ -347,7 +351,7 @@ fn what_a_program_or_a_signal_ends_is_ended_on_all_with_its_reason() {
             let comm = world
                 .communicator("stop")
                 .stream(&stream)
-                .timeout(LIMIT)
+                .timeout(TIMEOUT)
                 .abort_signal(&stop)
                 .build()?;
             all_reduce(&comm, &stream)?;
@@ -453,7 +457,7 @@ fn ranks_of_one_thread_end_together() {
         let device = |ordinal| CudaContext::new(ordinal)?.new_stream();
         let streams = [device(0)?, device(1)?];
         let comms =
-            Communicator::init_all_with("both", &streams, |builder| builder.timeout(LIMIT))?;
+            Communicator::init_all_with("both", &streams, |builder| builder.timeout(TIMEOUT))?;
         nccl::group(|group| comms.iter().try_for_each(|comm| group.on(comm).map(drop)))?.wait()?;
         let begun = Instant::now();
         // The other rank does not enter, because this thread is here.
@@ -548,7 +552,10 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let stream = support::device(&world).unwrap().new_stream().unwrap();
-        let comm = world.communicator("stopped").stream(&stream).timeout(LIMIT);
+        let comm = world
+            .communicator("stopped")
+            .stream(&stream)
+            .timeout(TIMEOUT);
         let comm = comm.confirm_timeout(BOUND).build().unwrap();
         all_reduce(&comm, &stream).unwrap();
         println!("ready");

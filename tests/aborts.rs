@@ -23,8 +23,8 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 static ALLOCATOR: Counted = Counted;
 
 const RANKS: usize = 3;
-/// Limit of operations: none takes as long, unless its abort fails.
-const LIMIT: Duration = Duration::from_secs(40);
+/// Timeout of operations: none takes as long, unless its abort fails.
+const TIMEOUT: Duration = Duration::from_secs(40);
 /// Aborts after which every pool is full, and a connection keeps as many faults as it ever does.
 const WARM: u64 = 200;
 /// The most bytes of a device that may be in use after that.
@@ -147,7 +147,7 @@ fn life(world: &World, turn: u64) -> Outcome {
         let comm = world
             .communicator("brief")
             .stream(&stream)
-            .timeout(LIMIT)
+            .timeout(TIMEOUT)
             .finalize_timeout(Duration::from_millis(200))
             .abort_signal(&stop)
             .build()?;
@@ -180,7 +180,7 @@ fn life(world: &World, turn: u64) -> Outcome {
             if let (true, Way::StayAway) = (ends && begun.elapsed() > after, way) {
                 // Ranks that end it in order do not depend on this one.
                 let patience = match work {
-                    Work::Operations => LIMIT,
+                    Work::Operations => TIMEOUT,
                     Work::Finalize | Work::Drop => Duration::from_millis(300),
                 };
                 while comm.fault().is_none() && begun.elapsed() < patience {
@@ -207,7 +207,7 @@ fn life(world: &World, turn: u64) -> Outcome {
     // The outer error: it was ended while it was created.
     let ended = ended.and_then(|ended: nccl::Result<()>| ended);
     let took = begun.elapsed();
-    if took > LIMIT / 2 || (ended.is_ok() && work == Work::Operations) {
+    if took > TIMEOUT / 2 || (ended.is_ok() && work == Work::Operations) {
         return Err(format!("turn {turn}, {way:?}, {work:?}: {took:?} until {ended:?}").into());
     }
     Ok(())
@@ -239,7 +239,7 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
         std::thread::sleep(Duration::from_millis(500));
         let (after, device_after) = (held()?, device()?);
         let is_over = !after.is_more_than(&before) && device_after <= device_before + DEVICE;
-        if is_over || ended.elapsed() > LIMIT / 2 {
+        if is_over || ended.elapsed() > TIMEOUT / 2 {
             break (after, device_after);
         }
     };

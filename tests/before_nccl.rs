@@ -12,7 +12,7 @@ use support::{ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Long enough for a loaded machine, far below any of the limits.
+/// Long enough for a loaded machine, far below any of the timeouts.
 const SOON: Duration = Duration::from_secs(15);
 
 fn stream(world: &World) -> Result<Arc<CudaStream>, Box<dyn std::error::Error>> {
@@ -97,7 +97,7 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
             let beside = beside[world.rank()].lock().unwrap();
             let is_culprit = world.rank() == culprit;
             let signal = AbortSignal::new();
-            let mut limit = Duration::from_secs(40);
+            let mut timeout = Duration::from_secs(40);
             let mut most = 8;
             if is_culprit {
                 std::thread::sleep(Duration::from_millis(5));
@@ -112,7 +112,7 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
                 FaultClass::TimedOut if is_culprit => {
                     std::thread::sleep(Duration::from_secs(5));
                 }
-                FaultClass::TimedOut => limit = Duration::from_secs(2),
+                FaultClass::TimedOut => timeout = Duration::from_secs(2),
                 FaultClass::Failed if is_culprit => most = 4,
                 _ => {}
             }
@@ -120,7 +120,7 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
                 .communicator("never")
                 .stream(&stream)
                 .config(nccl::Config::new().min_ctas(8).max_ctas(most))
-                .init_timeout(limit)
+                .init_timeout(timeout)
                 .abort_signal(&signal)
                 .build()
                 .unwrap_err();

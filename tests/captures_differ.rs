@@ -10,7 +10,7 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Far below the limit of an operation.
+/// Far below the timeout of an operation.
 const SOON: Duration = Duration::from_secs(10);
 
 fn start(world: &World) -> Result<Communicator, Box<dyn std::error::Error>> {
@@ -80,18 +80,18 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
     }
     let check = Ranks::new(2).variable("NCCL_RUN_CHECK", "1");
     check.processes(|world| -> Outcome {
-        let limit = Duration::from_secs(2);
+        let timeout = Duration::from_secs(2);
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("test").stream(&stream).timeout(limit);
+        let comm = world.communicator("test").stream(&stream).timeout(timeout);
         let comm = comm.build()?;
         let (x, mut y) = (stream.alloc_zeros::<u8>(8)?, stream.alloc_zeros::<u8>(8)?);
         let mut z = stream.alloc_zeros::<u8>(8)?;
         comm.all_reduce_in_place(&mut z, ReduceOp::Sum)?.wait()?;
         world.barrier("both")?;
         if world.rank() == 1 {
-            std::thread::sleep(limit / 2);
+            std::thread::sleep(timeout / 2);
             // The other rank waits inside NCCL, to be connected.
-            faults::at_call("ncclSend").delay(limit * 2).keep();
+            faults::at_call("ncclSend").delay(timeout * 2).keep();
         }
         let issued = comm.group(|group| {
             group.isend(&x, 1 - world.rank())?;
@@ -100,7 +100,7 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
         });
         let error = issued.map(drop).unwrap_err();
         if world.rank() == 0 {
-            // The guard of the call reports it, at the limit; the watchdog ends it later, after it has queried the
+            // The guard of the call reports it, at the timeout; the watchdog ends it later, after it has queried the
             // other rank.
             let kind = error.seen_here().unwrap_or(error.kind());
             let ErrorKind::TimedOut { what, .. } = kind else {
@@ -108,7 +108,7 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
             };
             assert_eq!(what, "putting the operation on its stream", "{error}");
             let took = error.operation().ok_or("an operation")?.elapsed();
-            assert!(limit <= took && took < limit * 3 / 2, "{took:?}");
+            assert!(timeout <= took && took < timeout * 3 / 2, "{took:?}");
         }
         world.barrier("over")?;
         Ok(())
@@ -267,14 +267,14 @@ fn a_rank_whose_closure_fails_is_the_reason_of_all_at_once() {
 #[test]
 fn a_rank_that_does_not_come_is_named_at_the_limit() {
     ranks_as_processes(3, |world| -> Outcome {
-        let limit = Duration::from_secs(2);
+        let timeout = Duration::from_secs(2);
         let comm = start(&world)?;
         if world.rank() == 1 {
             world.barrier("given up")?;
             // It enters too late, and gets the same error.
         }
         let begun = Instant::now();
-        let impatient = comm.within(limit);
+        let impatient = comm.within(timeout);
         let y = comm.stream().alloc_zeros::<f32>(8)?;
         let error = impatient
             .capture(y, |capture, y| {

@@ -12,7 +12,7 @@ use support::sums::sum;
 
 const RANKS: usize = 2;
 /// How long an operation, a finalize and an abort may take: less than NCCL sleeps.
-const LIMIT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// An operation that takes this long was not ended.
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -38,9 +38,9 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
     let stream = support::device(world)?.new_stream()?;
     let comm = support::strangers(world, "dead peer")?
         .stream(&stream)
-        .timeout(LIMIT)
-        .finalize_timeout(LIMIT)
-        .abort_timeout(LIMIT)
+        .timeout(TIMEOUT)
+        .finalize_timeout(TIMEOUT)
+        .abort_timeout(TIMEOUT)
         .build()?;
     if matches!(stage, "finalize" | "drop") {
         assert_eq!(sum(&comm.within(PATIENCE), &stream)?, 11.0);
@@ -63,7 +63,7 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
         // By another thread, while NCCL sleeps.
         "aborted" => std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(LIMIT);
+                std::thread::sleep(TIMEOUT);
                 let aborted = comm.abort("enough");
                 println!("abort: {aborted:?}");
             });

@@ -1,4 +1,4 @@
-//! Every wait has a limit: init, operations, waits, finalize, drop, abort.
+//! Every wait has a timeout: init, operations, waits, finalize, drop, abort.
 
 mod support;
 
@@ -14,20 +14,20 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Long enough for a loaded machine, far below any of the limits.
+/// Long enough for a loaded machine, far below any of the timeouts.
 const SOON: Duration = Duration::from_secs(15);
 
 fn stream(world: &World) -> Result<Arc<CudaStream>, Box<dyn std::error::Error>> {
     Ok(support::device(world)?.new_stream()?)
 }
 
-/// This rank's stream, and a communicator of all ranks on it, with the limits that a test sets.
+/// This rank's stream, and a communicator of all ranks on it, with the timeouts that a test sets.
 fn start(
     world: &World,
-    limits: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+    timeouts: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
 ) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
     let stream = stream(world)?;
-    let comm = limits(world.communicator("test").stream(&stream)).build()?;
+    let comm = timeouts(world.communicator("test").stream(&stream)).build()?;
     Ok((stream, comm))
 }
 
@@ -199,8 +199,8 @@ fn a_request_for_nothing_is_done_at_once_behind_an_operation_that_waits() {
 #[test]
 fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
     ranks_as_threads(2, |world| -> Outcome {
-        let limit = Duration::from_millis(300);
-        let (stream, comm) = start(&world, |builder| builder.timeout(limit))?;
+        let timeout = Duration::from_millis(300);
+        let (stream, comm) = start(&world, |builder| builder.timeout(timeout))?;
         // Not connected yet: the launch itself waits for the peer.
         if world.rank() == 0 {
             let begun = Instant::now();
@@ -257,7 +257,7 @@ fn waiting_for_a_turn_has_a_limit_of_its_own_and_harms_nobody() {
             let text = error.to_string();
             assert!(text.contains("with group #1"), "{text}");
             assert!(text.contains("100ms"), "{text}");
-            // Its own limit counts, however long other operations have taken before.
+            // Its own timeout counts, however long other operations have taken before.
             let patient = comm.on(&other).within(late + Duration::from_secs(1));
             patient.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
             sending.join().expect("no panic")?;
@@ -432,8 +432,8 @@ fn an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for() {
         return;
     }
     ranks_as_threads(1, |world| -> Outcome {
-        let limit = Duration::from_millis(200);
-        let (_stream, comm) = start(&world, |builder| builder.abort_timeout(limit))?;
+        let timeout = Duration::from_millis(200);
+        let (_stream, comm) = start(&world, |builder| builder.abort_timeout(timeout))?;
         let hang = faults::at_call("ncclCommAbort").hang();
         let begun = Instant::now();
         let error = comm.abort("to see it hang").unwrap_err();
@@ -454,12 +454,12 @@ fn a_launch_that_cannot_be_aborted_ends_the_process_instead_of_returning() {
     }
     let ended = Ranks::new(2).outcome(|world| {
         let stream = stream(&world).unwrap();
-        let limit = Duration::from_millis(200);
+        let timeout = Duration::from_millis(200);
         let comm = world
             .communicator("test")
             .stream(&stream)
-            .timeout(limit)
-            .abort_timeout(limit)
+            .timeout(timeout)
+            .abort_timeout(timeout)
             .build()
             .unwrap();
         if world.rank() == 0 {

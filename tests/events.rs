@@ -1,4 +1,4 @@
-//! Every rank can read the events of its world, as they happen, over all epochs.
+//! Every rank can read the events of its world, as they happen, over all generations.
 
 mod support;
 
@@ -8,8 +8,8 @@ use nccl::{ReduceOp, World, WorldEvent};
 use nccl_tools::testing::name;
 use support::apart;
 
-/// Limit of operations: reaching it means that no report of another rank ended the operation.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of operations: reaching it means that no report of another rank ended the operation.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The text of an event.
 fn told(event: &WorldEvent) -> String {
@@ -23,7 +23,7 @@ fn told(event: &WorldEvent) -> String {
         WorldEvent::Fault { fault, .. } => {
             format!("fault {:?} {:?}", fault.class(), fault.culprit())
         }
-        WorldEvent::WentOn { epoch, .. } => format!("epoch {epoch}"),
+        WorldEvent::WentOn { generation, .. } => format!("generation {generation}"),
         WorldEvent::Ended { .. } => String::from("ended"),
         other => format!("{other:?}"),
     }
@@ -43,7 +43,7 @@ fn survivor(mut world: World) -> Result<(), Box<dyn std::error::Error>> {
     let stream = support::device(&world)?.new_stream()?;
     let mut turns = usize::MAX;
     loop {
-        let comm = world.communicator("work").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("work").stream(&stream).timeout(TIMEOUT);
         let comm = comm.build()?;
         println!("working");
         let mut ended = None;
@@ -60,7 +60,7 @@ fn survivor(mut world: World) -> Result<(), Box<dyn std::error::Error>> {
             break;
         }
         drop(comm);
-        world = world.next_epoch(LIMIT)?;
+        world = world.next_generation(TIMEOUT)?;
         turns = 5;
     }
     drop(world);
@@ -70,7 +70,8 @@ fn survivor(mut world: World) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 #[test]
-fn a_rank_reads_who_stands_still_answers_again_and_dies_who_coordinates_and_which_epoch_begins() {
+fn a_rank_reads_who_stands_still_answers_again_and_dies_who_coordinates_and_which_generation_begins()
+ {
     const RANKS: usize = 4;
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
@@ -103,7 +104,7 @@ fn a_rank_reads_who_stands_still_answers_again_and_dies_who_coordinates_and_whic
         ] {
             assert!(all.contains(told), "{told}: {all}");
         }
-        let (_, after) = all.split_once("epoch 1").expect("it says so");
+        let (_, after) = all.split_once("generation 1").expect("it says so");
         assert!(
             after.contains("joined 2") && !after.contains("joined 3"),
             "{all}"

@@ -11,7 +11,7 @@ use nccl::{FatalCause, FatalExit, LaunchMode, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::{Role, again};
 
-const LIMIT: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The program's set-up.
 type Program = fn(&PathBuf);
@@ -32,7 +32,7 @@ fn ends(test: &str, program: Program) -> Option<(Report, String)> {
             let comm = world.communicator("held").stream(&stream);
             // Where calls block, the thread is inside NCCL, which the hook reports as well.
             let comm = comm.launch_mode(LaunchMode::NonBlocking);
-            let comm = comm.timeout(LIMIT).abort_timeout(LIMIT).build();
+            let comm = comm.timeout(TIMEOUT).abort_timeout(TIMEOUT).build();
             (comm.expect("a communicator"), stream)
         };
         std::thread::scope(|scope| {
@@ -72,9 +72,9 @@ fn a_hook_hears_why_the_process_ends_and_chooses_its_exit_code() {
         let file = file.clone();
         nccl::on_fatal(|_| unreachable!("another hook takes its place"));
         nccl::on_fatal(move |report| {
-            // More than the configured limit: a launch is in progress, which may sleep as long.
-            let limit = Duration::from_secs(4);
-            assert_eq!(report.cause, FatalCause::NotFreed { limit });
+            // More than the configured timeout: a launch is in progress, which may sleep as long.
+            let timeout = Duration::from_secs(4);
+            assert_eq!(report.cause, FatalCause::NotFreed { timeout });
             let said = format!(
                 "{} {} {}",
                 report.communicator, report.rank, report.world_size

@@ -20,7 +20,7 @@ use support::{ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0);
 
@@ -42,7 +42,7 @@ fn becomes_void(stream: &CudaStream) {
     let begun = Instant::now();
     let void = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     while stream.capture_status().expect("a stream") != void {
-        assert!(begun.elapsed() < LIMIT, "the capture goes on");
+        assert!(begun.elapsed() < TIMEOUT, "the capture goes on");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -70,7 +70,7 @@ fn connect(world: &World, comm: &Communicator) -> Outcome {
 fn becomes_aborted(comm: &Communicator) {
     let begun = Instant::now();
     while comm.state() != CommunicatorState::Aborted {
-        assert!(begun.elapsed() < LIMIT, "it is {}", comm.state());
+        assert!(begun.elapsed() < TIMEOUT, "it is {}", comm.state());
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -78,7 +78,7 @@ fn becomes_aborted(comm: &Communicator) {
 #[test]
 fn a_capture_that_a_groups_closure_begins_on_the_stream_of_a_buffer_is_refused() {
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         let home = stream.context().new_stream()?;
         let x = home.clone_htod(&[1u8, 2, 3, 4])?;
         let mut y = home.alloc_zeros::<u8>(4)?;
@@ -128,7 +128,7 @@ fn captured_when(
     let held = faults::at_call(call).on_other_threads().hang();
     std::thread::scope(|scope| {
         let issues = scope.spawn(work);
-        assert!(held.wait_for_hits(1, LIMIT));
+        assert!(held.wait_for_hits(1, TIMEOUT));
         arrives();
         stream.begin_capture(RELAXED).expect("it begins");
         drop(held);
@@ -168,7 +168,7 @@ fn a_capture_that_another_thread_begins_under_an_operation_ends_without_a_graph(
         return;
     }
     ranks_as_processes(2, |world: World| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
@@ -201,7 +201,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
         let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
@@ -221,7 +221,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
             });
             let error = issued.map(drop).unwrap_err();
             // In the background.
-            let deadline = Instant::now() + LIMIT;
+            let deadline = Instant::now() + TIMEOUT;
             while comm.state() != CommunicatorState::Leaked && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -244,9 +244,9 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
         // The end of a capture is waited for half as long as an abort may take.
-        let comm = comm.abort_timeout(2 * LIMIT).build()?;
+        let comm = comm.abort_timeout(2 * TIMEOUT).build()?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
@@ -267,7 +267,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
                 });
                 issued.map(drop).unwrap_err()
             });
-            assert!(held.wait_for_hits(1, LIMIT));
+            assert!(held.wait_for_hits(1, TIMEOUT));
             stream.begin_capture(RELAXED)?;
             drop(held);
             // Busy while the call is in progress.
@@ -279,7 +279,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
                 if !matches!(error.kind(), ErrorKind::Busy { .. }) {
                     break error;
                 }
-                assert!(begun.elapsed() < LIMIT / 3, "{error}");
+                assert!(begun.elapsed() < TIMEOUT / 3, "{error}");
             };
             assert_eq!(
                 refusal(&refused),
@@ -309,7 +309,7 @@ fn has_launched(raw: nccl_sys::ncclComm_t) {
     let begun = Instant::now();
     let mut state = nccl_sys::ncclResult_t::ncclInProgress;
     while state == nccl_sys::ncclResult_t::ncclInProgress {
-        assert!(begun.elapsed() < LIMIT, "nothing is launched");
+        assert!(begun.elapsed() < TIMEOUT, "nothing is launched");
         // SAFETY: the communicator lives, no other thread asks it, and `state` is a valid place.
         unsafe { ask(raw, &mut state) };
         std::thread::sleep(Duration::from_millis(1));
@@ -325,7 +325,7 @@ fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let world = world.with_launch_mode(nccl::LaunchMode::NonBlocking);
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         let away = stream.context().new_stream()?;
         let mut y = away.clone_htod(&[1f32; 1000])?;
         stream.context().synchronize()?;
@@ -366,7 +366,7 @@ fn of_a_group_of_several_communicators_all_are_aborted_once_the_capture_has_ende
         let context = support::device(&world)?;
         let make = |name| -> Result<_, Box<dyn std::error::Error>> {
             let stream = context.new_stream()?;
-            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+            let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
             let comm = comm.build()?;
             connect(&world, &comm)?;
             Ok((stream, comm))
@@ -409,12 +409,12 @@ fn becomes_a_graph<T: Send>(
     let asks = faults::at_call("cuStreamQuery").on_other_threads().hang();
     std::thread::scope(|scope| {
         let issues = scope.spawn(work);
-        assert!(held.wait_for_hits(1, LIMIT));
+        assert!(held.wait_for_hits(1, TIMEOUT));
         // The watchdog's mark behind earlier work would invalidate the capture; it is over by then.
         std::thread::sleep(Duration::from_millis(100));
         stream.begin_capture(RELAXED).expect("it begins");
         drop(held);
-        assert!(asks.wait_for_hits(1, LIMIT));
+        assert!(asks.wait_for_hits(1, TIMEOUT));
         let graph = stream.end_capture(NO_FLAGS).expect("a graph");
         drop(asks);
         (issues.join().expect("no panic"), graph)
@@ -434,14 +434,14 @@ fn a_capture_that_ends_before_it_is_void_ends_the_process() {
         let mut worlds = World::threads(2);
         let one = worlds.pop().expect("a world");
         let begun = |world: &World| {
-            let (stream, comm) = start(world, LIMIT).expect("a communicator");
+            let (stream, comm) = start(world, TIMEOUT).expect("a communicator");
             connect(world, &comm).expect("it works");
             (stream, comm)
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _comm = begun(&one);
-                std::thread::sleep(LIMIT);
+                std::thread::sleep(TIMEOUT);
             });
             let (stream, comm) = begun(&worlds[0]);
             let x = stream.clone_htod(&[1u8; 4]).expect("memory");
@@ -461,7 +461,7 @@ fn a_capture_that_ends_before_it_is_void_ends_the_process() {
         return;
     }
     let fleet = Fleet::builder(1).start(|_| again(TEST, "ends"));
-    let report = fleet.expect("a process").wait_timeout(LIMIT * 2);
+    let report = fleet.expect("a process").wait_timeout(TIMEOUT * 2);
     let report = report.expect("it ends by itself");
     assert_eq!(report.exit_code(), 75, "{report}");
     let said = report.to_string();
@@ -475,7 +475,7 @@ fn a_replay_that_another_threads_capture_takes_ends_the_communicator() {
         return;
     }
     ranks_as_processes(2, |world: World| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         let y = comm.buffer::<f32>(1000)?;
         let mut plan = comm.capture(y, |capture, y| {
             capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
@@ -505,7 +505,7 @@ fn a_replay_that_is_in_another_threads_graph_leaves_the_plans_memory_to_that() {
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
         let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
         let y = comm.buffer::<f32>(1000)?;
         let mut plan = comm.capture(y, |capture, y| {
@@ -524,7 +524,7 @@ fn a_replay_that_is_in_another_threads_graph_leaves_the_plans_memory_to_that() {
         assert!(graph.is_some(), "it ended before it was void");
         assert_eq!(refusal(&error), Some(StreamRefusal::InGraph), "{error}");
         assert!(!error.to_string().contains("void"), "{error}");
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + TIMEOUT;
         while comm.state() != CommunicatorState::Leaked && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -543,7 +543,7 @@ fn kernels_of_expert_parallelism_that_another_threads_capture_takes_end_the_comm
         return;
     }
     ranks_as_processes(2, |world: World| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         let ep = ExpertParallel::builder(&comm).experts(2).top_k(1);
         let ep = ep.max_tokens(4).max_row_bytes(4).build()?;
         let mut routing = ep.routing()?;
@@ -570,7 +570,7 @@ fn a_capture_that_begins_on_the_stream_of_a_buffer_lets_that_not_be_freed_too_ea
         return;
     }
     ranks_as_processes(2, |world: World| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
@@ -611,7 +611,7 @@ fn an_operation_that_fails_under_another_threads_capture_names_both() {
         let mut made = Vec::new();
         for name in ["alone", "together", "replay", "kernels"] {
             let stream = context.new_stream()?;
-            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+            let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
             let comm = comm.build()?;
             connect(&world, &comm)?;
             made.push((stream, comm));
@@ -721,7 +721,7 @@ fn an_error_that_cudarc_keeps_for_others_fails_no_operation_and_stays_where_it_i
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         // A context of its own for each rank: `support::device` gives each a device.
         let context = Arc::clone(stream.context());
         let foreign = context.new_stream()?;
@@ -767,7 +767,7 @@ fn an_error_that_cudarc_keeps_for_others_fails_no_operation_and_stays_where_it_i
 #[test]
 fn an_error_that_cudarc_keeps_for_others_hinders_nothing_that_is_made() {
     ranks_as_threads(4, |world| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         // A context of its own for each rank: `support::device` gives each a device.
         let context = Arc::clone(stream.context());
         let topk = stream.clone_htod(&[0i32, 3])?;
@@ -778,10 +778,10 @@ fn an_error_that_cudarc_keeps_for_others_hinders_nothing_that_is_made() {
             keep_an_error(&context);
         };
         keep_an_error(&context);
-        let other = world.communicator("other").stream(&stream).timeout(LIMIT);
+        let other = world.communicator("other").stream(&stream).timeout(TIMEOUT);
         drop(other.build()?);
         kept("build");
-        comm.warm_up(LIMIT)?;
+        comm.warm_up(TIMEOUT)?;
         kept("warm_up");
         let half = comm.split("half", Some(comm.rank() as u32 / 2), 0)?;
         kept("split");
@@ -817,7 +817,7 @@ fn an_error_that_cudarc_keeps_lets_no_buffer_be_freed_under_another_stream() {
         return;
     }
     ranks_as_processes(1, |world: World| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         let context = Arc::clone(stream.context());
         let (reads, blocks) = (context.new_stream()?, context.new_stream()?);
         let buffer = comm.buffer::<u8>(1 << 16)?;
@@ -834,7 +834,7 @@ fn an_error_that_cudarc_keeps_lets_no_buffer_be_freed_under_another_stream() {
             "freed while it is read"
         );
         gate.open();
-        assert!(freed.wait_for_hits(1, LIMIT));
+        assert!(freed.wait_for_hits(1, TIMEOUT));
         let _ = context.check_err();
         Ok(())
     });
@@ -847,7 +847,7 @@ fn a_refused_operation_makes_no_buffer_forget_who_writes_it() {
         return;
     }
     ranks_as_processes(1, |world: World| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         let context = Arc::clone(stream.context());
         let (home, writes) = (context.new_stream()?, context.new_stream()?);
         let from = writes.clone_htod(&[7u8; 1 << 16])?;
@@ -889,7 +889,7 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
         let context = support::device(&world)?;
         let make = |name| -> Result<_, Box<dyn std::error::Error>> {
             let stream = context.new_stream()?;
-            let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+            let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
             Ok((stream, comm.build()?))
         };
         let [(s, x), (t, y)] = [make("x")?, make("y")?];
@@ -909,11 +909,11 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
                 });
                 issued.map(drop).unwrap_err()
             });
-            assert!(launched.wait_for_hits(1, LIMIT));
+            assert!(launched.wait_for_hits(1, TIMEOUT));
             std::thread::sleep(Duration::from_millis(100));
             assert!(!group.is_finished());
             let abort = scope.spawn(|| x.abort("stop"));
-            assert!(aborts.wait_for_hits(1, LIMIT));
+            assert!(aborts.wait_for_hits(1, TIMEOUT));
             assert!(
                 !aborts.wait_for_hits(2, Duration::from_secs(2)),
                 "both at once"
@@ -937,7 +937,7 @@ fn a_communicator_with_a_launch_under_way_is_aborted_where_it_was_to_be_revoked(
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let world = world.with_launch_mode(nccl::LaunchMode::NonBlocking);
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         if world.rank() == 1 {
             world.barrier("revoked")?;
             return Ok(());
@@ -948,7 +948,7 @@ fn a_communicator_with_a_launch_under_way_is_aborted_where_it_was_to_be_revoked(
         let x = stream.alloc_zeros::<u8>(64)?;
         std::thread::scope(|scope| {
             let issues = scope.spawn(|| comm.group(|group| group.isend(&x, 1)).map(drop));
-            assert!(launched.wait_for_hits(1, LIMIT));
+            assert!(launched.wait_for_hits(1, TIMEOUT));
             std::thread::sleep(Duration::from_millis(100));
             assert!(!issues.is_finished());
             assert!(comm.revoke("another plan").is_err());
@@ -967,14 +967,14 @@ fn the_pointer_is_there_at_once_while_a_call_is_under_way() {
         return;
     }
     ranks_as_processes(2, |world: World| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         all_reduce(&comm, &stream)?;
         let raw = comm.as_raw();
         assert!(raw.is_some_and(|raw| !raw.is_null()));
         let held = faults::at_call("ncclAllReduce").hang();
         std::thread::scope(|scope| -> Outcome {
             let issues = scope.spawn(|| all_reduce(&comm, &stream));
-            assert!(held.wait_for_hits(1, LIMIT));
+            assert!(held.wait_for_hits(1, TIMEOUT));
             let asked = comm.as_raw();
             assert!(!issues.is_finished());
             assert_eq!(asked, raw);
@@ -995,7 +995,7 @@ fn outlives(
     meanwhile: impl Fn(&World, &Communicator, &mut CudaSlice<f32>) -> Outcome + Send + Sync + 'static,
 ) {
     ranks_as_threads(2, move |world| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         let mut y = stream.clone_htod(&[10f32.powi(comm.rank() as i32); 100])?;
         let captured = stream.context().new_stream()?;
         // Connected, so that NCCL allocates nothing more.

@@ -152,7 +152,7 @@ impl All {
             ("barrier", world.barrier("child").err()),
             ("get", world.get("nothing").err()),
             ("channel", world.channel("child").recv(LONG).err()),
-            ("next_epoch", world.next_epoch(LONG).err()),
+            ("next_generation", world.next_generation(LONG).err()),
             ("id", UniqueId::new(comm.library()).err()),
         ]
     }

@@ -14,7 +14,7 @@ use programs::program;
 use support::apart::{self, Apart};
 
 /// How long ranks wait for each other.
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Time within which the surviving ranks work again.
 const SOON: Duration = Duration::from_secs(15);
 
@@ -114,7 +114,7 @@ fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
         let comm = world
             .communicator("work")
             .stream(&stream)
-            .timeout(LIMIT)
+            .timeout(TIMEOUT)
             .build()?;
         if let Some(old) = old.replace(comm.clone()) {
             let mut y = stream.alloc_zeros::<f32>(1)?;
@@ -127,13 +127,13 @@ fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
         }
         let error = work(&comm, &stream, 0).unwrap_err();
         println!("ended: {}", error.to_string().replace('\n', " "));
-        let limit = match leaves_behind {
+        let timeout = match leaves_behind {
             true => Duration::from_millis(500),
-            false => LIMIT,
+            false => TIMEOUT,
         };
         world = match leaves_behind {
-            true => world.next_epoch_leaving_behind(limit)?,
-            false => world.next_epoch(limit)?,
+            true => world.next_generation_leaving_behind(timeout)?,
+            false => world.next_generation(timeout)?,
         };
     }
 }
@@ -163,7 +163,7 @@ fn two_die(test: &str, victim: usize) {
         assert!(took < SOON, "{took:?}");
     }
     for rank in ranks {
-        let (rest, status) = rank.end(LIMIT);
+        let (rest, status) = rank.end(TIMEOUT);
         assert!(status.success(), "{status}: {rest}");
     }
 }
@@ -196,14 +196,14 @@ fn a_rank_that_hangs_is_left_behind_and_learns_it() {
         println!("ended: {}", error.to_string().replace('\n', " "));
         let short = Duration::from_millis(500);
         if rank == 2 {
-            let error = world.next_epoch(LIMIT).unwrap_err();
+            let error = world.next_generation(TIMEOUT).unwrap_err();
             println!("behind: {error}");
             return;
         }
-        let error = world.next_epoch(short).unwrap_err();
+        let error = world.next_generation(short).unwrap_err();
         println!("named: {error}");
         let next = world
-            .next_epoch_leaving_behind(short)
+            .next_generation_leaving_behind(short)
             .expect("two are left");
         let comm = next
             .communicator("work")
@@ -225,7 +225,7 @@ fn a_rank_that_hangs_is_left_behind_and_learns_it() {
     hangs.stop();
     for said in says(&mut ranks, "named: ") {
         assert!(
-            said.contains("rank 2 of 3 did not come to \"the next epoch\""),
+            said.contains("rank 2 of 3 did not come to \"the next generation\""),
             "{said}"
         );
     }
@@ -235,7 +235,7 @@ fn a_rank_that_hangs_is_left_behind_and_learns_it() {
     assert!(said.contains("left behind"), "{said}");
     for mut rank in ranks {
         rank.go_on();
-        let (rest, status) = rank.end(LIMIT);
+        let (rest, status) = rank.end(TIMEOUT);
         assert!(status.success(), "{status}: {rest}");
     }
 }
@@ -258,12 +258,12 @@ fn an_old_communicator_says_that_the_world_went_on() {
         // The cause is unchanged, and the advice is new.
         assert!(said.contains("it died"), "{said}");
         assert!(
-            said.contains("gone on to epoch 1: make it anew there"),
+            said.contains("gone on to generation 1: make it anew there"),
             "{said}"
         );
     }
     for rank in ranks {
-        let (said, status) = rank.end(LIMIT);
+        let (said, status) = rank.end(TIMEOUT);
         assert!(status.success(), "{status}: {said}");
     }
 }
@@ -311,7 +311,7 @@ impl Lines {
 
     /// The next line of each of these ranks that contains `words`.
     fn all_say(&mut self, ranks: &[usize], words: &str) -> Vec<String> {
-        let deadline = Instant::now() + 2 * LIMIT;
+        let deadline = Instant::now() + 2 * TIMEOUT;
         let mut said = Vec::new();
         for &rank in ranks {
             let words = format!("[{rank}] {words}");
@@ -361,7 +361,7 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
     let mut run = Lines::of(command);
     let all = [0, 1, 2, 3];
     let mut pids = run.all_say(&all, "process ");
-    let mut epoch = 0;
+    let mut generation = 0;
     run.all_say(&all, "at work: 4 ranks");
     for round in 0..rounds {
         // Rank 0 coordinates, then another; later victims are the coordinators of that time.
@@ -386,7 +386,7 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
         let again = run.all_say(&[victim], "process ");
         assert_ne!(again[0], pids[victim]);
         pids[victim].clone_from(&again[0]);
-        let at_work = run.all_say(&all, "at work: 4 ranks in epoch ");
+        let at_work = run.all_say(&all, "at work: 4 ranks in generation ");
         println!(
             "round {round}: without rank {victim} after {took:?}, with it after {:?}",
             begun.elapsed()
@@ -397,14 +397,14 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
                 said.split(',')
                     .next()
                     .and_then(|n| n.parse().ok())
-                    .expect("an epoch")
+                    .expect("a generation")
             })
             .collect();
         assert!(
-            numbers.iter().all(|n| *n == numbers[0] && *n > epoch),
+            numbers.iter().all(|n| *n == numbers[0] && *n > generation),
             "{numbers:?}"
         );
-        epoch = numbers[0];
+        generation = numbers[0];
         let says = run
             .all
             .iter()
@@ -450,6 +450,6 @@ fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
         println!("gaps of {gap} ms: right again after {:?}", begun.elapsed());
         assert!(begun.elapsed() < SOON, "{gap}");
     }
-    let of_all = |line: &String| line.contains("all ranks are started again, as epoch ");
+    let of_all = |line: &String| line.contains("all ranks are started again, as generation ");
     assert!(run.all.iter().any(of_all), "{:#?}", run.all);
 }

@@ -1,4 +1,4 @@
-//! A rank that is killed in the middle of work: ranks that no report reaches get an error at their limit, can abort,
+//! A rank that is killed in the middle of work: ranks that no report reaches get an error at their timeout, can abort,
 //! and end.
 //!
 //! Without a world there are no reports; `tests/abort_together.rs` has the ranks of one.
@@ -13,7 +13,7 @@ use support::apart;
 
 const RANKS: usize = 3;
 /// How long an operation may take.
-const LIMIT: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(20);
 
 /// One rank: all-reduces without end, which the killed rank stops.
@@ -21,7 +21,7 @@ fn rank(world: World) -> Result<(), Box<dyn std::error::Error>> {
     let stream = support::device(&world)?.new_stream()?;
     let comm = support::strangers(&world, "doomed")?
         .stream(&stream)
-        .timeout(LIMIT)
+        .timeout(TIMEOUT)
         .build()?;
     let mut y = stream.alloc_zeros::<f32>(1 << 16)?;
     let begun = Instant::now();
@@ -30,7 +30,7 @@ fn rank(world: World) -> Result<(), Box<dyn std::error::Error>> {
             println!("working");
         }
         // The first operation connects the ranks.
-        let limited = comm.within(if turn == 0 { SOON } else { LIMIT });
+        let limited = comm.within(if turn == 0 { SOON } else { TIMEOUT });
         let done = limited.all_reduce_in_place(&mut y, ReduceOp::Sum);
         if let Err(error) = done.and_then(|done| done.wait()) {
             assert!(error.is_timeout(), "{error}");
@@ -70,6 +70,6 @@ fn a_killed_rank_ends_the_others_at_their_limit() {
         assert!(said.contains("did not finish within 2s"), "{said}");
         rank.succeeds(Duration::from_secs(20));
     }
-    // The limit, the abort, and a loaded machine.
+    // The timeout, the abort, and a loaded machine.
     assert!(killed.elapsed() < Duration::from_secs(30));
 }

@@ -74,7 +74,7 @@ fn children() -> Vec<String> {
 }
 
 #[test]
-fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
+fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
     let test = name(&|| ());
     if let Role::Child(directory) = Role::of(&test) {
         end_with(|| survivor_or_victim(Path::new(&directory)));
@@ -98,17 +98,20 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
     });
     let died = died.expect("rank 1 was killed");
     assert_eq!((died.rank(), died.exit().signal()), (1, Some(Signal::KILL)));
-    let epoch = fleet.restart(1).unwrap();
-    assert_eq!(epoch, 1);
-    // By then it has found a rank 0 that does not know another epoch yet.
+    let generation = fleet.restart(1).unwrap();
+    assert_eq!(generation, 1);
+    // By then it has found a rank 0 that does not know another generation yet.
     std::thread::sleep(Duration::from_millis(300));
     // Atomically: the file is complete, or missing.
-    std::fs::write(at("epoch.partial"), epoch.to_string()).unwrap();
-    std::fs::rename(at("epoch.partial"), at("epoch")).unwrap();
+    std::fs::write(at("generation.partial"), generation.to_string()).unwrap();
+    std::fs::rename(at("generation.partial"), at("generation")).unwrap();
     let report = fleet.wait_timeout(LONG).expect("they end");
     assert!(report.is_success(), "{report}");
     // The survivors are the same processes.
-    let ends: Vec<(u32, u64)> = report.ranks().map(|end| (end.pid(), end.epoch())).collect();
+    let ends: Vec<(u32, u64)> = report
+        .ranks()
+        .map(|end| (end.pid(), end.generation()))
+        .collect();
     assert_eq!((Some(ends[0].0), Some(ends[2].0)), (before[0], before[2]));
     assert_eq!((ends[1].1, ends[2].1), (1, 0));
 }
@@ -116,25 +119,25 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_epoch() {
 fn survivor_or_victim(directory: &Path) -> Result<(), String> {
     let rendezvous = Rendezvous::from_env().map_err(|error| error.to_string())?;
     let rendezvous = rendezvous.timeout(LONG);
-    let join = |epoch: Option<u64>| {
-        let rendezvous = match epoch {
-            Some(epoch) => rendezvous.clone().epoch(epoch),
+    let join = |generation: Option<u64>| {
+        let rendezvous = match generation {
+            Some(generation) => rendezvous.clone().generation(generation),
             None => rendezvous.clone(),
         };
         World::join(rendezvous).map_err(|error| error.to_string())
     };
     let world = join(None)?;
-    let told = std::env::var("NCCL_RUN_EPOCH").map_err(|error| error.to_string())?;
+    let told = std::env::var("NCCL_RUN_GENERATION").map_err(|error| error.to_string())?;
     let note = directory.join(format!("{}-{told}", world.rank()));
     std::fs::write(note, "").map_err(|error| error.to_string())?;
     let world = if told == "0" {
-        // A service learns the epoch from the launcher that restarts ranks.
-        let file = directory.join("epoch");
-        eventually("there is another epoch", || file.exists());
+        // A service learns the generation from the launcher that restarts ranks.
+        let file = directory.join("generation");
+        eventually("there is another generation", || file.exists());
         let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
         drop(world);
-        let epoch = text.parse().map_err(|error| format!("{text:?}: {error}"))?;
-        join(Some(epoch))?
+        let generation = text.parse().map_err(|error| format!("{text:?}: {error}"))?;
+        join(Some(generation))?
     } else {
         world
     };
@@ -151,7 +154,9 @@ fn events_come_in_order_and_to_everybody() {
         let mut events = Vec::new();
         for event in fleet.events() {
             events.push(match event {
-                Event::Started { rank, epoch, .. } => format!("started {rank} epoch {epoch}"),
+                Event::Started {
+                    rank, generation, ..
+                } => format!("started {rank} generation {generation}"),
                 Event::Exited(end) => format!("rank {} {}", end.rank(), end.exit()),
                 Event::Ending(signal) => format!("ending by {signal}"),
                 Event::Finished => break,
@@ -161,8 +166,8 @@ fn events_come_in_order_and_to_everybody() {
         events
     };
     let expected = [
-        "started 0 epoch 0",
-        "started 1 epoch 0",
+        "started 0 generation 0",
+        "started 1 generation 0",
         "rank 0 exit code 0",
         "rank 1 exit code 1",
     ];
@@ -192,8 +197,8 @@ fn twenty_restarts_leave_descriptors_and_threads_as_they_were() {
             assert_eq!(fleet.restart(turn % 2).unwrap(), turn as u64 + 2);
         }
         eventually("descriptors are as they were", || held() == with);
-        let epoch = fleet.restart_all().unwrap();
-        assert_eq!(epoch, 22);
+        let generation = fleet.restart_all().unwrap();
+        assert_eq!(generation, 22);
         eventually("descriptors are as they were", || held() == with);
         drop(fleet);
         // The last thread may still be exiting.

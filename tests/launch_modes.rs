@@ -21,7 +21,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 /// Reaching this means that the operation was not ended by the subject of the test.
-const LIMIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -33,7 +33,7 @@ fn start<'a>(
     let builder = world
         .communicator("switched")
         .stream(&stream)
-        .timeout(LIMIT)
+        .timeout(TIMEOUT)
         .launch_mode(LaunchMode::BlockingChild);
     let comm = set(builder).build()?;
     assert_eq!(comm.launch_mode(), Some(LaunchMode::BlockingChild));
@@ -67,10 +67,10 @@ fn a_thread_inside_nccl_is_freed_at_its_limit_and_all_ranks_hear_why() {
     ranks_as_threads(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| builder)?;
         if world.rank() == 0 {
-            let limit = Duration::from_millis(300);
-            let (error, took) = first(&comm.within(limit), &stream);
+            let timeout = Duration::from_millis(300);
+            let (error, took) = first(&comm.within(timeout), &stream);
             assert!(error.is_timeout(), "{error}");
-            assert!((limit..SOON).contains(&took), "{took:?}");
+            assert!((timeout..SOON).contains(&took), "{took:?}");
             let operation = error.operation().expect("an operation");
             assert_eq!(operation.kind(), OperationKind::AllReduce);
             assert_eq!(operation.sequence(), Some(1));
@@ -137,10 +137,10 @@ fn a_thread_inside_nccl_is_freed_by_the_death_of_a_peer() {
         let (stream, comm) = start(&world, |builder| builder).expect("a communicator");
         println!("working");
         if world.rank() == 1 {
-            std::thread::sleep(LIMIT);
+            std::thread::sleep(TIMEOUT);
         }
         let (error, took) = first(&comm, &stream);
-        assert!(took < LIMIT / 2, "{took:?}");
+        assert!(took < TIMEOUT / 2, "{took:?}");
         println!("error: {}", error.to_string().replace('\n', " "));
         drop((comm, stream, world));
         assert!(nccl_emulator::violations().is_empty());
@@ -181,7 +181,7 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                 let comm = world
                     .communicator("brief")
                     .stream(&stream)
-                    .timeout(LIMIT)
+                    .timeout(TIMEOUT)
                     .launch_mode(LaunchMode::BlockingChild)
                     .build();
                 let comm = match comm {
@@ -206,7 +206,7 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                         return;
                     }
                     let mut y = stream.alloc_zeros::<f32>(64).expect("memory");
-                    while begun.elapsed() < LIMIT {
+                    while begun.elapsed() < TIMEOUT {
                         let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
                         if done.and_then(|done| done.wait()).is_err() {
                             break;
@@ -264,8 +264,8 @@ fn a_group_has_the_shortest_limit_of_its_communicators() {
         let (stream, one) = start(&world, |builder| builder)?;
         let two = one.split("other", Some(0), 0)?.expect("a colour was given");
         if world.rank() == 0 {
-            let limit = Duration::from_millis(300);
-            let (patient, impatient) = (one.clone(), two.within(limit));
+            let timeout = Duration::from_millis(300);
+            let (patient, impatient) = (one.clone(), two.within(timeout));
             let (mut x, mut y) = (stream.alloc_zeros::<f32>(4)?, stream.alloc_zeros::<f32>(4)?);
             let begun = Instant::now();
             let error = nccl::group(|group| {
@@ -279,7 +279,7 @@ fn a_group_has_the_shortest_limit_of_its_communicators() {
             .map(drop)
             .expect_err("nobody else comes");
             assert!(error.is_timeout(), "{error}");
-            assert!((limit..SOON).contains(&begun.elapsed()));
+            assert!((timeout..SOON).contains(&begun.elapsed()));
         }
         fault(&one);
         fault(&two);
@@ -370,15 +370,15 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
         // The ranks do not tell each other which mode they choose.
         let builder = support::strangers(&world, "odd")?.stream(&stream);
         if world.rank() == 0 {
-            let limit = Duration::from_millis(500);
+            let timeout = Duration::from_millis(500);
             let begun = Instant::now();
             let error = builder
                 .launch_mode(LaunchMode::BlockingChild)
-                .init_timeout(limit)
+                .init_timeout(timeout)
                 .build()
                 .unwrap_err();
             assert!(error.is_timeout(), "{error}");
-            assert!((limit..SOON).contains(&begun.elapsed()), "{error}");
+            assert!((timeout..SOON).contains(&begun.elapsed()), "{error}");
             world.barrier("given up")?;
         } else {
             let comm = builder.launch_mode(LaunchMode::NonBlocking).build()?;
@@ -413,7 +413,7 @@ fn what_ends_because_another_call_was_too_long_is_no_success() {
                         assert!(sent.is_err_and(|error| error.is_timeout()));
                     });
                     let begun = Instant::now();
-                    while begun.elapsed() < LIMIT {
+                    while begun.elapsed() < TIMEOUT {
                         match waiting.is_complete() {
                             Ok(false) => std::hint::spin_loop(),
                             Ok(true) => panic!("nobody else was in it"),
@@ -666,15 +666,15 @@ fn a_release_whose_aborts_cannot_be_relied_on_is_refused_with_what_is_needed() {
 #[test]
 fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
     ranks_as_threads(2, |world| -> Outcome {
-        let limit = Duration::from_millis(300);
-        let (stream, comm) = start(&world, |builder| builder.finalize_timeout(limit))?;
+        let timeout = Duration::from_millis(300);
+        let (stream, comm) = start(&world, |builder| builder.finalize_timeout(timeout))?;
         let mut y = stream.alloc_zeros::<f32>(4)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         if world.rank() == 0 {
             let begun = Instant::now();
             let error = comm.finalize().unwrap_err();
             assert!(error.is_timeout(), "{error}");
-            assert!((limit..SOON).contains(&begun.elapsed()));
+            assert!((timeout..SOON).contains(&begun.elapsed()));
         }
         fault(&comm);
         world.barrier("both heard")?;
@@ -685,7 +685,7 @@ fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
 #[test]
 fn a_finalize_is_ended_by_an_abort_from_another_thread() {
     ranks_as_threads(2, |world| -> Outcome {
-        let (_stream, comm) = start(&world, |builder| builder.finalize_timeout(LIMIT))?;
+        let (_stream, comm) = start(&world, |builder| builder.finalize_timeout(TIMEOUT))?;
         if world.rank() == 0 {
             let other = comm.clone();
             let aborting = std::thread::spawn(move || {
@@ -712,17 +712,17 @@ fn a_capture_that_the_others_do_not_come_to_ends_at_its_limit() {
         let builder = support::strangers(&world, "alone")?.stream(&stream);
         let comm = builder.launch_mode(LaunchMode::BlockingChild).build()?;
         if world.rank() == 0 {
-            let limit = Duration::from_millis(300);
+            let timeout = Duration::from_millis(300);
             let (y, begun) = (stream.alloc_zeros::<f32>(4)?, Instant::now());
             let error = comm
-                .within(limit)
+                .within(timeout)
                 .capture(y, |capture, y| {
                     capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
                 })
                 .map(drop)
                 .unwrap_err();
             assert!(error.is_timeout(), "{error}");
-            assert!((limit..SOON).contains(&begun.elapsed()));
+            assert!((timeout..SOON).contains(&begun.elapsed()));
         }
         world.barrier("given up")?;
         comm.abort("the other one has")?;
@@ -741,8 +741,8 @@ fn a_call_that_does_not_come_back_after_all_ends_the_process_with_a_sentence() {
         if world.rank() == 0 {
             // Not even an abort ends it.
             let _fault = faults::at_call("ncclAllReduce").hang();
-            let limit = Duration::from_millis(300);
-            let (error, _) = first(&comm.within(limit), &stream);
+            let timeout = Duration::from_millis(300);
+            let (error, _) = first(&comm.within(timeout), &stream);
             println!("returned: {error}");
         } else {
             println!("heard: {}", fault(&comm));

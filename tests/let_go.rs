@@ -13,7 +13,7 @@ use support::{Ranks, apart};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(200);
 
 /// The duration of an emulated abort in ms, longer than the ranks have to confirm that their kernels have ended.
@@ -21,7 +21,7 @@ const POLL: &str = "4000";
 
 /// Rank 1 does not enter the second sum; returns the communicator's state at the error on each rank.
 fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State> {
-    let (stream, comm) = start(world, LIMIT)?;
+    let (stream, comm) = start(world, TIMEOUT)?;
     let registered = (registers == Some(world.rank()))
         .then(|| comm.register(comm.buffer::<u8>(1 << 20)?))
         .transpose()?;
@@ -33,7 +33,7 @@ fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State>
     } else {
         let begun = Instant::now();
         while comm.fault().is_none() {
-            assert!(begun.elapsed() < LIMIT, "nothing was heard");
+            assert!(begun.elapsed() < TIMEOUT, "nothing was heard");
             std::thread::sleep(Duration::from_millis(1));
         }
         let error = sum(&comm, &stream).expect_err("it has ended");
@@ -44,7 +44,7 @@ fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State>
     world.barrier("both have their error")?;
     let begun = Instant::now();
     while comm.state() != State::Aborted {
-        assert!(begun.elapsed() < LIMIT, "it is {}", comm.state());
+        assert!(begun.elapsed() < TIMEOUT, "it is {}", comm.state());
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(nccl::leaked_communicators(), 0);
@@ -90,7 +90,10 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let stream = support::device(&world).expect("a device");
         let stream = stream.new_stream().expect("a stream");
-        let comm = world.communicator("writing").stream(&stream).timeout(LIMIT);
+        let comm = world
+            .communicator("writing")
+            .stream(&stream)
+            .timeout(TIMEOUT);
         let comm = comm.confirm_timeout(BOUND).build().expect("both are there");
         let peer = 1 - world.rank();
         let x = stream.clone_htod(&[7u32; WORDS]).expect("memory");
@@ -139,7 +142,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
         println!("zeros");
         let begun = Instant::now();
         while read() == [0; WORDS] {
-            assert!(begun.elapsed() < LIMIT, "nothing was written");
+            assert!(begun.elapsed() < TIMEOUT, "nothing was written");
             std::thread::sleep(Duration::from_millis(1));
         }
         println!("violations: {:?}", nccl_emulator::violations());
@@ -167,7 +170,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
         assert!(violations.contains("violations: []"), "{violations}");
     }
     for rank in ranks {
-        rank.succeeds(LIMIT);
+        rank.succeeds(TIMEOUT);
     }
 }
 
@@ -179,7 +182,7 @@ fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let stream = support::device(&world).expect("a device");
         let stream = stream.new_stream().expect("a stream");
-        let comm = world.communicator("lent").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("lent").stream(&stream).timeout(TIMEOUT);
         let comm = comm.confirm_timeout(SOON).build().expect("both are there");
         let memory = comm.buffer::<u8>(1 << 20).expect("memory");
         let registered = comm.register(memory).expect("registered");
@@ -208,7 +211,7 @@ fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank
     ranks[0].go_on();
     let error = ranks[0].says("error: ");
     assert!(error.contains("did not confirm"), "{error}");
-    ranks.remove(0).succeeds(LIMIT);
+    ranks.remove(0).succeeds(TIMEOUT);
     ranks.remove(0).kill();
 }
 
@@ -220,7 +223,7 @@ fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let stream = support::device(&world).expect("a device");
         let stream = stream.new_stream().expect("a stream");
-        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
         let comm = comm.confirm_timeout(SOON).build().expect("all are there");
         let color = (world.rank() != 0).then_some(0);
         let part = comm.split("part", color, 0).expect("all are there");
@@ -254,7 +257,7 @@ fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
         );
     }
     for rank in ranks.drain(1..) {
-        rank.succeeds(LIMIT);
+        rank.succeeds(TIMEOUT);
     }
     ranks.remove(0).kill();
 }
@@ -267,7 +270,7 @@ fn a_rank_that_drops_what_does_not_end_keeps_no_other_from_saying_that_it_has_le
     }
     Ranks::new(3).processes(|world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
         let comm = comm.confirm_timeout(5 * SOON).finalize_timeout(SOON);
         let comm = comm.build()?;
         let registered = (world.rank() == 0)

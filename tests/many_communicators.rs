@@ -146,7 +146,7 @@ fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
             .unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         });
-        // Far below the limit of an operation, and that of an abort.
+        // Far below the timeout of an operation, and that of an abort.
         assert!(begun.elapsed() < Duration::from_secs(8));
         left_out.abort("the others are gone")?;
         Ok(())
@@ -335,19 +335,19 @@ fn a_warm_up_connects_all_ranks_or_names_its_limit() {
 fn a_warm_up_ends_at_one_limit_for_all_of_it() {
     static PEER_CALLS: Mutex<Option<Instant>> = Mutex::new(None);
     ranks_as_threads(2, |world| -> Outcome {
-        let limit = Duration::from_secs(4);
+        let timeout = Duration::from_secs(4);
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("late").stream(&stream).build()?;
         world.barrier("made")?;
         if comm.rank() == 0 {
-            let error = comm.warm_up(limit).unwrap_err();
+            let error = comm.warm_up(timeout).unwrap_err();
             let ended = Instant::now();
             assert!(error.is_timeout(), "{error}");
             let called = PEER_CALLS.lock().unwrap().ok_or("the peer came")?;
-            // A limit of the collective's own would have begun after the messages.
-            assert!(ended < called + limit, "{:?}", ended - called);
+            // A timeout of the collective's own would have begun after the messages.
+            assert!(ended < called + timeout, "{:?}", ended - called);
         } else {
-            std::thread::sleep(limit * 3 / 4);
+            std::thread::sleep(timeout * 3 / 4);
             *PEER_CALLS.lock().unwrap() = Some(Instant::now());
             let x = stream.alloc_zeros::<u8>(2)?;
             let mut y = stream.alloc_zeros::<u8>(2)?;

@@ -316,7 +316,7 @@ fn codes_of_a_newer_library_are_kept_as_numbers() {
 }
 
 /// NCCL aborts all but the last rank of a process by counting them: the abort waits for nothing, and work that was put
-/// on the stream between the limit and the abort still runs.
+/// on the stream between the timeout and the abort still runs.
 #[test]
 fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
     if !support::needs_emulator("a call that fails on purpose") {
@@ -325,11 +325,11 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
     ranks_as_threads(2, |world| -> Outcome {
         let context = support::device(&world)?;
         let stream = context.new_stream()?;
-        let limits = [Duration::from_millis(200), Duration::from_secs(30)];
+        let timeouts = [Duration::from_millis(200), Duration::from_secs(30)];
         // Rank 1 gets no report that rank 0 gives up.
         let comm = support::strangers(&world, "test")?
             .stream(&stream)
-            .timeout(limits[world.rank()])
+            .timeout(timeouts[world.rank()])
             .build()?;
         let owner = context.new_stream()?;
         if world.rank() == 0 {
@@ -343,7 +343,7 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
                     while late_abort.hits() == 0 {
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    // The limit has passed; now comes the launch.
+                    // The timeout has passed; now comes the launch.
                     let gate = Gate::closed_on(&stream).expect("a gate");
                     world.barrier("gated").expect("rank 1");
                     gate

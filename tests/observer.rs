@@ -287,7 +287,7 @@ fn the_end_of_a_rank_that_a_successor_has_never_heard_of_is_told_to_it() {
         };
         let dead = kill(&mut family, 1);
         family.observer.rank_ended(1, dead, "killed", "").unwrap();
-        wait_for("in an epoch of 3");
+        wait_for("in a generation of 3");
         std::thread::sleep(Duration::from_millis(300));
         let stopped = rustix::process::Pid::from_child(&family.ranks[2]);
         rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
@@ -298,7 +298,7 @@ fn the_end_of_a_rank_that_a_successor_has_never_heard_of_is_told_to_it() {
         let dead = kill(&mut family, 1);
         family.observer.rank_ended(3, dead, "killed", "").unwrap();
         let begun = Instant::now();
-        wait_for("in an epoch of 1");
+        wait_for("in a generation of 1");
         println!("tcp {tcp}, {after} ms: alone after {:?}", begun.elapsed());
         assert_eq!(family.said(), ["alone"]);
     }

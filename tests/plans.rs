@@ -397,7 +397,7 @@ fn an_abort_ends_a_replay_that_waits_and_the_plan_with_it() {
     });
 }
 
-/// CUDA would let a launch wait without a limit once its queue is full.
+/// CUDA would let a launch wait without a timeout once its queue is full.
 #[test]
 fn launches_that_nobody_answers_run_into_their_limit() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -690,11 +690,11 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
     ranks_as_threads(2, |world| -> Outcome {
         let context = support::device(&world)?;
         let stream = context.new_stream()?;
-        let limit = Duration::from_secs(2);
+        let timeout = Duration::from_secs(2);
         let comm = world
             .communicator("test")
             .stream(&stream)
-            .finalize_timeout(limit)
+            .finalize_timeout(timeout)
             .build()?;
         // NCCL connects the ranks at the first operation.
         let mut first = comm.buffer::<f32>(1 << 20)?;
@@ -714,7 +714,7 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
             drop(plan.launch()?);
             let begun = Instant::now();
             drop((beside, comm, plan));
-            assert!(begun.elapsed() < limit, "a drop waited");
+            assert!(begun.elapsed() < timeout, "a drop waited");
             while context.mem_get_info()?.0 < before {
                 assert!(
                     begun.elapsed() < Duration::from_secs(20),
@@ -722,7 +722,7 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
                 );
                 std::thread::sleep(Duration::from_millis(1));
             }
-            assert!(begun.elapsed() >= limit, "{:?}", begun.elapsed());
+            assert!(begun.elapsed() >= timeout, "{:?}", begun.elapsed());
             // The aborts of the communicator, and of its parent, which is its abort switch.
             let switched = support::launch_mode() == LaunchMode::BlockingChild;
             assert_eq!(aborts.hits(), 1 + u64::from(switched));

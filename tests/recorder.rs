@@ -46,7 +46,7 @@ fn every_call_leaves_what_it_was(world: World) -> Outcome {
     assert_eq!((recording.rank, recording.world_size), (rank, world.size()));
     assert_eq!((&recording.life[..], &recording.reason), ("ready", &None));
     assert_eq!(recording.key.as_ref().map(String::len), Some(32));
-    assert_eq!((recording.epoch, &recording.members), (0, &None));
+    assert_eq!((recording.generation, &recording.members), (0, &None));
     let keys = world.all_gather("key", recording.key.as_deref().unwrap_or("").as_bytes())?;
     assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
     let namesake = world.communicator("fingerprints").stream(&stream).build()?;

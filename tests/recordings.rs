@@ -323,10 +323,10 @@ fn one_calls_while_it_waits_for_answers(world: World) -> Outcome {
         let pid = all.ranks[1].snapshot.pid;
         let process = Pid::from_raw(pid.cast_signed()).ok_or("a process")?;
         kill_process(process, Signal::STOP)?;
-        let limit = Duration::from_secs(3);
+        let timeout = Duration::from_secs(3);
         let asked = std::thread::scope(|scope| -> Outcome<Timeline> {
-            let asks = scope.spawn(|| world.recordings(limit));
-            std::thread::sleep(limit / 3);
+            let asks = scope.spawn(|| world.recordings(timeout));
+            std::thread::sleep(timeout / 3);
             assert!(!asks.is_finished(), "the other one is waited for");
             to_itself()?;
             Ok(asks.join().map_err(|_| "no panic")?)

@@ -11,11 +11,11 @@ use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Ranks 0 and 1 wait in an operation for rank 2, which revokes instead.
 fn revoke_what_stalls(world: World) -> Outcome {
-    let (stream, comm) = start(&world, LIMIT)?;
+    let (stream, comm) = start(&world, TIMEOUT)?;
     assert_eq!(sum(&comm, &stream)?, 111.0);
     let begun = Instant::now();
     if world.rank() == 2 {
@@ -38,7 +38,7 @@ fn revoke_what_stalls(world: World) -> Outcome {
             (FaultClass::Revoked, Some(2))
         );
     }
-    assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT / 2, "{:?}", begun.elapsed());
     // Nothing else works any more.
     for error in [
         sum(&comm, &stream).unwrap_err().to_string(),
@@ -87,7 +87,7 @@ fn an_older_library_says_what_it_needs_and_nothing_has_happened() {
     Ranks::new(2)
         .variable("NCCL_EMULATOR_VERSION", "2.28.3")
         .processes(|world| -> Outcome {
-            let (_, comm) = start(&world, LIMIT)?;
+            let (_, comm) = start(&world, TIMEOUT)?;
             if support::launch_mode() == LaunchMode::BlockingChild {
                 // There the revoke uses no new function of NCCL.
                 world.barrier("both are there")?;
@@ -96,7 +96,7 @@ fn an_older_library_says_what_it_needs_and_nothing_has_happened() {
                 }
             }
             let world = world.with_launch_mode(LaunchMode::NonBlocking);
-            let (stream, comm) = start(&world, LIMIT)?;
+            let (stream, comm) = start(&world, TIMEOUT)?;
             let error = comm.revoke("too early").unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::Unsupported { .. }),
@@ -118,7 +118,7 @@ fn nothing_is_left_of_many_revoked_communicators() {
         };
         let mut early = (0, 0);
         for round in 0..30 {
-            let (stream, comm) = start(&world, LIMIT)?;
+            let (stream, comm) = start(&world, TIMEOUT)?;
             assert_eq!(sum(&comm, &stream)?, 11.0);
             // Not while the other still waits for its sum. Then both at once: one revoke arrives first.
             world.barrier("summed")?;
@@ -136,7 +136,7 @@ fn nothing_is_left_of_many_revoked_communicators() {
             if late.0 <= early.0 + 2 && late.1 <= early.1 + 2 {
                 return Ok(());
             }
-            assert!(begun.elapsed() < LIMIT, "{early:?}, then {late:?}");
+            assert!(begun.elapsed() < TIMEOUT, "{early:?}, then {late:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     });
@@ -153,7 +153,7 @@ fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
         ranks_as_processes(2, move |world: World| -> Outcome {
             let world = world.with_launch_mode(LaunchMode::NonBlocking);
             let stream = support::device(&world)?.new_stream()?;
-            let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+            let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
             let comm = comm.abort_timeout(Duration::from_secs(3)).build()?;
             assert_eq!(sum(&comm, &stream)?, 11.0);
             let y = comm.register(comm.buffer::<u8>(1 << 20)?)?;
@@ -197,7 +197,7 @@ fn what_is_registered_with_a_revoked_communicator_is_deregistered_before_it_is_f
     // Where calls block the communicator is aborted.
     ranks_as_processes(2, |world: World| -> Outcome {
         let world = world.with_launch_mode(LaunchMode::NonBlocking);
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         assert_eq!(sum(&comm, &stream)?, 11.0);
         let y = comm.register(comm.buffer::<u8>(1 << 20)?)?;
         world.barrier("registered")?;
@@ -211,7 +211,7 @@ fn what_is_registered_with_a_revoked_communicator_is_deregistered_before_it_is_f
         let deregistered = faults::at_call("ncclCommDeregister").delay(Duration::ZERO);
         let freed = faults::at_call("ncclMemFree").delay(Duration::ZERO);
         drop(y);
-        assert!(freed.wait_for_hits(1, LIMIT));
+        assert!(freed.wait_for_hits(1, TIMEOUT));
         assert_eq!(deregistered.hits(), 1);
         world.barrier("freed")?;
         Ok(())

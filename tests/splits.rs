@@ -24,10 +24,10 @@ use nccl::{Rendezvous, Witness, World};
 use nccl_tools::testing::{Role, again};
 
 const PORT: u16 = 29_400;
-/// Longer than any limit that a rank has.
+/// Longer than any timeout that a rank has.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A process of the job, which obeys commands on its standard input, a line each: `next MS` goes on to the next epoch,
+/// A process of the job, which obeys commands on its standard input, a line each: `next MS` goes on to the next generation,
 /// `decide R,R` is the operator's decision, `talk` is an exchange of all ranks. It prints the outcome.
 fn process(role: &str) {
     let mut words = role.split(' ');
@@ -60,15 +60,15 @@ fn process(role: &str) {
         let (what, rest) = line.split_once(' ').unwrap_or((&line, ""));
         let said = match what {
             "next" => {
-                let limit = Duration::from_millis(rest.parse().unwrap());
-                world.next_epoch(limit).map(|next| {
+                let timeout = Duration::from_millis(rest.parse().unwrap());
+                world.next_generation(timeout).map(|next| {
                     world = next;
-                    format!("on {} {}", world.epoch(), world.size())
+                    format!("on {} {}", world.generation(), world.size())
                 })
             }
             "talk" => {
                 let parts = world.all_gather("talk", &[world.rank() as u8]);
-                parts.map(|parts| format!("on {} {}", world.epoch(), parts.len()))
+                parts.map(|parts| format!("on {} {}", world.generation(), parts.len()))
             }
             "decide" => {
                 let ranks: Vec<_> = rest.split(',').map(|rank| rank.parse().unwrap()).collect();
@@ -388,8 +388,8 @@ fn a_majority_goes_on_also_when_a_rank_falls_out_of_reach_meanwhile() {
         }
         let larger = usize::from(counts[1] > counts[0]);
         let mut said = split.all("next 15000");
-        // The next epoch may have been agreed upon with the rank that became unreachable: then it is lost in that
-        // epoch.
+        // The next generation may have been agreed upon with the rank that became unreachable: then it is lost in that
+        // generation.
         let others = split.of(larger);
         if said[others].iter().all(|said| said == "on 1 3") {
             split.is_refused(&said[split.of(1 - larger)][0]);

@@ -12,20 +12,22 @@ use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, Fault, FaultClass, RootCause, Timeouts, World};
 use nccl_emulator::faults;
 use support::{needs_emulator, ranks_as_processes};
-use unattended::{LIMIT, Outcome, SOON, fault, start, unattended};
+use unattended::{Outcome, SOON, TIMEOUT, fault, start, unattended};
 
-/// Ranks with a thread that hangs at the end; each has a limit of its own.
+/// Ranks with a thread that hangs at the end; each has a timeout of its own.
 fn ranks_that_hang(
     ranks: usize,
-    limit: impl Fn(usize) -> Duration,
+    timeout: impl Fn(usize) -> Duration,
     body: impl Fn(&World, &Arc<CudaStream>, &Communicator) -> Outcome,
 ) {
     if !needs_emulator("a call that hangs on purpose") {
         return;
     }
     ranks_as_processes(ranks, |world| -> Outcome {
-        let limits = Timeouts::new().operation(limit(world.rank())).abort(LIMIT);
-        let (stream, comm) = start(&world, |builder| builder.timeouts(limits))?;
+        let timeouts = Timeouts::new()
+            .operation(timeout(world.rank()))
+            .abort(TIMEOUT);
+        let (stream, comm) = start(&world, |builder| builder.timeouts(timeouts))?;
         body(&world, &stream, &comm)?;
         world.barrier("end")?;
         // A thread hangs.
@@ -56,8 +58,8 @@ fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
 
 #[test]
 fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
-    // A limit of its own would pass as well, with other words.
-    let patient = |rank| if rank == 1 { SOON } else { LIMIT };
+    // A timeout of its own would pass as well, with other words.
+    let patient = |rank| if rank == 1 { SOON } else { TIMEOUT };
     ranks_that_hang(3, patient, |world, _, comm| {
         if world.rank() == 1 {
             go_in_for_ever(comm);
@@ -78,7 +80,7 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
 fn a_call_into_nccl_that_does_not_come_back_is_found() {
     ranks_that_hang(
         2,
-        |_| LIMIT,
+        |_| TIMEOUT,
         |world, _, comm| {
             world.barrier("begin")?;
             if world.rank() == 0 {
@@ -95,14 +97,14 @@ fn in_the_first_message(rank_1: impl Fn(&Communicator) -> Outcome) {
         return;
     }
     ranks_as_processes(2, |world| -> Outcome {
-        let limit = if world.rank() == 0 { LIMIT } else { SOON };
-        let limits = Timeouts::new().operation(limit).abort(LIMIT);
+        let timeout = if world.rank() == 0 { TIMEOUT } else { SOON };
+        let timeouts = Timeouts::new().operation(timeout).abort(TIMEOUT);
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("test").stream(&stream);
-        let comm = comm.timeouts(limits).build()?;
+        let comm = comm.timeouts(timeouts).build()?;
         world.barrier("begin")?;
         if world.rank() == 0 {
-            // So that the call does not return at its limit.
+            // So that the call does not return at its timeout.
             faults::at_call("ncclCommAbort").hang().keep();
             exchange_unattended(&comm);
         } else {
@@ -152,11 +154,11 @@ fn a_rank_whose_first_message_waits_for_a_rank_inside_a_call_is_not_the_cause() 
 fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
     ranks_that_hang(
         2,
-        |_| LIMIT,
+        |_| TIMEOUT,
         |world, stream, comm| {
             let elsewhere = stream.context().new_stream()?;
             let other = world.communicator("other").stream(&elsewhere);
-            let other = other.timeout(LIMIT).build()?;
+            let other = other.timeout(TIMEOUT).build()?;
             other.warm_up(SOON)?;
             world.barrier("begin")?;
             if world.rank() == 0 {
@@ -186,7 +188,7 @@ fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
 fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_end() {
     ranks_that_hang(
         2,
-        |_| LIMIT,
+        |_| TIMEOUT,
         |world, _, comm| {
             world.barrier("begin")?;
             if world.rank() == 0 {

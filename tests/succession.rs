@@ -18,15 +18,15 @@ use nccl_tools::testing::name;
 use support::apart::{self, Apart};
 use support::sums::work_until_the_end;
 
-/// Limit of operations: reaching it means that no report of another rank ended the operation.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of operations: reaching it means that no report of another rank ended the operation.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time within which all ranks must have the fault: generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(5);
 
 fn start(world: &World, name: &str) -> (Arc<CudaStream>, Communicator) {
     let stream = support::device(world).and_then(|context| context.new_stream());
     let stream = stream.expect("a stream");
-    let comm = world.communicator(name).stream(&stream).timeout(LIMIT);
+    let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
     let comm = comm.build().expect("all come");
     (stream, comm)
 }

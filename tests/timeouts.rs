@@ -1,4 +1,4 @@
-//! Limits of the environment override those of the program.
+//! Timeouts of the environment override those of the program.
 
 mod support;
 
@@ -28,10 +28,10 @@ fn a_limit_of_the_environment_wins_over_those_of_builders_and_calls() {
             let patient = comm.within(LONG);
             let late = patient.all_reduce_in_place(&mut values, ReduceOp::Sum);
             let error = late.and_then(|request| request.wait()).unwrap_err();
-            let ErrorKind::TimedOut { limit, .. } = error.kind() else {
+            let ErrorKind::TimedOut { timeout, .. } = error.kind() else {
                 return Err(error.into());
             };
-            assert_eq!(*limit, Duration::from_millis(300));
+            assert_eq!(*timeout, Duration::from_millis(300));
         }
         world.barrier("it has passed")?;
         Ok(())
@@ -71,8 +71,8 @@ fn a_limit_that_the_environment_switches_off_never_passes() {
         hold();
         comm.finalize()?;
         hold();
-        let next = world.next_epoch(SHORT)?;
-        assert_eq!((next.epoch(), next.size()), (1, 2));
+        let next = world.next_generation(SHORT)?;
+        assert_eq!((next.generation(), next.size()), (1, 2));
         Ok(())
     });
 }
@@ -90,7 +90,7 @@ fn a_limit_that_the_environment_switches_off_never_passes_for_a_newcomer_and_an_
             observer.join().expect("an observer")?;
             let newcomer = scope.spawn(|| World::rejoin(meet()?));
             std::thread::sleep(SHORT * 12);
-            let next = world.next_epoch(SHORT)?;
+            let next = world.next_generation(SHORT)?;
             let newcomer = newcomer.join().expect("a newcomer")?;
             assert_eq!((next.size(), newcomer.rank()), (2, 1));
             Ok(())

@@ -16,7 +16,7 @@ use nccl::{Communicator, ErrorKind, FaultClass, LaunchMode, ReduceOp, Timeouts, 
 use nccl_emulator::faults;
 use support::gate::Gate;
 use support::{needs_emulator, ranks_as_processes, ranks_as_threads};
-use unattended::{LIMIT, Outcome, SOON, fault, start, unattended};
+use unattended::{Outcome, SOON, TIMEOUT, fault, start, unattended};
 
 #[test]
 fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_rank() {
@@ -24,7 +24,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         return;
     }
     ranks_as_processes(3, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
         world.barrier("begin")?;
         // Rank 1 never enters.
         if world.rank() != 1 {
@@ -33,7 +33,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
             // As a program that waits for its stream and not for the operation.
             stream.synchronize()?;
             let took = begun.elapsed();
-            assert!((LIMIT..SOON).contains(&took), "{took:?}");
+            assert!((TIMEOUT..SOON).contains(&took), "{took:?}");
         }
         let fault = fault(&comm)?;
         assert_eq!(fault.class(), FaultClass::TimedOut);
@@ -84,7 +84,7 @@ fn the_shape_of_an_operation_that_nobody_waits_for_is_told() {
     ];
     for (expected, issue) in issues {
         ranks_as_threads(2, move |world| -> Outcome {
-            let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+            let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
             world.barrier("begin")?;
             if world.rank() == 0 {
                 let number = issue(&comm, &stream)?.sequence();
@@ -105,7 +105,7 @@ fn a_request_that_was_kept_says_that_its_operation_was_late() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
         world.barrier("begin")?;
         if world.rank() == 1 {
             fault(&comm)?;
@@ -118,11 +118,11 @@ fn a_request_that_was_kept_says_that_its_operation_was_late() {
         let error = first.wait_timeout(SOON).unwrap_err();
         assert!(error.is_timeout(), "{error}");
         let error = second.wait_timeout(SOON).unwrap_err();
-        // It ended with the first one, whose limit passed.
-        let ErrorKind::TimedOut { what, limit } = error.kind() else {
+        // It ended with the first one, whose timeout passed.
+        let ErrorKind::TimedOut { what, timeout } = error.kind() else {
             return Err(error.into());
         };
-        assert_eq!(*limit, LIMIT);
+        assert_eq!(*timeout, TIMEOUT);
         assert!(what.starts_with("all_reduce #3 of "), "{what}");
         assert!(error.to_string().contains("running for"), "{error}");
         Ok(())
@@ -135,12 +135,12 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
         // More than once, also while the stream is being watched.
         for _ in 0..3 {
             let gate = Gate::closed_on(&stream)?;
             unattended(&comm)?;
-            std::thread::sleep(3 * LIMIT);
+            std::thread::sleep(3 * TIMEOUT);
             drop(gate);
             stream.synchronize()?;
             assert_eq!(comm.fault(), None);
@@ -148,7 +148,7 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
         // Neither does work behind it.
         unattended(&comm)?;
         let gate = Gate::closed_on(&stream)?;
-        std::thread::sleep(3 * LIMIT);
+        std::thread::sleep(3 * TIMEOUT);
         drop(gate);
         stream.synchronize()?;
         assert_eq!(comm.fault(), None);
@@ -160,18 +160,18 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
 /// The watchdog looks every quarter of a second at most, and operations in close succession have no marks of their own.
 #[test]
 fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_operation() {
-    const LIMIT: Duration = Duration::from_secs(2);
+    const TIMEOUT: Duration = Duration::from_secs(2);
     const MOMENT: Duration = Duration::from_millis(100);
     if !needs_emulator("a stream that is held up") {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let gate = Gate::closed_on(&stream)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
         // Until the watchdog's looks are far apart.
-        std::thread::sleep(LIMIT / 2);
+        std::thread::sleep(TIMEOUT / 2);
         drop(gate);
         stream.synchronize()?;
         for pause in [Duration::ZERO, Duration::from_millis(3), Duration::ZERO] {
@@ -181,7 +181,7 @@ fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_ope
         stream.synchronize()?;
         std::thread::sleep(MOMENT);
         let gate = Gate::closed_on(&stream)?;
-        std::thread::sleep(LIMIT + LIMIT / 2);
+        std::thread::sleep(TIMEOUT + TIMEOUT / 2);
         drop(gate);
         stream.synchronize()?;
         assert_eq!(comm.fault(), None);
@@ -196,18 +196,18 @@ fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let timeouts = Timeouts::new().operation(LIMIT).queue(2 * LIMIT);
+        let timeouts = Timeouts::new().operation(TIMEOUT).queue(2 * TIMEOUT);
         let (stream, comm) = start(&world, |builder| builder.timeouts(timeouts))?;
         let begun = Instant::now();
         world.barrier("begin")?;
         let gate = (world.rank() == 1)
             .then(|| Gate::closed_on(&stream))
             .transpose()?;
-        // Rank 0 waits for rank 1 in the operation, and has the same limit as rank 1.
+        // Rank 0 waits for rank 1 in the operation, and has the same timeout as rank 1.
         let patient = comm.within(SOON);
         unattended(if world.rank() == 0 { &patient } else { &comm })?;
         let fault = fault(&comm)?;
-        assert!(begun.elapsed() >= 2 * LIMIT, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() >= 2 * TIMEOUT, "{:?}", begun.elapsed());
         assert_eq!(
             (fault.culprit(), fault.class()),
             (Some(1), FaultClass::TimedOut)
@@ -227,11 +227,11 @@ fn the_limit_of_a_call_counts_and_not_that_of_its_communicator() {
     }
     ranks_as_threads(2, |world| -> Outcome {
         // Set for the world; the communicator inherits it.
-        let world = world.with_timeouts(Timeouts::new().operation(LIMIT));
+        let world = world.with_timeouts(Timeouts::new().operation(TIMEOUT));
         let (stream, comm) = start(&world, |builder| builder)?;
         world.barrier("begin")?;
         if world.rank() == 1 {
-            std::thread::sleep(3 * LIMIT);
+            std::thread::sleep(3 * TIMEOUT);
             unattended(&comm)?;
             unattended(&comm)?;
             fault(&comm)?;
@@ -240,9 +240,9 @@ fn the_limit_of_a_call_counts_and_not_that_of_its_communicator() {
         unattended(&comm.within(SOON))?;
         stream.synchronize()?;
         unattended(&comm)?;
-        // On a stream that is being watched for a longer limit.
+        // On a stream that is being watched for a longer timeout.
         let begun = Instant::now();
-        unattended(&comm.within(LIMIT / 4))?;
+        unattended(&comm.within(TIMEOUT / 4))?;
         stream.synchronize()?;
         assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
         let error = unattended(&comm).unwrap_err().to_string();
@@ -257,7 +257,7 @@ fn a_replay_that_hangs_is_called_a_replay() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
         let buffer = stream.alloc_zeros::<f32>(64)?;
         let mut plan = comm.capture(buffer, |capture, y| {
             capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
@@ -314,7 +314,7 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
 fn a_capture_of_a_watched_stream_is_not_disturbed() {
     // Processes: a capture may forbid calls of all threads of a process.
     ranks_as_processes(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(LIMIT))?;
+        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
         let context = stream.context();
         let other = context.new_stream()?;
         let mut y = other.alloc_zeros::<f32>(64)?;
@@ -331,7 +331,7 @@ fn a_capture_of_a_watched_stream_is_not_disturbed() {
             // Another stream of the same communicator has work meanwhile.
             for _ in 0..6 {
                 comm.on(&other).all_reduce_in_place(&mut y, ReduceOp::Sum)?;
-                std::thread::sleep(LIMIT / 2);
+                std::thread::sleep(TIMEOUT / 2);
             }
             // Something to capture that waits for nothing outside.
             unsafe extern "C" fn nothing(_: *mut std::ffi::c_void) {}

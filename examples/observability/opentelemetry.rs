@@ -63,7 +63,11 @@ fn main() -> Outcome {
 }
 
 fn rank(world: &World) -> Outcome {
-    let life = info_span!("rank", nccl.rank = world.rank(), nccl.epoch = world.epoch());
+    let life = info_span!(
+        "rank",
+        nccl.rank = world.rank(),
+        nccl.generation = world.generation()
+    );
     let _life = life.enter();
     let stream = nccl::device(world.local_rank())?.new_stream()?;
     let comm = world.communicator("model/tp").stream(&stream).build()?;

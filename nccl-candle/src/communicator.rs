@@ -166,7 +166,7 @@ impl TensorCommunicator {
         }
     }
 
-    /// Returns the same communicator with another limit for its operations, as [`Communicator::within`].
+    /// Returns the same communicator with another timeout for its operations, as [`Communicator::within`].
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) -> candle_core::Result<()> {
@@ -176,9 +176,9 @@ impl TensorCommunicator {
     /// # }
     /// ```
     #[must_use]
-    pub fn within(&self, limit: Duration) -> Self {
+    pub fn within(&self, timeout: Duration) -> Self {
         Self {
-            comm: self.comm.within(limit),
+            comm: self.comm.within(timeout),
             ..self.clone()
         }
     }

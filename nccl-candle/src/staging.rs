@@ -26,7 +26,7 @@ const ALIGNMENT: usize = 256;
 /// Minimum size of an area in bytes.
 const LEAST: usize = 1 << 12;
 
-/// Limit for copies behind an operation that is done; they have a stream of their own.
+/// Timeout for copies behind an operation that is done; they have a stream of their own.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long an area waits for the stream of a failed operation before it is leaked.
@@ -137,8 +137,8 @@ impl Area {
         request.wait()
     }
 
-    /// Returns whether the area's stream becomes idle within `limit`.
-    fn rests(&self, limit: Duration) -> bool {
+    /// Returns whether the area's stream becomes idle within `timeout`.
+    fn rests(&self, timeout: Duration) -> bool {
         if self.end.record(&self.stream).is_err() {
             return false;
         }
@@ -147,7 +147,7 @@ impl Area {
         loop {
             match self.end.try_is_complete() {
                 Ok(true) => return true,
-                Ok(false) if begun.elapsed() < limit => {}
+                Ok(false) if begun.elapsed() < timeout => {}
                 _ => return false,
             }
             std::thread::sleep(pause);
@@ -178,18 +178,18 @@ impl Staging {
         // A panic leaks the area instead of dropping it.
         let mut area = ManuallyDrop::new(self.take(comm, needed)?);
         let mut done = area.run(comm, (collective, data_type), input, output.len());
-        let limit = if done.is_ok() {
+        let timeout = if done.is_ok() {
             COPY_LIMIT
         } else {
             FAILED_LIMIT
         };
-        if !area.rests(limit) {
+        if !area.rests(timeout) {
             self.areas.fetch_sub(1, Ordering::Relaxed);
             self.bytes.fetch_sub(area.bytes(), Ordering::Relaxed);
             self.leaked.fetch_add(1, Ordering::Relaxed);
             return done.and(Err(nccl::Error::from(ErrorKind::TimedOut {
                 what: String::from("copying a tensor from the device"),
-                limit,
+                timeout,
             })));
         }
         if done.is_ok() {

@@ -185,7 +185,11 @@ fn describe() {
         count,
         "Connections that were turned away"
     );
-    describe_gauge!("nccl_world_epoch", count, "The epoch of the world");
+    describe_gauge!(
+        "nccl_world_generation",
+        count,
+        "The generation of the world"
+    );
     describe_gauge!(
         "nccl_world_ranks",
         count,
@@ -356,10 +360,12 @@ fn communicator(comm: &CommunicatorStats) {
     gauge!("nccl_communicators", "comm" => name(), "state" => "over").set(comm.over as f64);
 }
 
-/// Returns the ranks of the newest epoch in this process.
+/// Returns the ranks of the newest generation in this process.
 fn own_ranks(worlds: &[WorldStats]) -> BTreeSet<Labels> {
-    let newest = worlds.iter().map(|world| world.epoch).max();
-    let newest = worlds.iter().filter(|world| Some(world.epoch) == newest);
+    let newest = worlds.iter().map(|world| world.generation).max();
+    let newest = worlds
+        .iter()
+        .filter(|world| Some(world.generation) == newest);
     newest
         .map(|world| {
             vec![
@@ -419,16 +425,18 @@ fn info(metric: &'static str, now: BTreeSet<Labels>, told: &mut BTreeSet<Labels>
     }
 }
 
-/// Passes on the newest epoch, as its lowest rank in this process sees it.
+/// Passes on the newest generation, as its lowest rank in this process sees it.
 fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
     let newest = worlds
         .iter()
-        .max_by_key(|world| (world.epoch, std::cmp::Reverse(world.rank)));
+        .max_by_key(|world| (world.generation, std::cmp::Reverse(world.rank)));
     let Some(newest) = newest else {
         return;
     };
-    let WorldStats { epoch, ranks, .. } = newest;
-    gauge!("nccl_world_epoch").set(*epoch as f64);
+    let WorldStats {
+        generation, ranks, ..
+    } = newest;
+    gauge!("nccl_world_generation").set(*generation as f64);
     let states = [
         ("present", ranks.present),
         ("left", ranks.left),

@@ -17,7 +17,7 @@ use crate::world::World;
 /// process of a server that has to report what is wrong, and for a launcher. There can be 64
 /// observers and one more for each rank.
 ///
-/// An observer belongs to one attempt of the job, as a rank does, and goes on with the ranks to their next epochs; it may
+/// An observer belongs to one attempt of the job, as a rank does, and goes on with the ranks to their next generations; it may
 /// come in any of them. When rank 0 goes, it follows the rank that takes over; when none does, that world has ended.
 /// When only its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
 ///
@@ -46,8 +46,8 @@ impl Observer {
     /// is there.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer within the rendezvous' limit, has another
-    /// secret, job, epoch or number of ranks, or has too many observers.
+    /// [`ErrorKind::Rendezvous`] when rank 0 does not answer within the rendezvous' timeout, has another
+    /// secret, job, generation or number of ranks, or has too many observers.
     ///
     /// ```no_run
     /// use nccl::{Observer, Rendezvous};
@@ -114,7 +114,7 @@ impl Observer {
 
     /// Reports that this process has started `rank`, as process `pid`, and will report how it ends, with
     /// [`rank_ended`](Self::rank_ended). `rank` is the number under which the process was started, also when the ranks have other
-    /// numbers since, in a later epoch.
+    /// numbers since, in a later generation.
     ///
     /// The kernel closes the connection of a rank that dies at the moment at which its parent hears of it;
     /// from now on the other ranks wait up to 500 ms for the parent's report, so that their errors contain it.
@@ -158,7 +158,7 @@ impl Observer {
     }
 
     /// Gives the operator's decision after a network was cut, as [`World::decide_split`], from a process that is no rank: `ranks` may
-    /// go on to the next epoch, although no more than half of the voters reach each other. `nccl-doctor decide` does so from a
+    /// go on to the next generation, although no more than half of the voters reach each other. `nccl-doctor decide` does so from a
     /// command line.
     ///
     /// Returns at once; the decision goes to the ranks that this observer reaches, and
@@ -190,13 +190,13 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn recordings(&self, limit: Duration) -> Timeline {
+    pub fn recordings(&self, timeout: Duration) -> Timeline {
         let host = crate::host::name();
         let reference = format!("an observer ({host}, pid {})", std::process::id());
         timeline(
             reference,
             Vec::new(),
-            self.inner.ask_for_recordings(limit, &decode),
+            self.inner.ask_for_recordings(timeout, &decode),
         )
     }
 }

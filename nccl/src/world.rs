@@ -59,7 +59,7 @@ impl World {
     /// Joins the other ranks at the rendezvous.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] within the rendezvous' limit (60 s unless set): rank 0 does not answer,
+    /// [`ErrorKind::Rendezvous`] within the rendezvous' timeout (60 s unless set): rank 0 does not answer,
     /// some ranks never came (they are named), another process claims this rank, or the ranks disagree
     /// on their number. [`ErrorKind::Io`] when the socket cannot be made.
     ///
@@ -127,15 +127,15 @@ impl World {
     }
 
     /// Sets how long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
-    /// 60 s unless set, or the limit of the [`Rendezvous`].
+    /// 60 s unless set, or the timeout of the [`Rendezvous`].
     ///
     /// ```
     /// use std::time::{Duration, Instant};
     /// let world = nccl::World::single().with_timeout(Duration::from_secs(5));
     /// ```
     #[must_use]
-    pub fn with_timeout(mut self, limit: Duration) -> Self {
-        self.member.set_timeout(limit);
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.member.set_timeout(timeout);
         self
     }
 
@@ -248,7 +248,7 @@ impl World {
 
     /// Returns what happens to the ranks of this world and to this rank's communicators, as it comes: the present ranks first;
     /// then ranks that leave, fail, die, are silent or answer again, ranks that have not entered an operation, changes of the
-    /// coordinator, each [`Fault`], and the next epochs. The iterator ends when the world, in its last epoch, is dropped.
+    /// coordinator, each [`Fault`], and the next generations. The iterator ends when the world, in its last generation, is dropped.
     ///
     /// Each reader has its own place, also readers in other threads. Events that a reader has not read in time are dropped, the
     /// oldest first, and their number is an event ([`WorldEvent::Missed`](crate::WorldEvent::Missed)): the last 4096 are kept,
@@ -279,7 +279,7 @@ impl World {
     /// Waits until every rank has called it with this name.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's limit, or the rank
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within the world's timeout, or the rank
     /// that is gone.
     ///
     /// ```
@@ -339,7 +339,7 @@ impl World {
     /// Returns the value under `key`; waits until a rank has stored one.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when no rank stores one within the world's limit, or when a rank dies or fails
+    /// [`ErrorKind::Rendezvous`] when no rank stores one within the world's timeout, or when a rank dies or fails
     /// meanwhile: it may be the rank that would have.
     ///
     /// ```
@@ -407,25 +407,25 @@ impl World {
     }
 
     /// Goes on with the ranks that are left, and the processes that have asked to join
-    /// ([`rejoin`](Self::rejoin)): returns the world of the next epoch.
+    /// ([`rejoin`](Self::rejoin)): returns the world of the next generation.
     ///
     /// Every rank that is not gone has to call it; the ranks that wait for each other here agree on the remaining
-    /// ranks, once for each epoch and all alike. The ranks that were there keep their order and become
+    /// ranks, once for each generation and all alike. The ranks that were there keep their order and become
     /// ranks 0, 1, …; new ranks follow them.
-    /// [`previous_rank`](Self::previous_rank) maps the ranks to those of the epoch before.
+    /// [`previous_rank`](Self::previous_rank) maps the ranks to those of the generation before.
     /// Processes, CUDA contexts and memory stay as they are.
     ///
-    /// `limit` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment overrides
+    /// `timeout` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment overrides
     /// it. A rank that dies on the way is no
     /// failure: the others agree again. When a rank does not come, no rank goes on; this world is as it was,
     /// and the call can be made again, or
-    /// [`next_epoch_leaving_behind`](Self::next_epoch_leaving_behind).
+    /// [`next_generation_leaving_behind`](Self::next_generation_leaving_behind).
     ///
-    /// The communicators of this world end with it, on every rank: those of the next epoch are made anew.
-    /// Drop this value when the next epoch is there.
+    /// The communicators of this world end with it, on every rank: those of the next generation are made anew.
+    /// Drop this value when the next generation is there.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `limit`, or says that this rank
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `timeout`, or says that this rank
     /// reaches no majority of the others.
     ///
     /// ```
@@ -437,19 +437,19 @@ impl World {
     /// std::thread::scope(|scope| {
     ///     for world in worlds {
     ///         scope.spawn(move || {
-    ///             let next = world.next_epoch(Duration::from_secs(5))?;
-    ///             assert_eq!((next.epoch(), next.size()), (1, 2));
+    ///             let next = world.next_generation(Duration::from_secs(5))?;
+    ///             assert_eq!((next.generation(), next.size()), (1, 2));
     ///             assert_eq!(next.previous_rank(1), Some(2));
     ///             next.barrier("all that are left")
     ///         });
     ///     }
     /// });
     /// ```
-    pub fn next_epoch(&self, limit: Duration) -> Result<Self> {
-        self.go_on(limit, false, &[])
+    pub fn next_generation(&self, timeout: Duration) -> Result<Self> {
+        self.go_on(timeout, false, &[])
     }
 
-    /// As [`next_epoch`](Self::next_epoch), and without the ranks that do not come within `limit`: they
+    /// As [`next_generation`](Self::next_generation), and without the ranks that do not come within `timeout`: they
     /// hang, or have something else to do. All ranks have to call this method; when only some do, no rank is left
     /// behind.
     ///
@@ -457,31 +457,31 @@ impl World {
     /// reports that it was left behind; it may end, or [`rejoin`](Self::rejoin).
     ///
     /// # Errors
-    /// As [`next_epoch`](Self::next_epoch). [`ErrorKind::Rendezvous`] on a rank that was left behind.
+    /// As [`next_generation`](Self::next_generation). [`ErrorKind::Rendezvous`] on a rank that was left behind.
     ///
     /// ```
     /// use std::time::{Duration, Instant};
     ///
     /// let mut worlds = nccl::World::threads(2);
     /// let hangs = worlds.pop();
-    /// let next = worlds[0].next_epoch_leaving_behind(Duration::from_millis(50))?;
+    /// let next = worlds[0].next_generation_leaving_behind(Duration::from_millis(50))?;
     /// assert_eq!(next.size(), 1);
     /// let error = hangs.unwrap().barrier("too late").unwrap_err();
     /// assert!(error.to_string().contains("left behind"), "{error}");
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn next_epoch_leaving_behind(&self, limit: Duration) -> Result<Self> {
-        self.go_on(limit, true, &[])
+    pub fn next_generation_leaving_behind(&self, timeout: Duration) -> Result<Self> {
+        self.go_on(timeout, true, &[])
     }
 
-    /// As [`next_epoch`](Self::next_epoch), and keeps the communicators `kept`, to be grown by the ranks that join
+    /// As [`next_generation`](Self::next_generation), and keeps the communicators `kept`, to be grown by the ranks that join
     /// ([`Communicator::grow`]). All of their ranks have to keep them: otherwise they end as all others do.
     ///
     /// They can be used as before, as long as none of their ranks is gone. Drop them when the grown communicator
     /// is there.
     ///
     /// # Errors
-    /// As [`next_epoch`](Self::next_epoch).
+    /// As [`next_generation`](Self::next_generation).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -491,7 +491,7 @@ impl World {
     ///
     /// let world = nccl::World::threads(1).remove(0);
     /// let comm = world.communicator("model").stream(&stream).build()?;
-    /// let world = world.next_epoch_keeping(&[&comm], Duration::from_secs(1))?;
+    /// let world = world.next_generation_keeping(&[&comm], Duration::from_secs(1))?;
     /// let mut y = stream.clone_htod(&[1.0f32])?;
     /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
     /// if world.size() > comm.world_size() {
@@ -500,26 +500,30 @@ impl World {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn next_epoch_keeping(&self, kept: &[&Communicator], limit: Duration) -> Result<Self> {
-        self.go_on(limit, false, kept)
+    pub fn next_generation_keeping(
+        &self,
+        kept: &[&Communicator],
+        timeout: Duration,
+    ) -> Result<Self> {
+        self.go_on(timeout, false, kept)
     }
 
-    /// Returns which epoch of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
+    /// Returns which generation of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
     /// and one more (at least) each time the world goes on.
     ///
     /// ```
-    /// assert_eq!(nccl::World::single().epoch(), 0);
+    /// assert_eq!(nccl::World::single().generation(), 0);
     /// ```
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.member.epoch()
+    pub fn generation(&self) -> u64 {
+        self.member.generation()
     }
 
-    /// Returns which rank `rank` was in the epoch before; `None` for a new rank, and in the first epoch.
+    /// Returns which rank `rank` was in the generation before; `None` for a new rank, and in the first generation.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
-    /// let next = nccl::World::single().next_epoch(Duration::from_secs(1))?;
+    /// let next = nccl::World::single().next_generation(Duration::from_secs(1))?;
     /// assert_eq!(next.previous_rank(0), Some(0));
     /// # Ok::<(), nccl::Error>(())
     /// ```
@@ -528,12 +532,12 @@ impl World {
         self.member.previous_rank(rank)
     }
 
-    /// Gives the operator's decision after a network was cut: `ranks`, this rank among them, may go on to the next epoch although
-    /// no more than half of this epoch's voters reach each other.
+    /// Gives the operator's decision after a network was cut: `ranks`, this rank among them, may go on to the next generation although
+    /// no more than half of this generation's voters reach each other.
     ///
     /// The operator has made sure that the others do not go on: ended them, say. Given on one of the ranks, the decision counts on
     /// all that it names, once, and is in the log of each (`nccl.rendezvous.operator`). The ranks then go on as by
-    /// [`next_epoch`](Self::next_epoch), which has to be called before they have waited for the others for 12 s in vain: after that
+    /// [`next_generation`](Self::next_generation), which has to be called before they have waited for the others for 12 s in vain: after that
     /// they count as cut off for good.
     ///
     /// # Errors
@@ -549,7 +553,7 @@ impl World {
         self.member.decide_split(ranks)
     }
 
-    /// Returns how many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
+    /// Returns how many processes wait to be taken into the next generation ([`rejoin`](Self::rejoin)).
     ///
     /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before
     /// every rank goes on.
@@ -576,9 +580,9 @@ impl World {
 
     /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     ///
-    /// Waits at the address of the rendezvous until the ranks that are there go on to their next epoch
-    /// ([`next_epoch`](Self::next_epoch)), at most for the rendezvous' limit. These ranks assign the new rank,
-    /// behind theirs: rank, number of ranks and epoch of the rendezvous do not count; job, secret and local
+    /// Waits at the address of the rendezvous until the ranks that are there go on to their next generation
+    /// ([`next_generation`](Self::next_generation)), at most for the rendezvous' timeout. These ranks assign the new rank,
+    /// behind theirs: rank, number of ranks and generation of the rendezvous do not count; job, secret and local
     /// rank do.
     ///
     /// # Errors
@@ -589,7 +593,7 @@ impl World {
     ///
     /// // Started by `Fleet::restart`, or by hand with the same variables.
     /// let world = World::rejoin(Rendezvous::from_env()?)?;
-    /// println!("rank {} of {} in epoch {}", world.rank(), world.size(), world.epoch());
+    /// println!("rank {} of {} in generation {}", world.rank(), world.size(), world.generation());
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
@@ -681,7 +685,7 @@ impl World {
     /// Returns what all ranks did last, on one time axis: to find out why nothing goes on.
     ///
     /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
-    /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `limit` are in
+    /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `timeout` are in
     /// [`Timeline::missing`], with what is known of them. Clocks are compared by round trips.
     ///
     /// All answers together have about 64 MiB at most, or 32 KiB for each of more than 2048 ranks: where there
@@ -695,13 +699,18 @@ impl World {
     /// assert_eq!((timeline.ranks.len(), timeline.missing.len()), (2, 0));
     /// ```
     #[must_use]
-    pub fn recordings(&self, limit: Duration) -> Timeline {
-        recordings(self.line(), limit)
+    pub fn recordings(&self, timeout: Duration) -> Timeline {
+        recordings(self.line(), timeout)
     }
 
-    fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&Communicator]) -> Result<Self> {
+    fn go_on(
+        &self,
+        timeout: Duration,
+        leaves_behind: bool,
+        kept: &[&Communicator],
+    ) -> Result<Self> {
         let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
-        let member = self.member.go_on(limit, leaves_behind, &kept)?;
+        let member = self.member.go_on(timeout, leaves_behind, &kept)?;
         let all_known = (0..member.size()).all(|rank| member.previous_rank(rank).is_some());
         Ok(Self {
             timeouts: self.timeouts,

@@ -38,7 +38,7 @@ pub trait Ranks {
     /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// Waits for all ranks, within the implementation's limit.
+    /// Waits for all ranks, within the implementation's timeout.
     ///
     /// # Errors
     /// When a rank does not arrive in time, or has died.

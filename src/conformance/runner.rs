@@ -133,7 +133,7 @@ fn run(
     let this = std::env::current_exe().map_err(|error| failed(&error))?;
     let deadline = match program.needs {
         Needs::Library(_) => LIBRARY_DEADLINE,
-        // A little longer than the program's own limit for its ranks.
+        // A little longer than the program's own timeout for its ranks.
         Needs::Ranks(..) => DEADLINE + Duration::from_secs(10),
     };
     let job = Job::new(1).output(Output::Collect).deadline(deadline);

@@ -231,7 +231,7 @@ fn because_of_errors() -> Finding {
 }
 
 /// The findings of `ranks` ranks of this host, each of them a thread with a device of its own.
-fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
+fn among_threads(ranks: usize, timeout: Duration) -> Vec<Finding> {
     let devices: Result<Vec<_>, _> = (0..ranks).map(|rank| device(rank, false)).collect();
     let devices = match devices {
         Ok(devices) => devices.into_iter().map(|(stream, _)| stream),
@@ -242,7 +242,7 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
     for (world, stream) in World::threads(ranks).into_iter().zip(devices) {
         let to = to.clone();
         thread::spawn(move || {
-            let own = communicate(&world, &stream, limit);
+            let own = communicate(&world, &stream, timeout);
             // The world is sent along: other ranks may still need its connections.
             let _ = to.send((world, own));
         });
@@ -250,7 +250,7 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
     drop(to);
     let (mut worlds, mut parts) = (Vec::new(), Vec::new());
     // For the communicator, the operation and the end; their set-up comes on top.
-    let until = Instant::now() + limit.saturating_mul(3) + Duration::from_secs(5);
+    let until = Instant::now() + timeout.saturating_mul(3) + Duration::from_secs(5);
     while let Ok((world, own)) = said.recv_timeout(until.saturating_duration_since(Instant::now()))
     {
         parts.push((world.rank(), own));
@@ -278,11 +278,11 @@ fn among_threads(ranks: usize, limit: Duration) -> Vec<Finding> {
 const ELEMENTS: usize = 1 << 18;
 
 /// A communicator of all ranks, and an all-reduce whose result is known.
-fn communicate(world: &World, stream: &Arc<CudaStream>, limit: Duration) -> Finding {
+fn communicate(world: &World, stream: &Arc<CudaStream>, timeout: Duration) -> Finding {
     let started = Instant::now();
     let fix = "run it again with NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p, and then: nccl-doctor log \
                /tmp/nccl.*";
-    match all_reduce(world, stream, limit) {
+    match all_reduce(world, stream, timeout) {
         Ok(0) => {
             let what =
                 format!("a communicator came up, and an all-reduce of {ELEMENTS} floats is right");
@@ -309,14 +309,14 @@ fn in_time(started: Instant, what: String) -> Finding {
 fn all_reduce(
     world: &World,
     stream: &Arc<CudaStream>,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<usize, Box<dyn std::error::Error>> {
     let communicator = world
         .communicator("nccl-doctor")
         .stream(stream)
-        .timeout(limit)
-        .init_timeout(limit)
-        .finalize_timeout(limit)
+        .timeout(timeout)
+        .init_timeout(timeout)
+        .finalize_timeout(timeout)
         .build()?;
     let own = vec![world.rank() as f32 + 1.0; ELEMENTS];
     let own = stream.clone_htod(&own)?;

@@ -27,7 +27,7 @@ fn decide(options: &DecideOptions) -> Result<String, String> {
         match events.next_within(left) {
             Some(WorldEvent::SplitDecided { ranks, .. }) => {
                 return Ok(format!(
-                    "nccl-doctor: the ranks have heard it: {ranks:?} may go on by World::next_epoch\n"
+                    "nccl-doctor: the ranks have heard it: {ranks:?} may go on by World::next_generation\n"
                 ));
             }
             Some(WorldEvent::Ended { why, .. }) => {

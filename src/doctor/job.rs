@@ -7,7 +7,7 @@ use nccl::{Observer, Rendezvous};
 use super::options::Job;
 
 /// Joins the job as an observer.
-pub(super) fn observe(job: &Job, limit: Duration) -> Result<Observer, String> {
+pub(super) fn observe(job: &Job, timeout: Duration) -> Result<Observer, String> {
     let rendezvous = match job {
         // The other settings are in the environment of this process.
         Job::Address(address) => Rendezvous::observer(address)
@@ -17,5 +17,5 @@ pub(super) fn observe(job: &Job, limit: Duration) -> Result<Observer, String> {
             Rendezvous::of_process(*pid).map_err(|error| format!("by process {pid}: {error}"))
         }
     };
-    Observer::join(rendezvous?.timeout(limit)).map_err(|error| error.to_string())
+    Observer::join(rendezvous?.timeout(timeout)).map_err(|error| error.to_string())
 }

@@ -44,7 +44,7 @@ For recordings, which nccl-run --record DIR or NCCL_RUN_RECORD_DIR leave after a
                                                   and what they prove to know, is in its environment
   nccl-doctor timeline --rendezvous unix:/run/job.sock
                                                   the same from elsewhere; NCCL_RUN_SECRET, NCCL_RUN_SECRET_FILE,
-                                                  NCCL_RUN_JOB and NCCL_RUN_EPOCH as the ranks have them
+                                                  NCCL_RUN_JOB and NCCL_RUN_GENERATION as the ranks have them
 
 Of a network that was cut into halves, neither goes on by itself. When it is certain that the ranks of one do not, because they
 were ended, say so to the other, before it has given up (12 s, or Rendezvous::cut_off_after):

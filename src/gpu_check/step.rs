@@ -46,7 +46,7 @@ impl Outcome {
         match self {
             Self::Passed => String::new(),
             Self::Failed(text) | Self::Skipped(text) => text.clone(),
-            Self::TimedOut(limit) => format!("not over after {} s", limit.as_secs()),
+            Self::TimedOut(timeout) => format!("not over after {} s", timeout.as_secs()),
         }
     }
 }

@@ -344,7 +344,7 @@ fn apply(
         Name::PerIterationSkip => options.per_iteration_skip = option.count(0)?,
         Name::Unalign => options.unalign = option.between(0, 1 << 20)? as u32,
         Name::Timeout => {
-            // nccl-tests' 0 means never; this program does not wait without a limit.
+            // nccl-tests' 0 means never; this program does not wait without a timeout.
             options.timeout = match option.between(0, 86_400)? {
                 0 => DEFAULT_TIMEOUT,
                 seconds => Duration::from_secs(seconds as u64),

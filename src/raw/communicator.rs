@@ -97,15 +97,15 @@ pub fn config(blocking: bool) -> ncclConfig_t {
     config
 }
 
-/// Waits until a call that returned `code` is complete; [`IN_PROGRESS`] if it is not within `limit`.
+/// Waits until a call that returned `code` is complete; [`IN_PROGRESS`] if it is not within `timeout`.
 ///
 /// NCCL's split, shrink and grow return success while the work is in progress; only the state shows that.
 #[must_use]
-pub fn settle(comm: Comm, mut code: u32, limit: Duration) -> u32 {
+pub fn settle(comm: Comm, mut code: u32, timeout: Duration) -> u32 {
     if code != 0 && code != IN_PROGRESS {
         return code;
     }
-    wait_until(limit, || {
+    wait_until(timeout, || {
         code = comm.state();
         code != IN_PROGRESS
     });

@@ -81,27 +81,27 @@ pub unsafe fn text(pointer: *const std::ffi::c_char) -> String {
         .into_owned()
 }
 
-/// The result of `work`, unless it takes longer than `limit`: then `work` is left running on its thread.
+/// The result of `work`, unless it takes longer than `timeout`: then `work` is left running on its thread.
 pub fn bounded<T: Send + 'static>(
-    limit: Duration,
+    timeout: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // The receiver is gone once the limit has passed.
+        // The receiver is gone once the timeout has passed.
         let _ = sender.send(work());
     });
-    receiver.recv_timeout(limit).ok()
+    receiver.recv_timeout(timeout).ok()
 }
 
-/// Waits until `condition` holds, at most for `limit`.
-pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+/// Waits until `condition` holds, at most for `timeout`.
+pub fn wait_until(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     loop {
         if condition() {
             return true;
         }
-        if begun.elapsed() >= limit {
+        if begun.elapsed() >= timeout {
             return false;
         }
         std::thread::yield_now();

@@ -77,7 +77,7 @@ pub fn exchange(comm: Comm, [x, y]: [Memory; 2], bytes: usize, peer: usize, stre
 pub fn connect(rank: &Rank, comm: Comm) -> Result {
     let stream = Stream::of(&rank.stream);
     let memory = [rank.memory(&[1; 64])?, rank.memory(&[0; 64])?];
-    let limit = Duration::from_secs(60);
+    let timeout = Duration::from_secs(60);
     let peer = (rank.world.rank() + 1) % rank.world.size();
     let sum = (ncclDataType_t::ncclInt32, ncclRedOp_t::ncclSum);
     for messages in [true, false] {
@@ -86,11 +86,11 @@ pub fn connect(rank: &Rank, comm: Comm) -> Result {
         } else {
             all_reduce(comm, memory, 16, sum, stream)
         };
-        let code = settle(comm, code, limit);
+        let code = settle(comm, code, timeout);
         if code != 0 {
             return Err(format!("the first exchange returned {code}").into());
         }
-        if rank.ends_within(limit) != Ok(true) {
+        if rank.ends_within(timeout) != Ok(true) {
             return Err("the first exchange does not end".into());
         }
     }

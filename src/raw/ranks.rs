@@ -179,19 +179,19 @@ impl Rank {
         Ok(bytes)
     }
 
-    /// Whether the stream completes within `limit`; the driver's error if it has one.
-    pub fn ends_within(&self, limit: Duration) -> std::result::Result<bool, String> {
-        stream_ends_within(&self.stream, limit)
+    /// Whether the stream completes within `timeout`; the driver's error if it has one.
+    pub fn ends_within(&self, timeout: Duration) -> std::result::Result<bool, String> {
+        stream_ends_within(&self.stream, timeout)
     }
 }
 
 /// As [`Rank::ends_within`], for any stream.
 pub fn stream_ends_within(
     stream: &Arc<CudaStream>,
-    limit: Duration,
+    timeout: Duration,
 ) -> std::result::Result<bool, String> {
     let mut answer = sys::CUresult::CUDA_ERROR_NOT_READY;
-    wait_until(limit, || {
+    wait_until(timeout, || {
         // SAFETY: the stream is alive.
         answer = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
         answer != sys::CUresult::CUDA_ERROR_NOT_READY

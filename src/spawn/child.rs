@@ -1,10 +1,10 @@
-//! Waits for one process that is no rank, with a limit.
+//! Waits for one process that is no rank, with a timeout.
 
 use std::io;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// Returns how `child` ended, if it does within `limit`.
+/// Returns how `child` ended, if it does within `timeout`.
 ///
 /// ```
 /// use std::{process::Command, time::Duration};
@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 /// The system's.
-pub fn wait_within(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+pub fn wait_within(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     let begun = Instant::now();
     loop {
         let status = child.try_wait()?;
-        if status.is_some() || begun.elapsed() >= limit {
+        if status.is_some() || begun.elapsed() >= timeout {
             return Ok(status);
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -34,8 +34,8 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> io::Result<Option<Exit
 ///
 /// # Errors
 /// As [`wait_within`].
-pub fn end_within(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let status = wait_within(child, limit)?;
+pub fn end_within(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+    let status = wait_within(child, timeout)?;
     if status.is_none() {
         child.kill()?;
         child.wait()?;

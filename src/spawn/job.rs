@@ -125,11 +125,11 @@ impl Job {
         let pids = fleet.pids();
         loop {
             let left = self.deadline.map(|d| d.saturating_sub(begun.elapsed()));
-            let limit = match self.output {
+            let timeout = match self.output {
                 Output::Forward => left.map_or(LOOK, |left| left.min(LOOK)),
                 Output::Collect => left.unwrap_or(Duration::MAX),
             };
-            let ended = fleet.wait_timeout(limit).is_some();
+            let ended = fleet.wait_timeout(timeout).is_some();
             if printed.is_closed() {
                 fleet.stop(Signal::TERM);
                 return Some(Outcome::OutputClosed);
@@ -137,7 +137,7 @@ impl Job {
             if ended {
                 return None;
             }
-            if left.is_some_and(|left| left <= limit) {
+            if left.is_some_and(|left| left <= timeout) {
                 let states = states(fleet, &pids, printed);
                 fleet.stop(Signal::TERM);
                 return Some(Outcome::TimedOut(states));

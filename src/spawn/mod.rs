@@ -3,7 +3,7 @@
 //! [`Job`] runs each rank as a process; [`threads`] runs them as threads of this one. The first rank that fails ends
 //! the job, and [`RankFailure`] has that rank, how it ended, and its last output. No rank outlives its job: not when
 //! another fails, not at a deadline, and not when the process that started it is killed; [`nccl::launch`] ensures that.
-//! Every wait has a limit, except that for ranks that run well.
+//! Every wait has a timeout, except that for ranks that run well.
 //!
 //! For half a second after the first failure ranks may report why *they* failed. A rank that was killed by a signal in
 //! that time is taken for the cause rather than a rank that returned an error, because an error is often the

@@ -40,7 +40,7 @@ impl<E: fmt::Display> fmt::Display for ThreadFailure<E> {
         match &self.cause {
             Cause::Error(rank, error) => write!(f, "rank {rank}: {error}")?,
             Cause::Panic(rank, message) => write!(f, "rank {rank} panicked: {message}")?,
-            Cause::TimedOut(limit) => write!(f, "not all ranks ended within {limit:?}")?,
+            Cause::TimedOut(timeout) => write!(f, "not all ranks ended within {timeout:?}")?,
             Cause::Start(rank, error) => write!(f, "cannot start rank {rank}: {error}")?,
         }
         if !self.running.is_empty() {
@@ -95,16 +95,16 @@ where
     }
     drop(sender);
     while !running.is_empty() {
-        let limit = until.map_or(Duration::MAX, |u| {
+        let timeout = until.map_or(Duration::MAX, |u| {
             u.saturating_duration_since(Instant::now())
         });
-        let (rank, result) = match results.recv_timeout(limit) {
+        let (rank, result) = match results.recv_timeout(timeout) {
             Ok(ended) => ended,
             Err(RecvTimeoutError::Timeout) if until.is_none() => continue,
             Err(_) => {
-                let limit = deadline.unwrap_or_default();
+                let timeout = deadline.unwrap_or_default();
                 return Err(ThreadFailure {
-                    cause: cause.unwrap_or(Cause::TimedOut(limit)),
+                    cause: cause.unwrap_or(Cause::TimedOut(timeout)),
                     running,
                 });
             }

@@ -14,7 +14,8 @@ use super::{doctor, doctor_behind, run, text};
 fn recording(rank: u64, calls: u64) -> String {
     let mut value: Value = serde_json::from_str(&recorder::snapshot().to_json()).unwrap();
     value["pid"] = json!(5000 + rank);
-    value["place"] = json!({ "job": "\u{1b}[2Jjob", "epoch": 1, "rank": rank, "world_size": 3 });
+    value["place"] =
+        json!({ "job": "\u{1b}[2Jjob", "generation": 1, "rank": rank, "world_size": 3 });
     let calls: Vec<_> = (1..=calls)
         .map(|number| {
             json!({
@@ -24,7 +25,7 @@ fn recording(rank: u64, calls: u64) -> String {
         })
         .collect();
     value["communicators"] = json!([{
-        "name": "\u{1b}[2Jtp", "key": "abcd", "epoch": 1, "number": 1, "rank": rank, "world_size": 3,
+        "name": "\u{1b}[2Jtp", "key": "abcd", "generation": 1, "number": 1, "rank": rank, "world_size": 3,
         "life": "ready", "calls": calls,
     }]);
     value.to_string()
@@ -76,7 +77,7 @@ fn a_directory_of_recordings_becomes_a_page_and_the_summary_names_who_is_behind(
     assert!(page.contains("is behind, at all_reduce #2"));
     let trace: Value =
         serde_json::from_str(&std::fs::read_to_string(path("t.json")).unwrap()).unwrap();
-    assert_eq!(trace["otherData"]["epoch"], 1);
+    assert_eq!(trace["otherData"]["generation"], 1);
     let all = std::fs::read_to_string(path("all.json")).unwrap();
     assert_eq!(Timeline::from_json(&all).unwrap().ranks.len(), 2);
     // It reads its own output.

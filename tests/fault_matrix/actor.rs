@@ -26,7 +26,7 @@ pub(crate) struct Actor {
     pub(crate) stream: Arc<CudaStream>,
     /// The communicator of all ranks; `None` in rows that begin without.
     comm: Option<Communicator>,
-    pub(crate) limit: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl Actor {
@@ -49,7 +49,7 @@ impl Actor {
 
     /// A communicator of all ranks.
     pub(crate) fn build(&self, name: &str) -> nccl::Result<Communicator> {
-        build(&self.world, &self.stream, name, self.limit)
+        build(&self.world, &self.stream, name, self.timeout)
     }
 
     pub(crate) fn all_reduce(&self) -> nccl::Result<()> {
@@ -111,9 +111,9 @@ fn build(
     world: &World,
     stream: &Arc<CudaStream>,
     name: &str,
-    limit: Duration,
+    timeout: Duration,
 ) -> nccl::Result<Communicator> {
-    let comm = world.communicator(name).stream(stream).timeout(limit);
+    let comm = world.communicator(name).stream(stream).timeout(timeout);
     comm.abort_timeout(Duration::from_secs(1))
         .without_preflight()
         .build()
@@ -146,7 +146,7 @@ pub(crate) fn rank(row: &'static Row) {
         world,
         stream,
         comm: None,
-        limit: row.limit,
+        timeout: row.timeout,
     };
     // The first communicator creates permanent resources of a process.
     let first = actor.build("first").expect("all are there");
@@ -200,8 +200,8 @@ pub(crate) fn rank(row: &'static Row) {
 fn go_on(row: &Row, mut actor: Actor, before: &Held) {
     let rank = actor.world.rank();
     let is_successor = rank > 0 && (0..rank).all(|before| row.lost.contains(&before));
-    let goes_on = matches!(row.then, Then::Epoch | Then::Behind);
-    // The current coordinator listens at the rendezvous address. The connections of the previous epoch stay until the
+    let goes_on = matches!(row.then, Then::Generation | Then::Behind);
+    // The current coordinator listens at the rendezvous address. The connections of the previous generation stay until the
     // next one: to the coordinator, to the launcher, and the watches of their processes.
     let line = match row.cast {
         Cast::Fleet(_) => 4,
@@ -210,15 +210,17 @@ fn go_on(row: &Row, mut actor: Actor, before: &Held) {
     let more = usize::from(is_successor) + line * usize::from(goes_on);
     let old = actor.comm.take();
     let next = match row.then {
-        Then::Epoch => Some(on_the_host(|| actor.world.next_epoch(SOON))),
+        Then::Generation => Some(on_the_host(|| actor.world.next_generation(SOON))),
         Then::Behind => {
             let short = Duration::from_millis(500);
-            Some(on_the_host(|| actor.world.next_epoch_leaving_behind(short)))
+            Some(on_the_host(|| {
+                actor.world.next_generation_leaving_behind(short)
+            }))
         }
         _ => None,
     };
     if let Some(next) = next {
-        actor.world = next.unwrap_or_else(|error| panic!("no next epoch: {error}"));
+        actor.world = next.unwrap_or_else(|error| panic!("no next generation: {error}"));
     }
     let comm = match (row.then, old) {
         (Then::Same, Some(comm)) => comm,

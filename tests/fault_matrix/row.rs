@@ -8,9 +8,9 @@ use nccl::FaultClass;
 use crate::actor::Actor;
 use crate::stage::{Stage, Unable};
 
-/// A limit of operations that is meant to pass.
+/// A timeout of operations that is meant to pass.
 pub(crate) const SHORT: Duration = Duration::from_secs(1);
-/// A limit that is not meant to pass: an earlier end was caused by a report.
+/// A timeout that is not meant to pass: an earlier end was caused by a report.
 pub(crate) const LONG: Duration = Duration::from_secs(40);
 
 /// The processes of a row.
@@ -66,7 +66,7 @@ impl Ends {
         }
     }
 
-    /// A limit passes, for this reason.
+    /// A timeout passes, for this reason.
     pub(crate) const fn timed_out(
         root: &'static str,
         culprits: &'static [usize],
@@ -84,9 +84,9 @@ impl Ends {
 /// How the surviving ranks show that they are usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// `World::next_epoch`, without the dead ranks.
-    Epoch,
-    /// `World::next_epoch_leaving_behind`.
+    /// `World::next_generation`, without the dead ranks.
+    Generation,
+    /// `World::next_generation_leaving_behind`.
     Behind,
     /// Another communicator of the same ranks in the same world.
     Again,
@@ -115,8 +115,8 @@ pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) fault: &'static str,
     pub(crate) cast: Cast,
-    /// The limit of operations.
-    pub(crate) limit: Duration,
+    /// The timeout of operations.
+    pub(crate) timeout: Duration,
     /// Variables of the ranks.
     pub(crate) variables: &'static [(&'static str, &'static str)],
     /// Whether the ranks have a working communicator before the row begins.
@@ -146,7 +146,7 @@ pub(crate) const ROW: Row = Row {
     name: "",
     fault: "",
     cast: Cast::Processes(3),
-    limit: LONG,
+    timeout: LONG,
     variables: &[],
     built: true,
     play: Actor::work,
@@ -206,16 +206,16 @@ impl Row {
             let _ = write!(told, "; those that are cut off: `{}`", self.aside_says);
         }
         let then = match self.then {
-            Then::Epoch => "the next epoch",
-            Then::Behind => "the next epoch, without those that do not come",
+            Then::Generation => "the next generation",
+            Then::Behind => "the next generation, without those that do not come",
             Then::Again => "a new communicator",
             Then::Shrink => "`shrink`",
             Then::Same => "the same communicator",
         };
         let within = match self.ends {
-            Ends::Cause { .. } if self.limit == SHORT => {
-                let more = self.bound - self.limit;
-                format!("limit + {:.1} s", more.as_secs_f64())
+            Ends::Cause { .. } if self.timeout == SHORT => {
+                let more = self.bound - self.timeout;
+                format!("timeout + {:.1} s", more.as_secs_f64())
             }
             Ends::Cause { .. } => format!("{:.1} s", self.bound.as_secs_f64()),
             _ => String::from("–"),

@@ -24,22 +24,22 @@ use table::{
 const RANKS: usize = 2;
 /// Allowance for a loaded machine on top of every bound.
 const LOADED: Duration = Duration::from_secs(15);
-/// The limit of ranks that are not meant to time out.
+/// The timeout of ranks that are not meant to time out.
 const LONG: Duration = Duration::from_secs(60);
 /// Announces that the tried call has returned.
 const TRIED: &str = "tried";
 /// Rows that are tried at the same time: they mostly sleep.
 const TOGETHER: usize = 12;
 
-/// A communicator with the limits of the table, or with [`LONG`] for a rank that is not meant to time out.
+/// A communicator with the timeouts of the table, or with [`LONG`] for a rank that is not meant to time out.
 fn build(world: &World, stream: &Arc<CudaStream>, patient: bool) -> nccl::Result<Communicator> {
-    let limit = |limit| if patient { LONG } else { limit };
+    let timeout = |timeout| if patient { LONG } else { timeout };
     world
         .communicator("hangs")
         .stream(stream)
-        .init_timeout(limit(INIT))
-        .timeout(limit(OPERATION))
-        .finalize_timeout(limit(FINALIZE))
+        .init_timeout(timeout(INIT))
+        .timeout(timeout(OPERATION))
+        .finalize_timeout(timeout(FINALIZE))
         .abort_timeout(abort())
         .confirm_timeout(CONFIRM)
         .without_preflight()
@@ -134,7 +134,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         return (begun.elapsed(), received);
     }
     if row.program != Program::First {
-        // The limits under test are not those of the start.
+        // The timeouts under test are not those of the start.
         let calm = comm.within(LONG);
         exchange(&calm, stream).expect("both are there");
         all_reduce(&calm, &mut y).expect("both are there");
@@ -452,7 +452,7 @@ fn row(index: usize) -> Row {
 /// Tries one row; the error says what is wrong with it.
 fn attempt(test: &str, index: usize) -> Result<(), String> {
     let row = &row(index);
-    // An undisturbed abort is complete within its limit.
+    // An undisturbed abort is complete within its timeout.
     let quick = [("NCCL_EMULATOR_PROXY_POLL_MS", "100")];
     let mut ranks = apart::start(test, &index.to_string(), RANKS, &quick);
     let victim = ranks.remove(row.rank);
@@ -516,9 +516,9 @@ fn attempt(test: &str, index: usize) -> Result<(), String> {
 }
 
 /// The output of a rank, and how it ended; or that it did not.
-fn end(rank: Apart, limit: Duration) -> Result<(String, ExitStatus), String> {
-    let ended = rank.try_end(limit);
-    ended.map_err(|said| format!("its process did not end within {limit:?}; it said:\n{said}"))
+fn end(rank: Apart, timeout: Duration) -> Result<(String, ExitStatus), String> {
+    let ended = rank.try_end(timeout);
+    ended.map_err(|said| format!("its process did not end within {timeout:?}; it said:\n{said}"))
 }
 
 #[test]

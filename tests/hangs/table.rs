@@ -7,7 +7,7 @@ use nccl::LaunchMode;
 
 use super::support;
 
-/// The limits of every communicator here: short, and all different.
+/// The timeouts of every communicator here: short, and all different.
 pub(crate) const INIT: Duration = Duration::from_secs(3);
 pub(crate) const OPERATION: Duration = Duration::from_millis(1000);
 pub(crate) const FINALIZE: Duration = Duration::from_millis(800);
@@ -21,7 +21,7 @@ pub(crate) fn abort() -> Duration {
     }
 }
 
-/// The limit of operations without a communicator.
+/// The timeout of operations without a communicator.
 const DEFAULT_OPERATION: Duration = Duration::from_secs(30);
 
 /// The operation of the rank that makes the call; named after this crate's method.
@@ -106,7 +106,7 @@ pub(crate) enum Bound {
 }
 
 impl Bound {
-    /// The bound with the limits of these tests.
+    /// The bound with the timeouts of these tests.
     pub(crate) fn time(self) -> Duration {
         let sentinel = OPERATION + Duration::from_secs(2) + abort() + Duration::from_secs(6);
         match self {
@@ -272,8 +272,8 @@ pub(crate) const NEVER_CALLED: &[(&str, &str)] = &[
     ("ncclCommInitRank", "always blocks"),
     ("ncclCommInitAll", "always blocks"),
     ("ncclCommSuspend", "suspending is not part of this crate"),
-    ("cuEventSynchronize", "waits without a limit"),
-    ("cuStreamSynchronize", "waits without a limit"),
+    ("cuEventSynchronize", "waits without a timeout"),
+    ("cuStreamSynchronize", "waits without a timeout"),
 ];
 
 /// The line of the page about one of these.

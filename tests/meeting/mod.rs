@@ -84,10 +84,10 @@ pub(crate) fn run_a_rank() {
                     while world.departed().is_empty() {
                         std::thread::sleep(Duration::from_millis(2));
                     }
-                    let next = world.next_epoch(Duration::from_secs(60))?;
+                    let next = world.next_generation(Duration::from_secs(60))?;
                     world = next;
-                    // It stays: an observer enters the epoch when it has received that.
-                    world.phase(&format!("in an epoch of {}", world.size()));
+                    // It stays: an observer enters the generation when it has received that.
+                    world.phase(&format!("in a generation of {}", world.size()));
                     if world.size() == 1 {
                         println!("result: alone");
                         // So that an observer receives it.
@@ -101,7 +101,7 @@ pub(crate) fn run_a_rank() {
                 while world.departed().is_empty() {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                let next = world.next_epoch(Duration::from_secs(30))?;
+                let next = world.next_generation(Duration::from_secs(30))?;
                 next.barrier("all that are left")?;
                 let before: Vec<_> = (0..next.size())
                     .map(|rank| next.previous_rank(rank))

@@ -12,11 +12,11 @@ use super::support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The first `size` ranks have a communicator, which grows to all. `why`: the reason why NCCL does not do it itself.
 fn grow_to_all(world: World, size: usize, why: Option<&str>) -> Outcome {
-    let (stream, all) = start(&world, LIMIT)?;
+    let (stream, all) = start(&world, TIMEOUT)?;
     let part = all.split("part", (world.rank() < size).then_some(0), 0)?;
     let whole = match &part {
         Some(part) => {
@@ -83,7 +83,7 @@ fn on_an_old_library_a_new_communicator_is_made() {
 #[test]
 fn a_communicator_whose_ranks_are_not_the_first_is_made_anew() {
     ranks_as_threads(3, |world| -> Outcome {
-        let (stream, all) = start(&world, LIMIT)?;
+        let (stream, all) = start(&world, TIMEOUT)?;
         let part = all.split("part", (world.rank() > 0).then_some(0), 0)?;
         let whole = match &part {
             Some(part) => {
@@ -110,7 +110,7 @@ fn a_communicator_whose_ranks_are_not_the_first_is_made_anew() {
     });
 }
 
-/// A rank works, goes to the next epoch with all others when `newcomers` want to join, and grows its communicator.
+/// A rank works, goes to the next generation with all others when `newcomers` want to join, and grows its communicator.
 fn take_in(world: World, comm: Option<Communicator>) -> Outcome {
     let stream = support::device(&world)?.new_stream()?;
     let comm = match comm {
@@ -120,12 +120,12 @@ fn take_in(world: World, comm: Option<Communicator>) -> Outcome {
     println!("right: {}", sum(&comm, &stream)?);
     let begun = Instant::now();
     while world.newcomers() == 0 {
-        assert!(begun.elapsed() < LIMIT, "nobody comes");
+        assert!(begun.elapsed() < TIMEOUT, "nobody comes");
         std::thread::sleep(Duration::from_millis(1));
     }
     // Each rank gets the report at its own time.
     world.barrier("somebody comes")?;
-    let next = world.next_epoch_keeping(&[&comm], LIMIT)?;
+    let next = world.next_generation_keeping(&[&comm], TIMEOUT)?;
     drop(world);
     println!("old: {}", sum(&comm, &stream)?);
     let grown = comm.grow(&next, "more")?;
@@ -177,7 +177,7 @@ fn a_new_process_comes_into_a_communicator_that_runs() {
         new
     });
     for rank in ranks {
-        rank.succeeds(LIMIT);
+        rank.succeeds(TIMEOUT);
     }
 }
 
@@ -256,7 +256,7 @@ fn a_grow_that_fails_ends_what_was_to_grow_for_one_cause() {
 #[test]
 fn a_rank_that_does_not_come_is_named_and_nothing_has_happened() {
     ranks_as_processes(3, |world| -> Outcome {
-        let (stream, all) = start(&world, LIMIT)?;
+        let (stream, all) = start(&world, TIMEOUT)?;
         let part = all.split_with("part", (world.rank() < 2).then_some(0), 0, |builder| {
             builder.init_timeout(Duration::from_secs(3))
         })?;
@@ -298,7 +298,7 @@ fn survive_a_grow(world: World, victim: usize) -> Outcome {
     let error = error.expect_err("one is dead");
     let fault = error.fault().map(ToString::to_string).unwrap_or_default();
     println!("ended: {}", fault.replace('\n', " "));
-    let next = world.next_epoch(LIMIT)?;
+    let next = world.next_generation(TIMEOUT)?;
     let rest = next.communicator("rest").stream(&stream).build()?;
     println!("right: {}", sum(&rest, &stream)?);
     if let Some(part) = part {
@@ -327,7 +327,7 @@ fn a_rank_that_dies_while_a_communicator_grows_is_the_cause_and_the_others_go_on
             let cause = rank.says("ended: ");
             assert!(cause.contains(&format!("pid {}", dead.pid())), "{cause}");
             assert!(rank.says("right: ").contains("11"));
-            let (rest, status) = rank.end(LIMIT);
+            let (rest, status) = rank.end(TIMEOUT);
             assert!(
                 status.success() && rest.contains("leaked: 0"),
                 "{status}: {rest}"

@@ -15,10 +15,10 @@ use super::support::{Ranks, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
-    let (stream, comm) = start(&world, LIMIT)?;
+    let (stream, comm) = start(&world, TIMEOUT)?;
     assert_eq!(sum(&comm, &stream)?, 1111.0);
     if world.rank() != 1 {
         let shrunk = comm.shrink("three", &[1])?;
@@ -101,12 +101,12 @@ fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
             .variable(support::LAUNCH_MODE, "default")
             .processes(move |world| -> Outcome {
                 let stream = support::device(&world)?.new_stream()?;
-                let comm = world.communicator("all").stream(&stream).timeout(LIMIT);
+                let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
                 let comm = match asks == world.rank() {
                     true => comm.launch_mode(LaunchMode::NonBlocking),
                     false => comm,
                 };
-                let comm = comm.init_timeout(LIMIT).build()?;
+                let comm = comm.init_timeout(TIMEOUT).build()?;
                 let part = comm.split("part", Some(0), 0)?.expect("a color was given");
                 assert_eq!(part.launch_mode(), Some(LaunchMode::NonBlocking));
                 if world.rank() != 2 {
@@ -148,13 +148,13 @@ fn on_an_old_library_a_new_communicator_is_made() {
 #[test]
 fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
     ranks_as_threads(3, |world| -> Outcome {
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         assert_eq!(sum(&comm, &stream)?, 111.0);
         let begun = Instant::now();
         if world.rank() == 2 {
             // It does not enter the operation, and gets the report that it is excluded.
             while comm.fault().is_none() {
-                assert!(begun.elapsed() < LIMIT, "nobody told");
+                assert!(begun.elapsed() < TIMEOUT, "nobody told");
                 std::thread::sleep(Duration::from_millis(1));
             }
             let fault = comm.fault().expect("just seen").to_string();
@@ -178,7 +178,7 @@ fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
         let error = stuck.wait().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         assert!(sum(&comm, &stream).is_err());
-        assert!(begun.elapsed() < LIMIT / 2);
+        assert!(begun.elapsed() < TIMEOUT / 2);
         shrunk.communicator.finalize()?;
         Ok(())
     });
@@ -191,7 +191,7 @@ fn with_a_launch_under_way_a_shrink_that_aborts_makes_a_new_one() {
     }
     ranks_as_processes(3, |world: World| -> Outcome {
         let world = world.with_launch_mode(LaunchMode::NonBlocking);
-        let (stream, comm) = start(&world, LIMIT)?;
+        let (stream, comm) = start(&world, TIMEOUT)?;
         if world.rank() == 2 {
             // It does not enter the first message, for which the launch of rank 0 waits.
             world.barrier("shrunk")?;
@@ -203,7 +203,7 @@ fn with_a_launch_under_way_a_shrink_that_aborts_makes_a_new_one() {
         let shrunk = std::thread::scope(|scope| {
             let launches = (world.rank() == 0).then(|| {
                 let launches = scope.spawn(|| comm.group(|group| group.isend(&x, 2)).map(drop));
-                assert!(launched.wait_for_hits(1, LIMIT));
+                assert!(launched.wait_for_hits(1, TIMEOUT));
                 std::thread::sleep(Duration::from_millis(100));
                 assert!(!launches.is_finished());
                 launches
@@ -230,7 +230,7 @@ fn after_a_death_the_ranks_that_live_make_a_new_one() {
     const RANKS: usize = 3;
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
-        let (stream, comm) = start(&world, LIMIT).expect("all are there");
+        let (stream, comm) = start(&world, TIMEOUT).expect("all are there");
         let error = loop {
             match sum(&comm, &stream) {
                 Ok(sum) => assert_eq!(sum, 111.0),
@@ -258,7 +258,7 @@ fn after_a_death_the_ranks_that_live_make_a_new_one() {
             "{way}"
         );
         assert!(rank.says("right: ").contains("11"));
-        rank.succeeds(LIMIT);
+        rank.succeeds(TIMEOUT);
     }
 }
 
@@ -361,7 +361,7 @@ fn a_shrink_that_fails_ends_what_was_to_shrink_for_one_cause() {
 /// NCCL has an asynchronous error on rank 1 of four, and has not yet noticed it on the others.
 fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
     const REFUSED: &str = "NCCL refused: remote error";
-    let (stream, comm) = start(&world, LIMIT)?;
+    let (stream, comm) = start(&world, TIMEOUT)?;
     assert_eq!(sum(&comm, &stream)?, 1111.0);
     let untouched = world.communicator("untouched").stream(&stream).build()?;
     if revoked {
@@ -388,12 +388,12 @@ fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
         assert_eq!(why, REFUSED);
         assert_eq!(shrunk.communicator.launch_mode(), comm.launch_mode());
         assert_eq!(sum(&shrunk.communicator, &stream)?, 111.0);
-        assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < TIMEOUT / 2, "{:?}", begun.elapsed());
         shrunk.communicator.finalize()?;
     }
     // On the excluded rank as well, which gets the reason.
     while comm.state() != State::Aborted {
-        assert!(begun.elapsed() < LIMIT / 2, "{}", comm.state());
+        assert!(begun.elapsed() < TIMEOUT / 2, "{}", comm.state());
         std::thread::sleep(Duration::from_millis(1));
     }
     let fault = comm.fault().expect("all ranks know why").to_string();
@@ -429,7 +429,7 @@ fn where_nccl_refuses_on_one_rank_all_leave_its_call_and_make_a_new_communicator
 
 /// A rank of three is killed that shares only sockets with the others; what they do after it depends on `role`.
 fn go_on_over_sockets(role: &str, world: World) -> Outcome {
-    let (stream, comm) = start(&world, LIMIT)?;
+    let (stream, comm) = start(&world, TIMEOUT)?;
     assert_eq!(sum(&comm, &stream)?, 111.0);
     if role.contains("revoke") {
         world.barrier("it is of use")?;
@@ -450,7 +450,7 @@ fn go_on_over_sockets(role: &str, world: World) -> Outcome {
     };
     println!("way: {}", shrunk.way);
     println!("right: {}", sum(&shrunk.communicator, &stream)?);
-    let next = world.next_epoch(LIMIT)?;
+    let next = world.next_generation(TIMEOUT)?;
     let both = next.communicator("both").stream(&stream).build()?;
     println!("right: {}", sum(&both, &stream)?);
     assert_eq!(nccl::leaked_communicators(), 0);
@@ -492,7 +492,7 @@ fn after_a_death_over_sockets_new_communicators_are_made() {
                 for _ in 0..2 {
                     assert!(rank.says("right: ").contains("11"), "{role}");
                 }
-                rank.succeeds(LIMIT);
+                rank.succeeds(TIMEOUT);
             }
         }
     }
@@ -512,7 +512,7 @@ fn a_rank_that_does_not_come_to_a_shrink_is_named_and_nothing_has_happened() {
                 text.contains("rank 2") && text.contains("shrink on"),
                 "{text}"
             );
-            assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < TIMEOUT / 2, "{:?}", begun.elapsed());
         }
         world.barrier("nobody came")?;
         assert_eq!(sum(&comm, &stream)?, 1111.0);
@@ -526,7 +526,7 @@ fn a_rank_that_dies_while_a_communicator_shrinks_is_the_cause_and_the_others_go_
     const RANKS: usize = 4;
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
-        let (stream, comm) = start(&world, LIMIT).expect("all are there");
+        let (stream, comm) = start(&world, TIMEOUT).expect("all are there");
         if world.rank() == 2 {
             faults::at_call("ncclCommShrink").kill().keep();
         }
@@ -536,7 +536,7 @@ fn a_rank_that_dies_while_a_communicator_shrinks_is_the_cause_and_the_others_go_
             let fault = error.fault().map(ToString::to_string).unwrap_or_default();
             println!("ended: {}", fault.replace('\n', " "));
         }
-        let next = world.next_epoch(LIMIT).expect("three are left");
+        let next = world.next_generation(TIMEOUT).expect("three are left");
         let rest = next.communicator("rest").stream(&stream).build();
         println!(
             "right: {}",
@@ -560,7 +560,7 @@ fn a_rank_that_dies_while_a_communicator_shrinks_is_the_cause_and_the_others_go_
             assert!(cause.contains(&format!("pid {}", dead.pid())), "{cause}");
         }
         assert!(rank.says("right: ").contains("111"));
-        let (rest, status) = rank.end(LIMIT);
+        let (rest, status) = rank.end(TIMEOUT);
         assert!(
             status.success() && rest.contains("leaked: 0"),
             "{status}: {rest}"

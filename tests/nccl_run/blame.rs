@@ -133,9 +133,9 @@ fn a_program_that_cannot_be_run_is_one_clear_error() {
 fn a_failed_job_is_started_again_as_often_as_asked() {
     let notes = Notes::new();
     let text = format!(
-        "echo epoch $NCCL_RUN_EPOCH; {} [ $NCCL_RUN_EPOCH = 2 ] || exit 6; \
+        "echo generation $NCCL_RUN_GENERATION; {} [ $NCCL_RUN_GENERATION = 2 ] || exit 6; \
          [ $NCCL_RUN_RANK = 0 ] && cat {}/*",
-        notes.noting("$NCCL_RUN_RANK-$NCCL_RUN_EPOCH", "x"),
+        notes.noting("$NCCL_RUN_RANK-$NCCL_RUN_GENERATION", "x"),
         notes.path().display()
     );
     let run = run(
@@ -143,15 +143,15 @@ fn a_failed_job_is_started_again_as_often_as_asked() {
         &format!("{text}; exit 0"),
     );
     assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stdout().contains("[1] epoch 2\n"), "{run:?}");
+    assert!(run.stdout().contains("[1] generation 2\n"), "{run:?}");
     assert_eq!(
         run.stderr.matches("died first: exit code 6").count(),
         2,
         "{run:?}"
     );
-    assert!(run.stderr.contains(", epoch 1\n"), "{run:?}");
+    assert!(run.stderr.contains(", generation 1\n"), "{run:?}");
     assert!(
-        run.stderr.contains("as epoch 2; 1 restarts are left"),
+        run.stderr.contains("as generation 2; 1 restarts are left"),
         "{run:?}"
     );
 }
@@ -167,7 +167,7 @@ fn a_rank_that_fails_when_the_others_have_ended_well_does_not_start_the_job_agai
     // All failed ranks are restarted, as one restart; they die while nccl-run is stopped.
     let notes = Notes::new();
     let text = format!(
-        "[ $NCCL_RUN_EPOCH = 0 ] || {{ echo ran; exit 0; }}; {} exec sleep 50",
+        "[ $NCCL_RUN_GENERATION = 0 ] || {{ echo ran; exit 0; }}; {} exec sleep 50",
         notes.noting("rank-$NCCL_RUN_RANK", "$$")
     );
     let running = Running::start(script("-n 3 --restarts 1 --restart failed", &text));

@@ -286,7 +286,7 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
                 }
                 return Ok(());
             }
-            let next = world.next_epoch_leaving_behind(Duration::from_secs(4));
+            let next = world.next_generation_leaving_behind(Duration::from_secs(4));
             let next = next.map_err(|error| error.to_string())?;
             send(pid(3)?, Signal::CONT);
             eventually("rank 3 has ended", || !pid(3).is_ok_and(lives));

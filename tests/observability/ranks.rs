@@ -121,7 +121,7 @@ fn after_a_recovery(world: World) -> Outcome {
         return Ok(());
     }
     subscribe();
-    let next = world.next_epoch(Duration::from_secs(20))?;
+    let next = world.next_generation(Duration::from_secs(20))?;
     assert_eq!((next.size(), next.rank()), (2, launched / 2));
     let stream = support::device(&next)?.new_stream()?;
     let comm = next.communicator("again").stream(&stream).build()?;
@@ -131,7 +131,8 @@ fn after_a_recovery(world: World) -> Outcome {
     assert_eq!(fault.world_rank(), Some(1), "{fault}");
     assert_eq!(fault.launcher_rank(), Some(2), "{fault}");
     let (host, pid) = (fault.host(), fault.pid());
-    let named = format!("rank 1 (launcher rank 2, {host}, pid {pid}, epoch 1) has not entered");
+    let named =
+        format!("rank 1 (launcher rank 2, {host}, pid {pid}, generation 1) has not entered");
     assert!(fault.to_string().starts_with(&named), "{fault}");
     let text = fault.explain();
     assert!(

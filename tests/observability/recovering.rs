@@ -20,7 +20,7 @@ pub(super) fn await_fault(comm: &Communicator) -> Outcome<nccl::Fault> {
     }
 }
 
-/// Rank 1 does not enter a call, and all ranks continue in the next epoch.
+/// Rank 1 does not enter a call, and all ranks continue in the next generation.
 pub(super) fn a_fault_is_recovered_from(world: World) -> Outcome<World> {
     const NAME: &str = "observed/broken";
     let stream = support::device(&world)?.new_stream()?;
@@ -32,7 +32,7 @@ pub(super) fn a_fault_is_recovered_from(world: World) -> Outcome<World> {
         assert!(late.and_then(|late| late.wait()).is_err());
     }
     await_fault(&comm)?;
-    Ok(world.next_epoch(Duration::from_secs(20))?)
+    Ok(world.next_generation(Duration::from_secs(20))?)
 }
 
 #[test]
@@ -51,9 +51,9 @@ fn going_on_after_a_fault_is_timed_until_there_is_a_communicator() {
         next.barrier("all have made theirs")?;
         let detect = nccl::stats().detect;
         assert_eq!(detect.count(), 1, "on the rank that gave up");
-        let limit = Duration::from_millis(200);
+        let timeout = Duration::from_millis(200);
         assert!(
-            (limit..begun.elapsed()).contains(&detect.longest()),
+            (timeout..begun.elapsed()).contains(&detect.longest()),
             "{detect:?}"
         );
         let recover = nccl::stats().recover;

@@ -196,21 +196,21 @@ impl Apart {
         self.child.id()
     }
 
-    /// Returns the rest of its output, and how it ended, within `limit`.
+    /// Returns the rest of its output, and how it ended, within `timeout`.
     ///
     /// # Panics
     /// When it does not end.
-    pub fn end(self, limit: Duration) -> (String, ExitStatus) {
-        self.try_end(limit)
-            .unwrap_or_else(|said| panic!("a rank did not end in {limit:?}; it said:\n{said}"))
+    pub fn end(self, timeout: Duration) -> (String, ExitStatus) {
+        self.try_end(timeout)
+            .unwrap_or_else(|said| panic!("a rank did not end in {timeout:?}; it said:\n{said}"))
     }
 
     /// Waits until it has ended successfully.
     ///
     /// # Panics
-    /// When it does not end within `limit`, or fails: with the rest of its output.
-    pub fn succeeds(self, limit: Duration) {
-        let (rest, status) = self.end(limit);
+    /// When it does not end within `timeout`, or fails: with the rest of its output.
+    pub fn succeeds(self, timeout: Duration) {
+        let (rest, status) = self.end(timeout);
         assert!(status.success(), "{status}: {rest}");
     }
 
@@ -218,8 +218,8 @@ impl Apart {
     ///
     /// # Errors
     /// When it does not end: its output until then.
-    pub fn try_end(mut self, limit: Duration) -> Result<(String, ExitStatus), String> {
-        let status = end_within(&mut self.child, limit).expect("a child");
+    pub fn try_end(mut self, timeout: Duration) -> Result<(String, ExitStatus), String> {
+        let status = end_within(&mut self.child, timeout).expect("a child");
         let mut said = String::new();
         for line in self.lines.by_ref().map_while(Result::ok) {
             said.push_str(&line);

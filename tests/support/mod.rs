@@ -224,7 +224,7 @@ impl Ranks {
         }
     }
 
-    /// The limit of the whole test.
+    /// The timeout of the whole test.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline * patience();
         self
@@ -244,7 +244,7 @@ impl Ranks {
         let call = Call::of(&body);
         match call.place() {
             Place::Parent if possible(self.ranks, "threads") => {
-                // A little longer than the process's own limit, because the process can report more.
+                // A little longer than the process's own timeout, because the process can report more.
                 let job = Job::new(1)
                     .output(Output::Collect)
                     .deadline(self.deadline + GRACE);

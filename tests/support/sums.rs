@@ -10,10 +10,10 @@ use nccl::{Communicator, FaultClass, ReduceOp, World};
 /// A communicator of all ranks, on a stream of its own.
 pub fn start(
     world: &World,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<(Arc<CudaStream>, Communicator), Box<dyn Error>> {
     let stream = super::device(world)?.new_stream()?;
-    let comm = world.communicator("all").stream(&stream).timeout(limit);
+    let comm = world.communicator("all").stream(&stream).timeout(timeout);
     Ok((Arc::clone(&stream), comm.build()?))
 }
 

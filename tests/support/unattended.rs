@@ -10,19 +10,19 @@ use crate::support;
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// Long enough for a loaded machine, far below any of the limits.
+/// Long enough for a loaded machine, far below any of the timeouts.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
 
-/// The limit of an operation.
-pub(crate) const LIMIT: Duration = Duration::from_millis(400);
+/// The timeout of an operation.
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(400);
 
 /// This rank's stream, and a communicator of all ranks on it, connected.
 pub(crate) fn start(
     world: &World,
-    limits: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
+    timeouts: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
 ) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
     let stream = support::device(world)?.new_stream()?;
-    let comm = limits(world.communicator("test").stream(&stream)).build()?;
+    let comm = timeouts(world.communicator("test").stream(&stream)).build()?;
     comm.warm_up(SOON)?;
     Ok((stream, comm))
 }

@@ -65,8 +65,8 @@ pub struct ReportedOperation {
     pub host: String,
     /// The reporting process.
     pub pid: u32,
-    /// The epoch of the world that made the communicator; 0 where there is none.
-    pub epoch: u64,
+    /// The generation of the world that made the communicator; 0 where there is none.
+    pub generation: u64,
     /// The number of the operation on its communicator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
@@ -108,7 +108,7 @@ impl Error {
             world_size: operation.world_size(),
             host: operation.host().to_owned(),
             pid: operation.pid(),
-            epoch: operation.epoch(),
+            generation: operation.generation(),
             sequence: operation.sequence(),
             peer: operation.peer(),
             root: operation.root(),
@@ -272,11 +272,11 @@ mod tests {
 
     #[test]
     fn one_fault_gives_errors_of_one_kind_on_all_ranks() {
-        let limit = std::time::Duration::from_secs(2);
+        let timeout = std::time::Duration::from_secs(2);
         let time_ran_out = || {
             Error::new(ErrorKind::TimedOut {
                 what: String::from("the operation"),
-                limit,
+                timeout,
             })
         };
         let aborted = || {
@@ -293,7 +293,7 @@ mod tests {
         let late = of(Cause::from(&time_ran_out()));
         for (seen, own) in [(time_ran_out(), true), (aborted(), false), (failed(), true)] {
             let error = seen.because_of(&late, own, None);
-            let is_it = matches!(error.kind(), ErrorKind::TimedOut { limit: passed, .. } if *passed == limit);
+            let is_it = matches!(error.kind(), ErrorKind::TimedOut { timeout: passed, .. } if *passed == timeout);
             assert!(is_it && error.is_timeout(), "{error:?}");
         }
         let asked = of(Cause::asked("enough"));
@@ -329,8 +329,8 @@ mod tests {
         let queued = || {
             Error::new(ErrorKind::Queued {
                 what: "the operation",
-                waited: limit,
-                limit,
+                waited: timeout,
+                timeout,
             })
         };
         let outside = of(Cause::from(&queued()));

@@ -1,6 +1,6 @@
-//! Limits that the environment sets, for an operator who cannot rebuild the program: to attach a debugger, to wait longer.
+//! Timeouts that the environment sets, for an operator who cannot rebuild the program: to attach a debugger, to wait longer.
 //!
-//! The variables are read once per process. They override the program, wherever it sets a limit: in a builder, for a
+//! The variables are read once per process. They override the program, wherever it sets a timeout: in a builder, for a
 //! world, for single calls.
 
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The limit for operations; `off` is for everything that waits for other ranks.
+/// The timeout for operations; `off` is for everything that waits for other ranks.
 const OPERATION: &str = "NCCL_RUN_TIMEOUT";
 const QUEUE: &str = "NCCL_RUN_QUEUE_TIMEOUT";
 const INIT: &str = "NCCL_RUN_INIT_TIMEOUT";
@@ -18,7 +18,7 @@ const CONFIRM: &str = "NCCL_RUN_CONFIRM_TIMEOUT";
 const STRAGGLER: &str = "NCCL_RUN_STRAGGLER_TIMEOUT";
 const WORLD: &str = "NCCL_RUN_WORLD_TIMEOUT";
 
-/// The limits that the environment sets.
+/// The timeouts that the environment sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct FromOutside {
@@ -32,7 +32,7 @@ pub struct FromOutside {
     pub world: Option<Duration>,
 }
 
-/// A variable whose value is not a limit.
+/// A variable whose value is not a timeout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unreadable {
     variable: &'static str,
@@ -40,7 +40,7 @@ struct Unreadable {
 }
 
 impl FromOutside {
-    /// Returns the limits of this process's environment; the first call logs them.
+    /// Returns the timeouts of this process's environment; the first call logs them.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] with the variable, its value and the accepted forms.
@@ -55,7 +55,7 @@ impl FromOutside {
                 Some(value)
             });
             if read.is_ok() && !set.is_empty() {
-                tracing::info!(name: "nccl.timeouts", target: "nccl", variables = set.join(" "), "the environment sets limits, whatever the program sets");
+                tracing::info!(name: "nccl.timeouts", target: "nccl", variables = set.join(" "), "the environment sets timeouts, whatever the program sets");
             }
             read
         });
@@ -63,42 +63,42 @@ impl FromOutside {
     }
 
     fn read(mut get: impl FnMut(&'static str) -> Option<String>) -> Result<Self, Unreadable> {
-        let mut limit = |variable| {
+        let mut timeout = |variable| {
             get(variable)
                 .map(|value| parse(variable, value))
                 .transpose()
         };
-        let operation = limit(OPERATION)?;
+        let operation = timeout(OPERATION)?;
         // `off` for operations turns off every wait for other ranks: a debugger may hold any of them.
-        let unless_off = operation.filter(|limit| *limit == Duration::MAX);
+        let unless_off = operation.filter(|timeout| *timeout == Duration::MAX);
         Ok(Self {
             operation,
-            queue: limit(QUEUE)?.or(unless_off),
-            init: limit(INIT)?.or(unless_off),
-            finalize: limit(FINALIZE)?.or(unless_off),
-            abort: limit(ABORT)?,
-            confirm: limit(CONFIRM)?,
-            straggler: limit(STRAGGLER)?,
-            world: limit(WORLD)?.or(unless_off),
+            queue: timeout(QUEUE)?.or(unless_off),
+            init: timeout(INIT)?.or(unless_off),
+            finalize: timeout(FINALIZE)?.or(unless_off),
+            abort: timeout(ABORT)?,
+            confirm: timeout(CONFIRM)?,
+            straggler: timeout(STRAGGLER)?,
+            world: timeout(WORLD)?.or(unless_off),
         })
     }
 }
 
-/// Returns the limit for operations, where the program set `program`. An unreadable variable has been reported before.
+/// Returns the timeout for operations, where the program set `program`. An unreadable variable has been reported before.
 #[doc(hidden)]
 pub fn operation(program: Duration) -> Duration {
     let outside = FromOutside::of_process().unwrap_or_default();
     outside.operation.unwrap_or(program)
 }
 
-/// Returns the limit for exchanges of a world, where the program set `program`.
+/// Returns the timeout for exchanges of a world, where the program set `program`.
 #[doc(hidden)]
 pub fn world(program: Duration) -> Duration {
     let outside = FromOutside::of_process().unwrap_or_default();
     outside.world.unwrap_or(program)
 }
 
-/// Parses a limit: `30`, `1.5s`, `500ms`, `5m`, `2h` or `off`.
+/// Parses a timeout: `30`, `1.5s`, `500ms`, `5m`, `2h` or `off`.
 fn parse(variable: &'static str, value: String) -> Result<Duration, Unreadable> {
     let text = value.trim();
     if text.eq_ignore_ascii_case("off") {
@@ -113,12 +113,12 @@ fn parse(variable: &'static str, value: String) -> Result<Duration, Unreadable> 
         _ => None,
     };
     let number = digits.trim_end().parse::<f64>().ok();
-    let limit = in_seconds
+    let timeout = in_seconds
         .zip(number)
         .and_then(|(unit, number)| Duration::try_from_secs_f64(unit * number).ok());
-    // With a limit of zero everything would fail; `off` means no limit.
-    limit
-        .filter(|limit| !limit.is_zero())
+    // With a timeout of zero everything would fail; `off` means no timeout.
+    timeout
+        .filter(|timeout| !timeout.is_zero())
         .ok_or(Unreadable { variable, value })
 }
 
@@ -128,7 +128,7 @@ impl From<Unreadable> for Error {
         Self::new(ErrorKind::InvalidConfig {
             field: variable,
             reason: format!(
-                "the environment has {value:?}: a limit is a number of seconds (30), a number with ms, s, m or h (500ms, 5m), or \
+                "the environment has {value:?}: a timeout is a number of seconds (30), a number with ms, s, m or h (500ms, 5m), or \
                  off for none"
             ),
         })
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn every_form_of_a_limit_is_read() {
-        for (text, limit) in [
+        for (text, timeout) in [
             ("30", Duration::from_secs(30)),
             ("1.5", Duration::from_millis(1500)),
             ("500ms", Duration::from_millis(500)),
@@ -159,7 +159,7 @@ mod tests {
             ("OFF", Duration::MAX),
         ] {
             let read = read(&[(OPERATION, text)]).map(|read| read.operation);
-            assert_eq!(read, Ok(Some(limit)), "{text:?}");
+            assert_eq!(read, Ok(Some(timeout)), "{text:?}");
         }
     }
 
@@ -250,7 +250,7 @@ mod tests {
             (none, none, none, none)
         );
         assert_eq!(off.finalize, Some(Duration::from_secs(7)));
-        // The end of a communicator keeps its limits.
+        // The end of a communicator keeps its timeouts.
         assert_eq!((off.abort, off.confirm), (None, None));
     }
 }

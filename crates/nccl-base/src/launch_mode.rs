@@ -53,12 +53,12 @@ pub enum LaunchMode {
     /// A blocking communicator for the data, split from an idle parent that shares its abort flag; used where all
     /// ranks support it and no other mode is set.
     ///
-    /// A call works in the thread that makes it, without polling. When its limit passes, or the
+    /// A call works in the thread that makes it, without polling. When its timeout passes, or the
     /// communicator is aborted, the idle parent is aborted first: that raises the flag, which NCCL
     /// checks wherever it waits. Only when no thread is inside any more is the child aborted, because NCCL
     /// frees a blocking communicator under a thread that is inside it. A call that does not return all the
     /// same, because NCCL does not check the flag there, cannot be given up as a poll can: the process ends
-    /// after the abort limit, with a sentence on stderr.
+    /// after the abort timeout, with a sentence on stderr.
     BlockingChild,
 }
 

@@ -10,7 +10,7 @@
 //! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
 //! | [`system`], [`launch_mode`] | facts of this machine and its environment, and how NCCL is called |
 //! | [`threads`] | threads that the system does not give |
-//! | [`from_outside`], [`variables`] | limits that the environment sets, names of variables |
+//! | [`from_outside`], [`variables`] | timeouts that the environment sets, names of variables |
 //! | [`wire`] | values that are sent to other processes, and come from them |
 //! | [`ranges`], [`visible`], [`say`], [`whole_file`] | output of texts |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |

@@ -175,9 +175,9 @@ pub struct Operation {
     pub host: Arc<str>,
     #[doc(hidden)]
     pub pid: u32,
-    /// The epoch of the world that made the communicator; 0 where there is none.
+    /// The generation of the world that made the communicator; 0 where there is none.
     #[doc(hidden)]
-    pub epoch: u64,
+    pub generation: u64,
     #[doc(hidden)]
     pub roster: Arc<Roster>,
     #[doc(hidden)]
@@ -244,7 +244,7 @@ impl Operation {
         self.rank
     }
 
-    /// Returns the reporting rank, in the world of the [`epoch`](Self::epoch); the same as [`rank`](Self::rank) where the
+    /// Returns the reporting rank, in the world of the [`generation`](Self::generation); the same as [`rank`](Self::rank) where the
     /// communicator was made without a world.
     ///
     /// ```
@@ -320,20 +320,20 @@ impl Operation {
         self.pid
     }
 
-    /// Returns the epoch of the world that made the communicator: one more each time that the job was started again, or
+    /// Returns the generation of the world that made the communicator: one more each time that the job was started again, or
     /// the world went on without some of its ranks. 0 in the first, and without a world.
     ///
     /// ```
     /// # fn example(error: &nccl::Error, world: &nccl::World) {
     /// # let Some(operation) = error.operation() else { return };
-    /// if operation.epoch() < world.epoch() {
+    /// if operation.generation() < world.generation() {
     ///     eprintln!("of a communicator that is to be made anew");
     /// }
     /// # }
     /// ```
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Returns the number of the operation on its communicator, from 1; `None` outside the data path.
@@ -531,8 +531,8 @@ impl fmt::Display for Operation {
             "ranks"
         };
         write!(f, "{} {ranks}", self.world_size)?;
-        if self.epoch > 0 {
-            write!(f, ", epoch {}", self.epoch)?;
+        if self.generation > 0 {
+            write!(f, ", generation {}", self.generation)?;
         }
         write!(
             f,
@@ -568,7 +568,7 @@ mod tests {
             world_size: 8,
             host: "node-a".into(),
             pid: 4021,
-            epoch: 0,
+            generation: 0,
             roster: Arc::default(),
             sequence: Some(42),
             shape: Shape {
@@ -601,8 +601,8 @@ mod tests {
             text.contains("(bf16 × 4096, sum, root 3, 8 ranks) failed"),
             "{text}"
         );
-        operation.epoch = 2;
+        operation.generation = 2;
         let text = operation.to_string();
-        assert!(text.contains(", 8 ranks, epoch 2) failed"), "{text}");
+        assert!(text.contains(", 8 ranks, generation 2) failed"), "{text}");
     }
 }

@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::PIPE_BUF;
 
-/// Writes `text`, until it is written or the reader has read nothing of it for `limit`. Takes no lock of a stream of the
+/// Writes `text`, until it is written or the reader has read nothing of it for `timeout`. Takes no lock of a stream of the
 /// standard library: another thread may hold it, and wait for the same reader.
-pub fn write_within(to: impl AsFd + Send + Sync + 'static, text: &str, limit: Duration) {
+pub fn write_within(to: impl AsFd + Send + Sync + 'static, text: &str, timeout: Duration) {
     let (to, text): (_, Arc<[u8]>) = (Arc::new(to), text.as_bytes().into());
     let (taken, heard) = mpsc::channel();
     let write = {
@@ -34,16 +34,16 @@ pub fn write_within(to: impl AsFd + Send + Sync + 'static, text: &str, limit: Du
         .name(String::from("nccl-says"))
         .spawn(write);
     match spawned {
-        Ok(_) => while heard.recv_timeout(limit).is_ok() {},
-        Err(_) => write_alone(&*to, &text, limit),
+        Ok(_) => while heard.recv_timeout(timeout).is_ok() {},
+        Err(_) => write_alone(&*to, &text, timeout),
     }
 }
 
 /// Writes as much as a pipe that polls as writable takes at once: for a process that can have no thread.
-fn write_alone(to: impl AsFd, text: &[u8], limit: Duration) {
+fn write_alone(to: impl AsFd, text: &[u8], timeout: Duration) {
     let mut fds = [PollFd::new(&to, PollFlags::OUT)];
-    let limit = Timespec::try_from(limit).ok();
-    if poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0) {
+    let timeout = Timespec::try_from(timeout).ok();
+    if poll(&mut fds, timeout.as_ref()).is_ok_and(|ready| ready > 0) {
         let _ = rustix::io::write(&to, piece(text));
     }
 }
@@ -64,12 +64,12 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(5);
+    const TIMEOUT: Duration = Duration::from_secs(5);
 
     #[test]
     fn without_a_thread_a_line_is_written_to_a_pipe_with_room_and_a_full_one_is_given_up() {
         let (mut from, mut to) = std::io::pipe().expect("a pipe");
-        write_alone(&to, b"nccl: a line\n", LIMIT);
+        write_alone(&to, b"nccl: a line\n", TIMEOUT);
         let mut line = [0; 13];
         from.read_exact(&mut line).expect("a line");
         assert_eq!(&line, b"nccl: a line\n");
@@ -96,7 +96,7 @@ mod tests {
             }
             all
         });
-        write_within(to, &text, LIMIT);
+        write_within(to, &text, TIMEOUT);
         let all = read.join().expect("a reader");
         let said = all.iter().position(|&byte| byte != 0).expect("text");
         assert_eq!(String::from_utf8_lossy(&all[said..]).len(), expected.len());

@@ -107,12 +107,12 @@ mod under_loom {
             self.0.notify_all();
         }
 
-        /// Waits without a limit: loom has no clock.
+        /// Waits without a timeout: loom has no clock.
         #[doc(hidden)]
-        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) {
             let waited = self
                 .0
-                .wait_timeout(guard.0.take().expect("one wait"), limit);
+                .wait_timeout(guard.0.take().expect("one wait"), timeout);
             guard.0 = Some(waited.expect("no panic with the lock").0);
         }
     }

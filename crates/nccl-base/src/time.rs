@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-/// Returns the moment `limit` from now; a limit beyond the range of a clock counts as none.
+/// Returns the moment `timeout` from now; a timeout beyond the range of a clock counts as none.
 #[doc(hidden)]
-pub fn deadline_after(limit: Duration) -> Instant {
-    later(Instant::now(), limit)
+pub fn deadline_after(timeout: Duration) -> Instant {
+    later(Instant::now(), timeout)
 }
 
-/// Returns the moment `limit` after `start`; a limit beyond the range of a clock counts as none.
+/// Returns the moment `timeout` after `start`; a timeout beyond the range of a clock counts as none.
 #[inline]
 #[doc(hidden)]
-pub fn later(start: Instant, limit: Duration) -> Instant {
+pub fn later(start: Instant, timeout: Duration) -> Instant {
     const LONG: Duration = Duration::from_secs(100 * 365 * 86_400);
-    start.checked_add(limit.min(LONG)).unwrap_or(start)
+    start.checked_add(timeout.min(LONG)).unwrap_or(start)
 }
 
 /// Returns a duration in milliseconds, as used in events.

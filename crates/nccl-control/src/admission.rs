@@ -36,14 +36,14 @@ impl Refusal {
         }
     }
 
-    /// `theirs` is another epoch than `own`, rank 0's.
-    pub(super) fn of_epoch(theirs: u64, own: u64) -> Self {
+    /// `theirs` is another generation than `own`, rank 0's.
+    pub(super) fn of_generation(theirs: u64, own: u64) -> Self {
         match theirs > own {
             true => Self::later(format!(
-                "it is already of epoch {theirs} of the job, and rank 0 still of epoch {own}, which is to end"
+                "it is already of generation {theirs} of the job, and rank 0 still of generation {own}, which is to end"
             )),
             false => Self::from(format!(
-                "it is of epoch {theirs} of the job, and rank 0 of epoch {own}: a process of another \
+                "it is of generation {theirs} of the job, and rank 0 of generation {own}: a process of another \
                  attempt is left over"
             )),
         }

@@ -12,7 +12,13 @@ use crate::fault::Fault;
 /// The program of this process.
 pub trait Host: Sync {
     /// Called when the process has a rank of a world.
-    fn opens(&self, job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<dyn Attached>;
+    fn opens(
+        &self,
+        job: &str,
+        generation: u64,
+        rank: usize,
+        world_size: usize,
+    ) -> Arc<dyn Attached>;
 
     /// Returns the recordings of all its ranks, in at most `most` bytes.
     fn recording(&self, most: usize) -> Vec<u8>;
@@ -32,7 +38,7 @@ pub trait Attached: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Whether the offset of its clock to that of rank 0 matters.
     fn wants_clock(&self) -> bool;
 
-    /// Called on the value of the next epoch; `past` is that of the epoch before.
+    /// Called on the value of the next generation; `past` is that of the generation before.
     fn goes_on_from(&self, past: &Arc<dyn Attached>);
 
     /// Sets that offset; `None` on rank 0 itself.

@@ -103,15 +103,15 @@ impl Board {
         self.ranks.len()
     }
 
-    /// Forgets all ranks: the world is in another epoch.
+    /// Forgets all ranks: the world is in another generation.
     pub(super) fn clear(&mut self) {
         self.ranks.clear();
     }
 
-    /// Forgets all ranks and records the new epoch as an event.
-    pub(super) fn go_on(&mut self, epoch: u64) {
+    /// Forgets all ranks and records the new generation as an event.
+    pub(super) fn go_on(&mut self, generation: u64) {
         self.clear();
-        self.note(WorldEvent::WentOn { epoch });
+        self.note(WorldEvent::WentOn { generation });
     }
 
     /// Returns the rank whose process has this number under this kernel.

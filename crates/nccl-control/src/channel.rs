@@ -114,7 +114,7 @@ impl Channel<'_> {
         line.ask(&full, request, deadline, None, None).map(drop)
     }
 
-    /// Returns the next message; `None` when none arrives within `limit`.
+    /// Returns the next message; `None` when none arrives within `timeout`.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names the rank that is gone, once all messages sent before that are received.
@@ -124,11 +124,11 @@ impl Channel<'_> {
     /// assert_eq!(world.channel("steps").recv(std::time::Duration::ZERO)?, None);
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn recv(&self, limit: Duration) -> Result<Option<ChannelMessage>> {
+    pub fn recv(&self, timeout: Duration) -> Result<Option<ChannelMessage>> {
         forked::check()?;
         let line = &self.world.line;
         let topic = format!("channel/{}", self.name);
-        match line.mailbox.receive(&self.name, deadline_after(limit)) {
+        match line.mailbox.receive(&self.name, deadline_after(timeout)) {
             Taken::Message { from, bytes, took } => {
                 if let Some(count) = took {
                     let channel = self.name.clone();

@@ -43,7 +43,7 @@ impl Claim {
         }
     }
 
-    /// A process that asks to be a rank of the next epoch.
+    /// A process that asks to be a rank of the next generation.
     pub(super) fn newcomer() -> Self {
         Self {
             role: Role::Newcomer,
@@ -247,7 +247,7 @@ fn greet(
     let secret = job.secret.as_ref();
     let hello = Hello {
         job: job.name.clone(),
-        epoch: job.epoch,
+        generation: job.generation,
         world_size: claim.size,
         role: claim.role,
         rank: claim.rank,

@@ -148,8 +148,8 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn timeout(mut self, limit: Duration) -> Self {
-        self.timeout = limit;
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -166,16 +166,16 @@ impl Rendezvous {
         self
     }
 
-    /// Sets which attempt of the job this is; default 0, or `NCCL_RUN_EPOCH`, or torchrun's count of
+    /// Sets which attempt of the job this is; default 0, or `NCCL_RUN_GENERATION`, or torchrun's count of
     /// restarts. A process left over from another attempt is turned away.
     ///
     /// ```
-    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.epoch(2);
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.generation(2);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn epoch(mut self, epoch: u64) -> Self {
-        self.job.epoch = epoch;
+    pub fn generation(mut self, generation: u64) -> Self {
+        self.job.generation = generation;
         self
     }
 
@@ -251,7 +251,7 @@ impl Rendezvous {
 
     /// Sets how long a process that reaches no majority of the others waits for one before it counts as cut off for good and reports
     /// that (default 12 s, 6 s at least). A shorter outage can end well, and until then an operator can decide which side goes on
-    /// (`World::decide_split`). The limit should be the same on all ranks.
+    /// (`World::decide_split`). The timeout should be the same on all ranks.
     ///
     /// ```
     /// use std::time::Duration;
@@ -259,8 +259,8 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn cut_off_after(mut self, limit: Duration) -> Self {
-        self.cut_off_after = limit.clamp(CUT_OFF_AFTER / 2, Duration::from_secs(1 << 30));
+    pub fn cut_off_after(mut self, timeout: Duration) -> Self {
+        self.cut_off_after = timeout.clamp(CUT_OFF_AFTER / 2, Duration::from_secs(1 << 30));
         self
     }
 
@@ -383,7 +383,7 @@ impl Rendezvous {
             timeout: Duration::from_secs(60),
             job: Job {
                 name: String::new(),
-                epoch: 0,
+                generation: 0,
                 secret: None,
                 translated: false,
             },

@@ -130,12 +130,12 @@ pub enum WorldEvent {
         /// Why.
         fault: Arc<Fault>,
     },
-    /// The ranks have gone on to another epoch (`World::next_epoch`): from now on, ranks
-    /// have their numbers of that epoch. The ranks present there follow as [`Joined`](Self::Joined).
+    /// The ranks have gone on to another generation (`World::next_generation`): from now on, ranks
+    /// have their numbers of that generation. The ranks present there follow as [`Joined`](Self::Joined).
     #[non_exhaustive]
     WentOn {
-        /// The number of the epoch.
-        epoch: u64,
+        /// The number of the generation.
+        generation: u64,
     },
     /// An operator has decided which ranks of a split world go on (`World::decide_split`, `Observer::decide_split`). Observers see it,
     /// ranks do not.
@@ -235,7 +235,7 @@ impl Wakers {
     }
 }
 
-/// The events that a rank has seen since its first reader, over all epochs of its world.
+/// The events that a rank has seen since its first reader, over all generations of its world.
 #[derive(Default)]
 pub(crate) struct Happenings {
     state: Mutex<Seen>,
@@ -317,7 +317,7 @@ impl Events {
         Self { recorder, next: 0 }
     }
 
-    /// Returns the next event; `None` when nothing has happened within `limit`, or at once when no event will
+    /// Returns the next event; `None` when nothing has happened within `timeout`, or at once when no event will
     /// follow, after [`WorldEvent::Ended`].
     ///
     /// ```
@@ -328,8 +328,8 @@ impl Events {
     /// }
     /// # }
     /// ```
-    pub fn next_within(&mut self, limit: Duration) -> Option<WorldEvent> {
-        self.wait(deadline_after(limit)).unwrap_or_default()
+    pub fn next_within(&mut self, timeout: Duration) -> Option<WorldEvent> {
+        self.wait(deadline_after(timeout)).unwrap_or_default()
     }
 
     /// Awaits the next event; `None` when no event will follow. Dropping the future loses no event.

@@ -5,13 +5,13 @@
 //!   in plain: version, whether it has
 //!      a secret, and what it dialled
 //!   first message of the handshake:
-//!      job, epoch, size, role, rank,
+//!      job, generation, size, role, rank,
 //!      host, pid, kernel           ───▶
 //!                                  ◀───  the answer of the handshake, or in plain
 //!                                         what is wrong with the first message
 //!   from here on under the seal of this connection:
 //!   that it is there               ───▶
-//!                                  ◀───  welcome, by whom and to which epoch,
+//!                                  ◀───  welcome, by whom and to which generation,
 //!                                         or a refusal that says why, and perhaps
 //!                                         where the one is that coordinates
 //! ```
@@ -41,10 +41,10 @@ pub(super) enum Role {
     Rank,
     /// No rank: it watches the ranks, and may report how their processes ended.
     Observer,
-    /// An observer that has not been connected before: it accepts the epoch that it states, or the later one in
+    /// An observer that has not been connected before: it accepts the generation that it states, or the later one in
     /// which the world is by now.
     Onlooker,
-    /// No rank yet: it asks to be a rank of the next epoch.
+    /// No rank yet: it asks to be a rank of the next generation.
     Newcomer,
     /// No rank either: it asks this process for the contents of its recorder, and leaves.
     Asker,
@@ -56,7 +56,7 @@ pub(super) enum Role {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) job: String,
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     /// 0 from an observer that does not know.
     pub(super) world_size: usize,
     pub(super) role: Role,
@@ -91,7 +91,7 @@ pub(super) enum Greeting {
     /// Under the seal: the sender of the first message is there.
     Present,
     /// From the rank that answers.
-    Welcome { by: usize, epoch: u64 },
+    Welcome { by: usize, generation: u64 },
     Refused {
         #[serde(deserialize_with = "clean")]
         why: String,

@@ -55,7 +55,7 @@ pub(super) enum Push {
         rank: usize,
         departure: Departure,
     },
-    /// The number of processes that wait to be taken into the next epoch.
+    /// The number of processes that wait to be taken into the next generation.
     Newcomers(usize),
     /// Asks whether this rank has entered an operation of this communicator.
     Inquire {
@@ -86,7 +86,7 @@ pub(super) enum Push {
     },
     /// For observers, at first: the number of ranks.
     Size(usize),
-    /// To an observer: the ranks have agreed to go on to that epoch.
+    /// To an observer: the ranks have agreed to go on to that generation.
     GoesOn(u64),
     /// For observers: the state of a rank, at first and whenever it changes.
     Member(Known),

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
     pub(super) name: String,
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     pub(super) secret: Option<Secret>,
     /// Whether addresses are translated on the way, so that they are not compared.
     pub(super) translated: bool,
@@ -19,6 +19,6 @@ impl Job {
         if let Some(own) = &self.secret {
             limits::secret("the job's secret", own.bytes()).map_err(Error::rendezvous)?;
         }
-        limits::job(&self.name, self.epoch).map_err(Error::rendezvous)
+        limits::job(&self.name, self.generation).map_err(Error::rendezvous)
     }
 }

@@ -23,7 +23,7 @@
 //! - `recordings`: the contents of the ranks' recorders, requested from each process;
 //! - `panics`: how a panic's message reaches the other ranks;
 //! - `channel`: ordered messages, a rank's side;
-//! - `epoch`: how the remaining ranks go on;
+//! - `generation`: how the remaining ranks go on;
 //! - `world`: one rank's view of all ranks; `exchange`: what it can send them;
 //! - `attached`: the interface to the program that this crate runs in.
 //!
@@ -54,10 +54,10 @@ mod discovery;
 mod endpoint;
 mod envelope;
 mod environment;
-mod epoch;
 mod events;
 mod exchange;
 mod frame;
+mod generation;
 mod greeting;
 mod heartbeat;
 mod holder;

@@ -2,8 +2,8 @@
 
 /// The most ranks: every rank keeps some hundred bytes for each of them.
 const RANKS: usize = 1 << 20;
-/// The largest epoch, which leaves numbers for the attempts after it.
-const EPOCH: u64 = u64::MAX >> 1;
+/// The largest generation, which leaves numbers for the attempts after it.
+const GENERATION: u64 = u64::MAX >> 1;
 /// The longest job name in bytes: it has to fit into a rank's first message ([`GREETING`](super::frame::GREETING)), beside host and
 /// address.
 const JOB: usize = 2048;
@@ -24,10 +24,10 @@ pub fn size(ranks: usize) -> Result<(), String> {
 }
 
 /// Returns an error for an invalid name or attempt of a job.
-pub fn job(name: &str, epoch: u64) -> Result<(), String> {
-    if epoch > EPOCH {
+pub fn job(name: &str, generation: u64) -> Result<(), String> {
+    if generation > GENERATION {
         return Err(format!(
-            "epoch {epoch} is too large: {EPOCH} is the last; count attempts from 0"
+            "generation {generation} is too large: {GENERATION} is the last; count attempts from 0"
         ));
     }
     if name.len() > JOB {

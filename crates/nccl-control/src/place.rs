@@ -112,7 +112,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     }
     let failed = |error| Error::io(format!("listening at {address}"))(error);
     let target = unix_address(address).map_err(failed)?;
-    // Two epochs of this process may listen at one address at the same moment. Without the lock, both would find no listener, and
+    // Two generations of this process may listen at one address at the same moment. Without the lock, both would find no listener, and
     // the second would remove the file of the first.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock();
@@ -167,7 +167,7 @@ pub(super) fn unreachable(address: &Address, listener: &Listener) -> Option<Stri
 }
 
 /// Listens for a rank other than 0, which is connected to rank 0 at `address`. `name` is unique to the rank
-/// and the epoch.
+/// and the generation.
 pub(super) fn listen_beside(
     address: &Address,
     name: &str,

@@ -69,14 +69,14 @@ pub(super) struct Target {
 pub(super) struct Asker<'a> {
     pub(super) job: &'a Job,
     pub(super) size: usize,
-    pub(super) limit: Duration,
+    pub(super) timeout: Duration,
 }
 
 /// The answers of the ranks of a job.
 #[doc(hidden)]
 pub struct Asked<T> {
     pub job: String,
-    pub epoch: u64,
+    pub generation: u64,
     /// The answers, by rank.
     pub answers: Vec<T>,
     /// The ranks without a usable answer, in order.
@@ -122,11 +122,11 @@ impl Readings {
 impl Asker<'_> {
     /// Asks all targets.
     pub(super) fn ask<T: Send>(self, targets: Vec<Target>, decode: &Decode<'_, T>) -> Asked<T> {
-        let until = deadline_after(self.limit);
+        let until = deadline_after(self.timeout);
         // Ranks that do not answer must not use up the time of those behind them.
         let each = match targets.len() {
-            ..=WORKERS => self.limit,
-            _ => (self.limit / 4).max(Duration::from_millis(250)),
+            ..=WORKERS => self.timeout,
+            _ => (self.timeout / 4).max(Duration::from_millis(250)),
         };
         let workers = targets.len().min(WORKERS);
         let rest = Mutex::new(targets.into_iter());
@@ -164,7 +164,7 @@ impl Asker<'_> {
         missing.sort_by_key(|one: &Unheard| one.rank);
         Asked {
             job: self.job.name.clone(),
-            epoch: self.job.epoch,
+            generation: self.job.generation,
             answers: answers.into_iter().map(|(_, answer)| answer).collect(),
             missing,
         }

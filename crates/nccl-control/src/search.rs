@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The answer of a follower is only a hint: only the coordinator itself lets a process in, and only when it knows
-//! of no later epoch. An outdated answer costs one attempt.
+//! of no later generation. An outdated answer costs one attempt.
 
 use std::io;
 use std::time::{Duration, Instant};

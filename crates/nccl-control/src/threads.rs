@@ -171,7 +171,7 @@ impl Threads {
     pub(crate) fn go_on(
         &self,
         rank: usize,
-        limit: Duration,
+        timeout: Duration,
         leaves_behind: bool,
     ) -> Result<Arc<Next>, Incomplete> {
         let gone = Incomplete::Gone {
@@ -179,7 +179,7 @@ impl Threads {
             departure: Departure::Left,
         };
         let begun = Instant::now();
-        let deadline = later(begun, limit);
+        let deadline = later(begun, timeout);
         let mut state = self.state.lock();
         if state.service.departure(rank).is_some() {
             return Err(gone);
@@ -224,7 +224,7 @@ impl Threads {
         self.bell.notify_all();
     }
 
-    /// Handles that the time limit of a rank that wants to go on has passed.
+    /// Handles that the timeout of a rank that wants to go on has passed.
     fn give_up_waiting(&self, state: &mut State) {
         let now = Instant::now();
         let begun = state.open_wishes().map(|(_, wish)| wish.begun).min();

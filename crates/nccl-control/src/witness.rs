@@ -24,7 +24,7 @@ use nccl_base::from_outside::{FromOutside, world as world_limit};
 ///
 /// // On all ranks: Rendezvous::from_env()?.witnesses(1)
 /// let witness = Witness::join(Rendezvous::observer("tcp:10.0.0.5:29400")?.job("server-3"), 0)?;
-/// println!("witness of epoch {}", witness.epoch());
+/// println!("witness of generation {}", witness.generation());
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub struct Witness {
@@ -36,7 +36,7 @@ const FIRST_SLOT: u32 = 1 << 30;
 
 impl Witness {
     /// Joins the ranks as witness `number` of those that they expect, counted from 0; waits until all are there, at most
-    /// for the rendezvous's timeout. The rendezvous has to be one for an observer, of the first epoch.
+    /// for the rendezvous's timeout. The rendezvous has to be one for an observer, of the first generation.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when not all ranks come, or they expect no such witness.
@@ -50,24 +50,24 @@ impl Witness {
         forked::begin()?;
         rendezvous.job.check()?;
         FromOutside::of_process()?;
-        let limit: Duration = world_limit(rendezvous.timeout);
+        let timeout: Duration = world_limit(rendezvous.timeout);
         let slot = FIRST_SLOT.saturating_add(number);
-        let node = Node::witness(&rendezvous, slot, deadline_after(limit))?;
+        let node = Node::witness(&rendezvous, slot, deadline_after(timeout))?;
         Ok(Self {
             node: Resident::new(node),
         })
     }
 
-    /// Returns the epoch of the ranks, in which it votes; it goes on with them.
+    /// Returns the generation of the ranks, in which it votes; it goes on with them.
     ///
     /// ```no_run
     /// # use nccl::{Rendezvous, Witness};
     /// let witness = Witness::join(Rendezvous::observer_from_env()?, 0)?;
-    /// assert_eq!(witness.epoch(), 0);
+    /// assert_eq!(witness.generation(), 0);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn epoch(&self) -> u64 {
+    pub fn generation(&self) -> u64 {
         match forked::is_child() {
             true => 0,
             false => self.node.generation(),

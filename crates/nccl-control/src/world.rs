@@ -33,7 +33,7 @@ pub struct World {
     farewell: Departure,
     /// The network interface that the program named.
     pub(super) interface: Option<String>,
-    /// For each rank, its rank in the epoch before; empty in the first.
+    /// For each rank, its rank in the generation before; empty in the first.
     pub(super) from: Vec<Option<usize>>,
 }
 
@@ -61,15 +61,15 @@ impl World {
         launcher::own_rank()?;
         let deadline = deadline_after(world_limit(rendezvous.timeout));
         let (rank, nranks) = (rendezvous.rank, rendezvous.world_size);
-        let epoch = rendezvous.job.epoch;
-        let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, nranks, epoch);
+        let generation = rendezvous.job.generation;
+        let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, nranks, generation);
         let _entered = span.enter();
         let mailbox = Arc::new(Mailbox::default());
         let node = Node::first(&rendezvous, deadline, &mailbox, None)?;
-        let job = (rendezvous.job.name.clone(), epoch);
+        let job = (rendezvous.job.name.clone(), generation);
         let link = Link::Node {
             node: Arc::clone(&node),
-            generation: epoch,
+            generation,
         };
         let line = Line::open(rank, nranks, job, link, mailbox);
         let entered = node
@@ -141,8 +141,8 @@ impl World {
 
     /// Sets how long [`barrier`](Self::barrier) and [`all_gather`](Self::all_gather) wait for the other ranks;
     /// default 60 s, or the timeout of the [`Rendezvous`].
-    pub fn set_timeout(&mut self, limit: Duration) {
-        self.timeout = limit;
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
     /// Returns the line, which its communicators share.
@@ -185,7 +185,7 @@ impl World {
 
     /// Returns a reader of the events of this world's ranks and of this rank's communicators: first the ranks present; then
     /// departures, failures, deaths, silence and answers, late operations, new coordinators, each
-    /// [`Fault`], and the next epochs. The events end when the world, in its last epoch, is dropped.
+    /// [`Fault`], and the next generations. The events end when the world, in its last generation, is dropped.
     pub fn events(&self) -> Events {
         Events::of(self.line.happenings())
     }

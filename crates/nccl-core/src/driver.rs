@@ -143,9 +143,9 @@ static SET_ASIDE: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
 /// Returns `None` if another thread is in a call of the driver that does not return.
 #[inline]
-fn set_aside(context: &CudaContext, limit: Duration) -> Option<MutexGuard<'static, ()>> {
+fn set_aside(context: &CudaContext, timeout: Duration) -> Option<MutexGuard<'static, ()>> {
     let place = std::ptr::from_ref(context).addr() / size_of::<CudaContext>();
-    SET_ASIDE[place % SET_ASIDE.len()].try_lock_for(limit)
+    SET_ASIDE[place % SET_ASIDE.len()].try_lock_for(timeout)
 }
 
 /// Makes calls of cudarc that store their errors instead of returning them, and returns what they stored. An error that was stored
@@ -162,10 +162,10 @@ pub(crate) fn heard<T>(
 #[inline]
 fn heard_unless_stuck<T>(
     context: &CudaContext,
-    limit: Duration,
+    timeout: Duration,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
-    let Some(_alone) = set_aside(context, limit) else {
+    let Some(_alone) = set_aside(context, timeout) else {
         return (calls(), Err(DriverError(sys::CUresult::CUDA_ERROR_TIMEOUT)));
     };
     let before = context.check_err();

@@ -1,7 +1,7 @@
 //! The envelope in which NCCL's token is sent from the rank that made it to the others.
 //!
 //! With a token of another job or attempt, or a damaged one, NCCL would try to connect for a minute.
-//! The envelope names the job, epoch and communicator it is for, and ends with a checksum.
+//! The envelope names the job, generation and communicator it is for, and ends with a checksum.
 
 use nccl_base::wire::{self, bytes, checksum};
 use serde::{Deserialize, Serialize};
@@ -15,17 +15,17 @@ const MAGIC: [u8; 8] = *b"ncclid.2";
 #[derive(Serialize, Deserialize)]
 struct Envelope {
     job: String,
-    epoch: u64,
+    generation: u64,
     name: String,
     #[serde(with = "bytes")]
     id: Vec<u8>,
 }
 
 /// Seals the token of communicator `name` of a job's attempt.
-pub(crate) fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> {
+pub(crate) fn seal(job: &str, generation: u64, name: &str, id: &UniqueId) -> Vec<u8> {
     let envelope = wire::encode(&Envelope {
         job: job.to_owned(),
-        epoch,
+        generation,
         name: name.to_owned(),
         id: id.as_bytes().to_vec(),
     });
@@ -34,8 +34,13 @@ pub(crate) fn seal(job: &str, epoch: u64, name: &str, id: &UniqueId) -> Vec<u8> 
     bytes
 }
 
-/// Opens what [`seal`] sealed for the same job, epoch and name.
-pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<UniqueId, String> {
+/// Opens what [`seal`] sealed for the same job, generation and name.
+pub(crate) fn open(
+    job: &str,
+    generation: u64,
+    name: &str,
+    bytes: &[u8],
+) -> Result<UniqueId, String> {
     let envelope = || {
         let (sealed, sum) = bytes.split_last_chunk()?;
         let whole = checksum(sealed) == u64::from_le_bytes(*sum);
@@ -44,10 +49,10 @@ pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<Un
     };
     let damaged = || format!("it is damaged ({} bytes)", bytes.len());
     let found = envelope().ok_or_else(damaged)?;
-    if (&found.job[..], found.epoch, &found.name[..]) != (job, epoch, name) {
+    if (&found.job[..], found.generation, &found.name[..]) != (job, generation, name) {
         return Err(format!(
-            "it is for {:?} of job {:?}, epoch {}, and this is {name:?} of job {job:?}, epoch {epoch}",
-            found.name, found.job, found.epoch
+            "it is for {:?} of job {:?}, generation {}, and this is {name:?} of job {job:?}, generation {generation}",
+            found.name, found.job, found.generation
         ));
     }
     let id = found.id.try_into().map_err(|_| damaged())?;
@@ -56,14 +61,14 @@ pub(crate) fn open(job: &str, epoch: u64, name: &str, bytes: &[u8]) -> Result<Un
 
 /// Seals the token of communicator `name`, to send to the other ranks of `peers`.
 pub(crate) fn seal_on(peers: &dyn Peers, name: &str, id: &UniqueId) -> Vec<u8> {
-    let (job, epoch) = peers.job();
-    seal(job, epoch, name, id)
+    let (job, generation) = peers.job();
+    seal(job, generation, name, id)
 }
 
-/// Opens the token of communicator `name`, of the job and epoch of `peers`.
+/// Opens the token of communicator `name`, of the job and generation of `peers`.
 pub(crate) fn open_on(peers: &dyn Peers, name: &str, bytes: &[u8]) -> Result<UniqueId> {
-    let (job, epoch) = peers.job();
-    open(job, epoch, name, bytes).map_err(|why| {
+    let (job, generation) = peers.job();
+    open(job, generation, name, bytes).map_err(|why| {
         Error::rendezvous(format!(
             "the token of communicator {name:?} from {} cannot be used: {why}",
             peers.describe(0)
@@ -80,12 +85,12 @@ mod tests {
         let id = UniqueId::from_bytes([7; UniqueId::LEN]);
         let bytes = seal("job", 3, "tp", &id);
         assert_eq!(open("job", 3, "tp", &bytes), Ok(id));
-        for (job, epoch, name, word) in [
+        for (job, generation, name, word) in [
             ("other", 3, "tp", "\"other\""),
-            ("job", 4, "tp", "epoch 3"),
+            ("job", 4, "tp", "generation 3"),
             ("job", 3, "ep", "\"tp\""),
         ] {
-            let why = open(job, epoch, name, &bytes).unwrap_err();
+            let why = open(job, generation, name, &bytes).unwrap_err();
             assert!(why.contains(word), "{word:?} in {why:?}");
         }
         for at in 0..bytes.len() {

@@ -48,7 +48,7 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
                 reported_by = fault.reported_by(),
                 world_rank,
                 launcher_rank,
-                epoch = fault.epoch(),
+                generation = fault.generation(),
                 operation = operation.kind.map(OperationKind::name),
                 seq = operation.sequence,
                 cause = fault.cause(),

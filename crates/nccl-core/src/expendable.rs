@@ -92,8 +92,8 @@ pub(crate) fn call<T: Send + 'static>(
 }
 
 impl NotBack {
-    /// Returns the error for a call of `function` that was limited to `limit`.
-    pub(crate) fn into_error(self, function: &'static str, limit: Duration) -> Error {
+    /// Returns the error for a call of `function` that was limited to `timeout`.
+    pub(crate) fn into_error(self, function: &'static str, timeout: Duration) -> Error {
         let given_up = |why: &str| {
             crate::events::leaked(
                 &format!("a call of {function} that does not come back"),
@@ -102,10 +102,10 @@ impl NotBack {
         };
         match self {
             Self::TimedOut => {
-                given_up("its limit has passed");
+                given_up("its timeout has passed");
                 Error::new(ErrorKind::TimedOut {
                     what: format!("{function}, which should not wait and has not come back,"),
-                    limit,
+                    timeout,
                 })
                 .marked(Mark::Inside)
             }
@@ -140,9 +140,9 @@ mod tests {
         for interrupted in [false, true] {
             let (go_on, waiting) = mpsc::channel::<()>();
             let (sender, late) = mpsc::channel();
-            let limit = if interrupted { LONG } else { TICK };
+            let timeout = if interrupted { LONG } else { TICK };
             let result = call(
-                Instant::now() + limit,
+                Instant::now() + timeout,
                 || interrupted,
                 move || waiting.recv(),
                 move |result| sender.send(result).expect("the test waits"),

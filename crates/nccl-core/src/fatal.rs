@@ -15,7 +15,7 @@ use crate::sync::Mutex;
 use nccl_base::fault::Roster;
 
 /// How long the message may take, and the hook as well.
-const LIMIT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why this crate ends the process; given to the hook of [`on_fatal`].
 ///
@@ -43,7 +43,7 @@ pub struct FatalReport {
 ///
 /// ```
 /// # use std::time::Duration;
-/// let cause = nccl::FatalCause::NotFreed { limit: Duration::from_secs(10) };
+/// let cause = nccl::FatalCause::NotFreed { timeout: Duration::from_secs(10) };
 /// assert_ne!(cause, nccl::FatalCause::Panicked);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,23 +55,23 @@ pub enum FatalCause {
         call: &'static str,
         /// How long the thread has been inside.
         since: Duration,
-        /// The call's limit.
-        limit: Duration,
+        /// The call's timeout.
+        timeout: Duration,
     },
     /// NCCL did not free an aborted communicator.
     NotFreed {
         /// How long an abort may take.
-        limit: Duration,
+        timeout: Duration,
     },
     /// Work of an aborted operation did not end.
     NotEnded {
         /// How long an abort may take.
-        limit: Duration,
+        timeout: Duration,
     },
     /// A capture that the program began on the stream of an operation did not end.
     Captured {
         /// How long an abort may take.
-        limit: Duration,
+        timeout: Duration,
     },
     /// A capture that the program began on the stream of an operation has ended, and its graph may hold the operation.
     InGraph,
@@ -146,11 +146,15 @@ impl fmt::Display for FatalReport {
 
 impl fmt::Display for FatalCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, limit) = match self {
-            Self::Inside { call, since, limit } => {
+        let (what, timeout) = match self {
+            Self::Inside {
+                call,
+                since,
+                timeout,
+            } => {
                 return write!(
                     f,
-                    "a thread has been inside {call} for {since:?}, its limit is {limit:?}, and the end of the communicator \
+                    "a thread has been inside {call} for {since:?}, its timeout is {timeout:?}, and the end of the communicator \
                      did not bring it back"
                 );
             }
@@ -166,15 +170,16 @@ impl fmt::Display for FatalCause {
                      uses",
                 );
             }
-            Self::NotFreed { limit } => ("NCCL did not give the communicator back", limit),
-            Self::NotEnded { limit } => ("work of an aborted operation did not end", limit),
-            Self::Captured { limit } => {
-                ("a capture on the stream of an operation did not end", limit)
-            }
+            Self::NotFreed { timeout } => ("NCCL did not give the communicator back", timeout),
+            Self::NotEnded { timeout } => ("work of an aborted operation did not end", timeout),
+            Self::Captured { timeout } => (
+                "a capture on the stream of an operation did not end",
+                timeout,
+            ),
         };
         write!(
             f,
-            "{what} within {limit:?} and may still use memory that was lent to it"
+            "{what} within {timeout:?} and may still use memory that was lent to it"
         )
     }
 }
@@ -184,13 +189,13 @@ impl fmt::Display for FatalCause {
 pub(crate) fn end_the_process(report: FatalReport) -> ! {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     if BEGUN.swap(true, Ordering::SeqCst) {
-        // Another thread is ending the process, and needs up to twice the limit: for its message and for the hook. Abort here
+        // Another thread is ending the process, and needs up to twice the timeout: for its message and for the hook. Abort here
         // only if even that takes too long.
-        std::thread::sleep(LIMIT * 3);
+        std::thread::sleep(TIMEOUT * 3);
         std::process::abort();
     }
     let said = format!("nccl: {report}; ending the process\n");
-    write_within(std::io::stderr(), &said, LIMIT);
+    write_within(std::io::stderr(), &said, TIMEOUT);
     match hear(report) {
         FatalExit::Abort => std::process::abort(),
         // SAFETY: ends the process at once.
@@ -211,7 +216,7 @@ fn hear(report: FatalReport) -> FatalExit {
     let spawned = std::thread::Builder::new()
         .name(String::from("nccl-fatal"))
         .spawn(run);
-    let said = spawned.ok().and_then(|_| said.recv_timeout(LIMIT).ok());
+    let said = spawned.ok().and_then(|_| said.recv_timeout(TIMEOUT).ok());
     said.unwrap_or_default()
 }
 

@@ -165,14 +165,14 @@ impl<'a> Group<'a> {
     /// Takes a buffer that needs calls to CUDA: one of another stream, or one that cudarc orders.
     #[inline(never)]
     fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<u64> {
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
         self.frame.read(buffer)
     }
 
     /// Like [`read_elsewhere`](Self::read_elsewhere).
     #[inline(never)]
     fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<u64> {
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
         self.frame.write(buffer)
     }
 
@@ -182,7 +182,7 @@ impl<'a> Group<'a> {
         &mut self,
         collective: Result<Collective<X, Y>>,
     ) -> Result<()> {
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
         collective?.record(self.comm, &mut self.frame).map(drop)
     }
 
@@ -279,7 +279,7 @@ impl Communicator {
         let admitted = match self.stream.context().is_managing_stream_synchronization() {
             false => Ok(()),
             true => {
-                let _inside = self.inner.enter(Place::Issue, self.limit);
+                let _inside = self.inner.enter(Place::Issue, self.timeout);
                 Frame::admit(&self.stream)
             }
         };

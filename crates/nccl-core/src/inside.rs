@@ -1,12 +1,12 @@
 //! Records which threads are inside a call of NCCL or CUDA, so that a call that does not return is noticed.
 //!
-//! Every wait of this crate ends at a limit, but a call that does not return never reaches it: an NCCL
+//! Every wait of this crate ends at a timeout, but a call that does not return never reaches it: an NCCL
 //! function that waits although it should not, or a wedged driver. A call that issues an operation cannot
 //! run on a thread of its own (`expendable.rs`), because the thread costs more than the operation.
 //! Instead, the calling thread records the call in its slot, and the sentinel (`supervision/sentinel.rs`) reads the slots:
 //!
 //! ```text
-//! inside beyond its limit ──▶ its communicator is aborted, and with it those of the other ranks
+//! inside beyond its timeout ──▶ its communicator is aborted, and with it those of the other ranks
 //!                             the thread may come out by that; when it is still inside a while after
 //!                             the abort ended or was given up ──▶ the process ends, with a sentence
 //! ```
@@ -110,10 +110,10 @@ pub struct Inside {
     _thread: PhantomData<*const ()>,
 }
 
-/// Marks this thread as inside a call on the communicator at address `of`, which should return within `limit`. Changes nothing
+/// Marks this thread as inside a call on the communicator at address `of`, which should return within `timeout`. Changes nothing
 /// inside another such call.
 #[inline]
-pub(crate) fn enter(of: usize, place: Place, limit: Duration) -> Inside {
+pub(crate) fn enter(of: usize, place: Place, timeout: Duration) -> Inside {
     let slot = SLOT.get().or_else(own_slot);
     let slot = slot.filter(|slot| slot.turn.load(Ordering::Relaxed).is_multiple_of(2));
     if let Some(slot) = slot {
@@ -121,9 +121,9 @@ pub(crate) fn enter(of: usize, place: Place, limit: Duration) -> Inside {
         // A reader that sees one of the following stores also sees that the previous call is over.
         fence(Ordering::Release);
         slot.of.store(of, Ordering::Relaxed);
-        slot.seconds.store(limit.as_secs(), Ordering::Relaxed);
+        slot.seconds.store(timeout.as_secs(), Ordering::Relaxed);
         slot.nanoseconds
-            .store(limit.subsec_nanos(), Ordering::Relaxed);
+            .store(timeout.subsec_nanos(), Ordering::Relaxed);
         slot.place.store(place as u8, Ordering::Relaxed);
         slot.turn.store(turn.wrapping_add(1), Ordering::Release);
         // The compiler does not move the bell's load before the store; the processor drains its store buffer long before a tick ends.
@@ -166,7 +166,7 @@ impl Drop for Inside {
 pub(crate) struct Found {
     pub(crate) turn: u64,
     pub(crate) of: usize,
-    pub(crate) limit: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) place: Place,
 }
 
@@ -190,7 +190,7 @@ impl Slot {
         let found = Found {
             turn,
             of: self.of.load(Ordering::Relaxed),
-            limit: Duration::new(
+            timeout: Duration::new(
                 self.seconds.load(Ordering::Relaxed),
                 self.nanoseconds.load(Ordering::Relaxed),
             ),
@@ -224,7 +224,7 @@ mod tests {
         slot.turn.store(1, Ordering::Release);
         let found = slot.look().expect("somebody is inside");
         assert_eq!((found.turn, found.of), (1, 7));
-        assert_eq!(found.limit, Duration::new(3, 5));
+        assert_eq!(found.timeout, Duration::new(3, 5));
         assert_eq!(found.place, Place::Capture);
         slot.turn.store(2, Ordering::Release);
         assert_eq!(slot.look(), None);

@@ -3,7 +3,7 @@
 //! A drop must not block, and memory must not be freed under running work. So a drop hands what it owns
 //! to the reaper: one thread polls everything that waits for its stream and frees it when the
 //! work is over; work that may block for long (the end of a communicator) gets a thread of its own. No wait
-//! is endless: what is not over within its limit is leaked, and reported.
+//! is endless: what is not over within its timeout is leaked, and reported.
 //!
 //! When the process exits, the rest gets a moment to finish, because peers may wait for it; after
 //! that nothing here calls CUDA or NCCL any more, which are being unloaded.
@@ -27,7 +27,7 @@ use crate::time::deadline_after;
 
 /// How long work on a stream may go on after its memory was dropped.
 #[doc(hidden)]
-pub const LIMIT: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A thread that is in one call for this long gets a successor.
 const STUCK: Duration = Duration::from_secs(10);
@@ -105,9 +105,9 @@ pub(crate) fn is_in_a_hurry() -> bool {
 }
 
 /// Takes over dropped remains, and frees them when all work is over; leaks them with a message when that
-/// takes longer than `limit`.
+/// takes longer than `timeout`.
 #[doc(hidden)]
-pub fn take(remains: Box<dyn DeferredDrop>, limit: Duration) {
+pub fn take(remains: Box<dyn DeferredDrop>, timeout: Duration) {
     if is_closed() {
         std::mem::forget(remains);
         return;
@@ -117,7 +117,7 @@ pub fn take(remains: Box<dyn DeferredDrop>, limit: Duration) {
     let mut state = STATE.lock();
     state.queue.push(Entry {
         remains,
-        deadline: deadline_after(limit),
+        deadline: deadline_after(timeout),
     });
     let stuck = state
         .busy_since
@@ -340,8 +340,8 @@ extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
     if forked::is_child() {
         return;
     }
-    for (limit, then) in AT_EXIT.into_iter().zip([&HURRY, &CLOSED]) {
-        let deadline = Instant::now() + limit;
+    for (timeout, then) in AT_EXIT.into_iter().zip([&HURRY, &CLOSED]) {
+        let deadline = Instant::now() + timeout;
         while PENDING.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
             BELL.notify_all();
             std::thread::sleep(Duration::from_millis(1));
@@ -460,18 +460,18 @@ mod tests {
     fn what_is_over_is_released_once_and_what_never_is_stays() {
         nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
         let (released, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-        let hand_over = |turns: Vec<Turn>, limit| {
+        let hand_over = |turns: Vec<Turn>, timeout| {
             let counted = Counted {
                 turns,
                 released: Arc::clone(&released),
                 dropped: Arc::clone(&dropped),
             };
-            take(Box::new(counted), limit);
+            take(Box::new(counted), timeout);
         };
         for _ in 0..10 {
-            hand_over(vec![Turn::Over, Turn::Wait, Turn::Wait], LIMIT);
+            hand_over(vec![Turn::Over, Turn::Wait, Turn::Wait], TIMEOUT);
         }
-        hand_over(vec![Turn::Never], LIMIT);
+        hand_over(vec![Turn::Never], TIMEOUT);
         hand_over(vec![], Duration::from_millis(20));
         wait_for(|| released.load(Ordering::Acquire) == 10 && Arc::strong_count(&released) == 3);
         std::thread::sleep(Duration::from_millis(100));
@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(dropped.load(Ordering::Acquire), 10);
         // And the thread goes on, also after it was idle.
         std::thread::sleep(IDLE + Duration::from_millis(200));
-        hand_over(vec![Turn::Over], LIMIT);
+        hand_over(vec![Turn::Over], TIMEOUT);
         wait_for(|| released.load(Ordering::Acquire) == 11);
     }
 }

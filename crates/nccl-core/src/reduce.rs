@@ -92,7 +92,7 @@ pub struct Operator {
     comm: Option<Communicator>,
 }
 
-/// How much longer the thread of a call may take than the waits inside it, which have the same limit.
+/// How much longer the thread of a call may take than the waits inside it, which have the same timeout.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// Makes an operator that multiplies this rank's values by `factor` and sums those of all ranks.
@@ -101,13 +101,13 @@ pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result
     let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
     library.admit(T::DATA_TYPE)?;
     const CALL: &str = "ncclRedOpCreatePreMulSum";
-    let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
+    let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
     let made = expendable::call(
         // The wait for the lock has a deadline of its own.
-        deadline_after(limit.saturating_add(SLACK)),
+        deadline_after(timeout.saturating_add(SLACK)),
         || false,
         move || {
-            let (handle, _) = inner.handle.take(None, limit)?;
+            let (handle, _) = inner.handle.take(None, timeout)?;
             let raw = inner.ready(&handle)?;
             let mut factor = factor;
             let mut op = sys::ncclRedOp_t::ncclSum;
@@ -131,7 +131,7 @@ pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result
     let op = match made {
         Ok(op) => op?,
         Err(not_back) => {
-            let error = not_back.into_error(CALL, limit);
+            let error = not_back.into_error(CALL, timeout);
             if error.is_timeout() {
                 comm.inner.abort(&error);
             }
@@ -175,7 +175,7 @@ impl Drop for Operator {
     fn drop(&mut self) {
         if let (Some(comm), false) = (self.comm.take(), reaper::is_closed()) {
             let comm = KeepAlive::new(comm);
-            reaper::take(Box::new(Remnant { op: self.op, comm }), reaper::LIMIT);
+            reaper::take(Box::new(Remnant { op: self.op, comm }), reaper::TIMEOUT);
         }
     }
 }

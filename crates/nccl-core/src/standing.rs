@@ -27,7 +27,7 @@ pub(crate) struct Standing {
     /// Since when it is in that state, as far as known.
     pub(crate) began: Duration,
     /// How long that state may last; `None` for ever.
-    pub(crate) limit: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     /// The end of that time. `None` for ever, and while no mark can show the call's progress.
     pub(crate) deadline: Option<Duration>,
     /// The last of the calls that cannot be told apart from it.
@@ -43,8 +43,10 @@ impl Standing {
             call,
             clock: Clock::Issuing,
             began: call.since,
-            limit: call.limit,
-            deadline: call.limit.map(|limit| call.since.saturating_add(limit)),
+            timeout: call.timeout,
+            deadline: call
+                .timeout
+                .map(|timeout| call.since.saturating_add(timeout)),
             last: call.number,
             is_alone: true,
         }
@@ -57,7 +59,9 @@ impl Standing {
     }
 
     fn unseen_deadline(&self) -> Option<Duration> {
-        let deadline = self.limit.map(|limit| self.began.saturating_add(limit));
+        let deadline = self
+            .timeout
+            .map(|timeout| self.began.saturating_add(timeout));
         self.deadline.or(deadline)
     }
 
@@ -124,12 +128,12 @@ impl Overdue {
         let Standing {
             call,
             clock,
-            limit,
+            timeout,
             last,
             is_alone,
             ..
         } = self.standing;
-        let limit = limit.unwrap_or(Duration::MAX);
+        let timeout = timeout.unwrap_or(Duration::MAX);
         // Milliseconds are precise enough.
         let waited = Duration::from_millis(u64::try_from(self.waited.as_millis()).unwrap_or(0));
         let what = match call.kind {
@@ -141,7 +145,7 @@ impl Overdue {
                 return ErrorKind::Queued {
                     what,
                     waited,
-                    limit,
+                    timeout,
                 };
             }
             Clock::Issuing if call.kind == OperationKind::Replay => {
@@ -163,6 +167,9 @@ impl Overdue {
                 " which nobody could look at because {call} has not come back for {since:?},"
             ));
         }
-        ErrorKind::TimedOut { what: text, limit }
+        ErrorKind::TimedOut {
+            what: text,
+            timeout,
+        }
     }
 }

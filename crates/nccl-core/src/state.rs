@@ -277,12 +277,12 @@ impl Phase {
         self.freed_bell.notify_all();
     }
 
-    /// Waits up to `limit`, and returns whether NCCL freed the communicator.
-    pub(crate) fn wait_freed(&self, limit: Duration) -> bool {
+    /// Waits up to `timeout`, and returns whether NCCL freed the communicator.
+    pub(crate) fn wait_freed(&self, timeout: Duration) -> bool {
         let begun = Instant::now();
         let mut freed = self.freed.lock();
         while freed.is_none() {
-            let left = limit.saturating_sub(begun.elapsed());
+            let left = timeout.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return false;
             }
@@ -330,9 +330,9 @@ impl Phase {
         Some(retired)
     }
 
-    /// Ends the communicator, for the aborting thread. Waits up to `limit` for the owner of the pointer, and returns whether NCCL
+    /// Ends the communicator, for the aborting thread. Waits up to `timeout` for the owner of the pointer, and returns whether NCCL
     /// freed the communicator.
-    pub(crate) fn end<N: Native>(&self, native: &N, limit: Duration) -> bool {
+    pub(crate) fn end<N: Native>(&self, native: &N, timeout: Duration) -> bool {
         native.break_in();
         // A thread inside a call notices the abort and releases the lock.
         match native.slot(Option::take) {
@@ -342,7 +342,7 @@ impl Phase {
                 freed
             }
             // The thread that makes or finalizes the communicator has the pointer, and frees it when it notices the abort.
-            None => self.wait_freed(limit),
+            None => self.wait_freed(timeout),
         }
     }
 

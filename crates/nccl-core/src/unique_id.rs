@@ -61,8 +61,8 @@ impl UniqueId {
         Self::within(library, Timeouts::default().init)
     }
 
-    /// Like [`new`](Self::new), within `limit`.
-    pub(crate) fn within(library: &Library, limit: Duration) -> Result<Self> {
+    /// Like [`new`](Self::new), within `timeout`.
+    pub(crate) fn within(library: &Library, timeout: Duration) -> Result<Self> {
         const CALL: &str = "ncclGetUniqueId";
         let get = library.function(sys::Api::ncclGetUniqueId)?;
         // NCCL starts a thread for it.
@@ -72,7 +72,7 @@ impl UniqueId {
         }
         let library = library.clone();
         let made = expendable::call(
-            deadline_after(limit),
+            deadline_after(timeout),
             || false,
             move || {
                 let mut raw = sys::ncclUniqueId {
@@ -85,7 +85,7 @@ impl UniqueId {
             },
             drop,
         );
-        made.map_err(|not_back| not_back.into_error(CALL, limit))?
+        made.map_err(|not_back| not_back.into_error(CALL, timeout))?
     }
 
     /// Makes a token of bytes received from another rank.

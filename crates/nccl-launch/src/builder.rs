@@ -39,7 +39,7 @@ pub struct FleetBuilder {
     among: Option<(usize, usize)>,
     rendezvous: Option<String>,
     job: Option<String>,
-    epoch: u64,
+    generation: u64,
     secret: Secret,
     interface: Option<String>,
     nccl_debug: Option<PathBuf>,
@@ -89,7 +89,7 @@ impl FleetBuilder {
             among: None,
             rendezvous: None,
             job: None,
-            epoch: 0,
+            generation: 0,
             secret: Secret::Fresh,
             interface: None,
             nccl_debug: None,
@@ -149,14 +149,14 @@ impl FleetBuilder {
         self
     }
 
-    /// The number of this attempt of the job (`NCCL_RUN_EPOCH`); 0 unless set. Restarts count on from there.
+    /// The number of this attempt of the job (`NCCL_RUN_GENERATION`); 0 unless set. Restarts count on from there.
     ///
     /// ```
     /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).epoch(3);
+    /// let builder = Fleet::builder(4).generation(3);
     /// ```
-    pub fn epoch(mut self, epoch: u64) -> Self {
-        self.epoch = epoch;
+    pub fn generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
         self
     }
 
@@ -351,7 +351,8 @@ impl FleetBuilder {
             return Err(Error::launch("a fleet has at least one rank"));
         }
         limits::size(world_size).map_err(Error::launch)?;
-        limits::job(self.job.as_deref().unwrap_or_default(), self.epoch).map_err(Error::launch)?;
+        limits::job(self.job.as_deref().unwrap_or_default(), self.generation)
+            .map_err(Error::launch)?;
         if first_rank
             .checked_add(here)
             .is_none_or(|end| end > world_size)
@@ -440,7 +441,7 @@ impl FleetBuilder {
             end_all: self.end_all,
             linger: self.linger,
             grace: self.grace,
-            epoch: self.epoch,
+            generation: self.generation,
             stdin: self.stdin,
             directory,
         })
@@ -478,7 +479,7 @@ mod tests {
             (Fleet::builder(2).among(4, usize::MAX), "do not fit"),
             (Fleet::builder(1_000_000_000_000), "1048576 is the most"),
             (
-                Fleet::builder(2).epoch(u64::MAX),
+                Fleet::builder(2).generation(u64::MAX),
                 "9223372036854775807 is the last",
             ),
             (Fleet::builder(2).job("x".repeat(2049)), "2048 is the most"),

@@ -12,32 +12,37 @@ use nccl_control::{Observer, Rendezvous};
 
 /// The connection to the world.
 pub(super) struct Control {
-    /// The last is the newest. It stays with the ranks in their next epochs; but the surviving ranks may also leave
+    /// The last is the newest. It stays with the ranks in their next generations; but the surviving ranks may also leave
     /// their world, and meet the restarted rank in another.
     observers: Vec<Observer>,
 }
 
 impl Control {
-    /// Looks for the world in the background, without a limit: when ranks join is up to them.
-    pub(super) fn start(environment: &Environment, epoch: u64) -> Self {
+    /// Looks for the world in the background, without a timeout: when ranks join is up to them.
+    pub(super) fn start(environment: &Environment, generation: u64) -> Self {
         let mut control = Self {
             observers: Vec::new(),
         };
-        let place = rendezvous(environment, epoch);
+        let place = rendezvous(environment, generation);
         control
             .look(place.and_then(|place| Observer::start_by_number(place.timeout(Duration::MAX))));
         control
     }
 
-    /// Observes the world for a rank that is restarted alone, as attempt `epoch`; `doors` are the addresses where other
+    /// Observes the world for a rank that is restarted alone, as attempt `generation`; `doors` are the addresses where other
     /// ranks listen. From now on, the ranks of the world are told apart by their processes.
-    pub(super) fn start_again(&mut self, environment: &Environment, epoch: u64, doors: &[String]) {
+    pub(super) fn start_again(
+        &mut self,
+        environment: &Environment,
+        generation: u64,
+        doors: &[String],
+    ) {
         let mut before = std::mem::take(&mut self.observers);
         if before.last().is_some_and(Observer::is_on) {
             self.observers.extend(before.pop());
         }
         dismiss(before);
-        let place = rendezvous_at(environment, epoch, Some(doors));
+        let place = rendezvous_at(environment, generation, Some(doors));
         let place = place.map(|place| place.timeout(Duration::MAX));
         self.look(place.and_then(Observer::start_by_process));
     }
@@ -97,16 +102,16 @@ fn dismiss(observers: Vec<Observer>) {
 }
 
 /// The rendezvous of the ranks, for their launcher.
-pub(super) fn rendezvous(environment: &Environment, epoch: u64) -> Result<Rendezvous> {
-    rendezvous_at(environment, epoch, None)
+pub(super) fn rendezvous(environment: &Environment, generation: u64) -> Result<Rendezvous> {
+    rendezvous_at(environment, generation, None)
 }
 
 fn rendezvous_at(
     environment: &Environment,
-    epoch: u64,
+    generation: u64,
     alone: Option<&[String]>,
 ) -> Result<Rendezvous> {
-    let variables = environment.of(environment.first_rank, epoch, alone);
+    let variables = environment.of(environment.first_rank, generation, alone);
     Rendezvous::from_variables(|name| {
         match variables.iter().find(|(known, _)| *known == name) {
             Some((_, value)) => value.clone(),

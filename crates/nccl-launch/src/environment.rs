@@ -53,7 +53,7 @@ impl Environment {
     pub(super) fn of(
         &self,
         rank: usize,
-        epoch: u64,
+        generation: u64,
         alone: Option<&[String]>,
     ) -> Vec<(&str, Option<OsString>)> {
         let local = rank - self.first_rank;
@@ -67,7 +67,7 @@ impl Environment {
             ("NCCL_RUN_RESTARTED", alone.map(|_| "1".into())),
             ("NCCL_RUN_OBSERVED", self.observe.then(|| "1".into())),
             ("NCCL_RUN_JOB", Some(self.job.clone().into())),
-            ("NCCL_RUN_EPOCH", Some(epoch.to_string().into())),
+            ("NCCL_RUN_GENERATION", Some(generation.to_string().into())),
             // Secrets of an enclosing fleet, or of the user's shell.
             ("NCCL_RUN_SECRET", None),
             (
@@ -83,9 +83,9 @@ impl Environment {
         }
         if let Some(directory) = &self.nccl_debug {
             // Another attempt does not overwrite the log of the last one.
-            let name = match epoch {
+            let name = match generation {
                 0 => format!("nccl.rank-{rank}.log"),
-                epoch => format!("nccl.rank-{rank}.epoch-{epoch}.log"),
+                generation => format!("nccl.rank-{rank}.generation-{generation}.log"),
             };
             set.push(("NCCL_DEBUG_FILE", Some(directory.join(name).into())));
         }
@@ -180,12 +180,12 @@ mod tests {
             ("NCCL_RUN_LOCAL_RANK", "1"),
             ("NCCL_RUN_LOCAL_WORLD_SIZE", "4"),
             ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400"),
-            ("NCCL_RUN_EPOCH", "2"),
+            ("NCCL_RUN_GENERATION", "2"),
             ("NCCL_RUN_OBSERVED", "1"),
             ("NCCL_RUN_SECRET_FILE", "/x/secret"),
             ("NCCL_RUN_INTERFACE", "eth"),
             ("NCCL_SOCKET_IFNAME", "=eth0"),
-            ("NCCL_DEBUG_FILE", "/logs/nccl.rank-5.epoch-2.log"),
+            ("NCCL_DEBUG_FILE", "/logs/nccl.rank-5.generation-2.log"),
             ("NCCL_RUN_RECORD_DIR", "/faults"),
             ("CUDA_VISIBLE_DEVICES", "3"),
         ] {

@@ -36,7 +36,7 @@ pub enum Event {
         /// Its process.
         pid: u32,
         /// The attempt that it belongs to.
-        epoch: u64,
+        generation: u64,
     },
     /// A rank's process has ended. Its last output has been read, or was waited for half a second.
     Exited(Arc<RankEnd>),
@@ -76,7 +76,7 @@ pub(super) struct Inner {
     events: VecDeque<Event>,
     /// The number of the first kept event.
     first: u64,
-    /// Process and epoch of each rank that runs.
+    /// Process and generation of each rank that runs.
     pub(super) running: Vec<Option<(u32, u64)>>,
     /// How each rank ended last.
     pub(super) ends: Vec<Option<Arc<RankEnd>>>,
@@ -91,7 +91,7 @@ pub(super) struct Inner {
     pub(super) unread: bool,
     pub(super) keeper: Option<u32>,
     /// The attempt that was started last.
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     /// Whether no rank runs, and all output has been read or given up.
     pub(super) finished: bool,
     /// Whether no more events will come.
@@ -181,7 +181,7 @@ impl Events {
         Self { board, next: 0 }
     }
 
-    /// Returns the next event, if one comes within `limit`.
+    /// Returns the next event, if one comes within `timeout`.
     ///
     /// ```
     /// use std::{process::Command, time::Duration};
@@ -192,8 +192,8 @@ impl Events {
     /// assert!(matches!(first, Some(Event::Started { rank: 0, .. })));
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn next_within(&mut self, limit: Duration) -> Option<Event> {
-        self.next_until(Instant::now().checked_add(limit))
+    pub fn next_within(&mut self, timeout: Duration) -> Option<Event> {
+        self.next_until(Instant::now().checked_add(timeout))
     }
 
     fn next_until(&mut self, deadline: Option<Instant>) -> Option<Event> {

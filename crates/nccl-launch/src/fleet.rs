@@ -83,7 +83,7 @@ impl Fleet {
             thread: Some(thread),
             environment,
         };
-        // Without a limit: the thread answers once all ranks are started, or the started ones are killed, of which none
+        // Without a timeout: the thread answers once all ranks are started, or the started ones are killed, of which none
         // is waited for longer than 5 s. Its end closes the channel.
         outcome.recv().unwrap_or_else(|_| Err(over()))?;
         Ok(fleet)
@@ -104,7 +104,7 @@ impl Fleet {
         forked::check()?;
         let (reply, outcome) = mpsc::channel();
         self.order(order(reply));
-        // Without a limit: running ranks are killed after the grace period, and a process that does not end by that is
+        // Without a timeout: running ranks are killed after the grace period, and a process that does not end by that is
         // left after 5 s more, with an answer. The end of the thread closes the channel, also of an order that it did
         // not take.
         outcome.recv().unwrap_or_else(|_| Err(over()))
@@ -147,7 +147,7 @@ impl Fleet {
         pids.map(|running| running.map(|(pid, _)| pid)).collect()
     }
 
-    /// Where the ranks meet in the epoch that was started last: for an `Observer` in this process, which then sees the
+    /// Where the ranks meet in the generation that was started last: for an `Observer` in this process, which then sees the
     /// ranks join and what they do.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl Fleet {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn rendezvous(&self) -> Result<Rendezvous> {
-        let epoch = self.board.lock().epoch;
-        control::rendezvous(&self.environment, epoch)
+        let generation = self.board.lock().generation;
+        control::rendezvous(&self.environment, generation)
     }
 
     /// The process number of the shell that kills the ranks' own children when this process is killed; `None` where
@@ -219,7 +219,7 @@ impl Fleet {
     fn pass_on(&self, rank: Option<usize>, signal: Signal) {
         let (done, was_done) = mpsc::channel();
         self.order(Order::Signal(rank, signal, done));
-        // Without a limit: the thread waits only for orders and for ends of ranks, and both wake it.
+        // Without a timeout: the thread waits only for orders and for ends of ranks, and both wake it.
         let _ = was_done.recv();
     }
 
@@ -248,11 +248,11 @@ impl Fleet {
         self.order(Order::Kill);
     }
 
-    /// Restarts one rank, in the next epoch (`NCCL_RUN_EPOCH`), and returns that epoch. A running rank is ended first,
+    /// Restarts one rank, in the next generation (`NCCL_RUN_GENERATION`), and returns that generation. A running rank is ended first,
     /// by SIGTERM, and after the grace period by SIGKILL.
     ///
-    /// The rank enters the world of the others with `World::rejoin`, as soon as they go on (`World::next_epoch`). Or
-    /// all leave their worlds and join one of that epoch ([`Rendezvous::epoch`](nccl_control::Rendezvous::epoch)).
+    /// The rank enters the world of the others with `World::rejoin`, as soon as they go on (`World::next_generation`). Or
+    /// all leave their worlds and join one of that generation ([`Rendezvous::generation`](nccl_control::Rendezvous::generation)).
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when it cannot be started, there is no such rank here, or
@@ -301,19 +301,19 @@ impl Fleet {
     pub fn joined(&self) -> Vec<usize> {
         let (reply, joined) = mpsc::channel();
         self.order(Order::Joined(reply));
-        // Without a limit, as in `pass_on`.
+        // Without a timeout, as in `pass_on`.
         joined.recv().unwrap_or_default()
     }
 
-    /// Starts all ranks again, in the next epoch, and returns that epoch; running ranks are ended first.
+    /// Starts all ranks again, in the next generation, and returns that generation; running ranks are ended first.
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when a rank cannot be started; then none runs.
     ///
     /// ```
     /// # fn example(fleet: &nccl::launch::Fleet) -> nccl::Result<()> {
-    /// let epoch = fleet.restart_all()?;
-    /// println!("attempt {epoch} has begun");
+    /// let generation = fleet.restart_all()?;
+    /// println!("attempt {generation} has begun");
     /// # Ok(())
     /// # }
     /// ```
@@ -333,10 +333,10 @@ impl Fleet {
     #[must_use]
     pub fn wait(&self) -> Report {
         let report = self.wait_until(None);
-        report.unwrap_or_else(|| unreachable!("waiting without a limit ends with a report"))
+        report.unwrap_or_else(|| unreachable!("waiting without a timeout ends with a report"))
     }
 
-    /// As [`wait`](Self::wait), at most for `limit`; `None`: ranks still run, or their output is still being passed on.
+    /// As [`wait`](Self::wait), at most for `timeout`; `None`: ranks still run, or their output is still being passed on.
     ///
     /// ```
     /// use std::{process::Command, time::Duration};
@@ -351,8 +351,8 @@ impl Fleet {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn wait_timeout(&self, limit: Duration) -> Option<Report> {
-        self.wait_until(Instant::now().checked_add(limit))
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Report> {
+        self.wait_until(Instant::now().checked_add(timeout))
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Report> {
@@ -388,7 +388,7 @@ impl Drop for Fleet {
         }
         self.order(Order::Leave);
         if let Some(thread) = self.thread.take() {
-            // Without a limit: all ranks are killed, and after 5 s the thread leaves those that did not end by that.
+            // Without a timeout: all ranks are killed, and after 5 s the thread leaves those that did not end by that.
             let _ = thread.join();
         }
     }

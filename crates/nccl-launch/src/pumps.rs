@@ -114,14 +114,14 @@ impl Pumps {
 }
 
 impl Drop for Pumps {
-    /// Ends both threads. A thread that its reader blocks is left behind after `limit`; it holds only its pipes.
+    /// Ends both threads. A thread that its reader blocks is left behind after `timeout`; it holds only its pipes.
     fn drop(&mut self) {
-        let limit = Duration::from_secs(1);
+        let timeout = Duration::from_secs(1);
         for shared in &self.shared {
             shared.leave.store(true, Ordering::Release);
             wake(&shared.wake);
         }
-        let until = Instant::now() + limit;
+        let until = Instant::now() + timeout;
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(1));

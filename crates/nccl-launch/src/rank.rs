@@ -29,7 +29,7 @@ const DRAIN: Duration = Duration::from_millis(500);
 pub(super) struct Running {
     rank: usize,
     process: Process,
-    epoch: u64,
+    generation: u64,
     begun: Instant,
     drained: [Arc<AtomicBool>; 2],
     tail: Arc<Mutex<Tail>>,
@@ -47,7 +47,7 @@ pub(super) struct Running {
 impl Running {
     pub(super) fn start(
         rank: usize,
-        epoch: u64,
+        generation: u64,
         command: Command,
         door: Option<OwnedFd>,
         (pumps, settings): (&Pumps, &Settings),
@@ -85,7 +85,7 @@ impl Running {
         let oom = Counter::of(process.id());
         Ok(Self {
             rank,
-            epoch,
+            generation,
             begun: Instant::now(),
             drained,
             tail,
@@ -219,7 +219,7 @@ impl Running {
             rank: self.rank,
             pid,
             host: Arc::clone(host),
-            epoch: self.epoch,
+            generation: self.generation,
             exit,
             ran: at - self.begun,
             at: at - begun,

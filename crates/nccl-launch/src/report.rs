@@ -36,7 +36,7 @@ pub struct RankEnd {
     pub(super) rank: usize,
     pub(super) pid: u32,
     pub(super) host: Arc<str>,
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     pub(super) exit: Exit,
     pub(super) ran: Duration,
     pub(super) at: Duration,
@@ -88,12 +88,12 @@ impl RankEnd {
     ///
     /// ```
     /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("in attempt {}", end.epoch());
+    /// println!("in attempt {}", end.generation());
     /// # }
     /// ```
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// How it ended.
@@ -213,8 +213,8 @@ impl fmt::Display for RankEnd {
             self.exit,
             seconds(self.ran)
         )?;
-        if self.epoch > 0 {
-            write!(f, ", epoch {}", self.epoch)?;
+        if self.generation > 0 {
+            write!(f, ", generation {}", self.generation)?;
         }
         Ok(())
     }
@@ -375,8 +375,8 @@ impl fmt::Display for Report {
                     first.exit,
                     seconds(first.ran)
                 )?;
-                if first.epoch > 0 {
-                    write!(f, ", epoch {}", first.epoch)?;
+                if first.generation > 0 {
+                    write!(f, ", generation {}", first.generation)?;
                 }
                 if let Some(oom) = &first.oom {
                     write!(f, "\n  {oom}")?;

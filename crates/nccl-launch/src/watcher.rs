@@ -53,7 +53,7 @@ pub(super) struct Plan {
     pub(super) end_all: bool,
     pub(super) linger: Duration,
     pub(super) grace: Duration,
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     /// The first rank reads this process's standard input; the others read nothing.
     pub(super) stdin: bool,
     /// Removed when the fleet ends.
@@ -111,7 +111,7 @@ pub(super) struct Watcher {
     stage: Option<(Stage, Instant)>,
     begun: Instant,
     host: Arc<str>,
-    epoch: u64,
+    generation: u64,
     leaving: bool,
     /// Last, because fields are dropped in this order: with it goes the directory, in which the observer may have a
     /// socket, and which the keeper removes when this process is killed.
@@ -137,7 +137,7 @@ impl Watcher {
         let world_size = plan.environment.world_size;
         let pumps = Pumps::start(&plan.settings.output, world_size, begun, &wake, &board)?;
         Ok(Self {
-            epoch: plan.epoch,
+            generation: plan.generation,
             board,
             orders,
             wake,
@@ -174,20 +174,20 @@ impl Watcher {
         Ok(())
     }
 
-    /// Joins the world of this epoch as an observer, after leaving that of the last one.
+    /// Joins the world of this generation as an observer, after leaving that of the last one.
     fn attend(&mut self) {
         // First: the old observer may stand in for a rank 0 that is gone, at the address where the new rank 0 will
         // listen.
         self.control = None;
         if self.plan.environment.observe {
-            self.control = Some(Control::start(&self.plan.environment, self.epoch));
+            self.control = Some(Control::start(&self.plan.environment, self.generation));
         }
     }
 
     fn start(&mut self, rank: usize, alone: Option<&[String]>) -> Result<()> {
         let failed = |why: String| Error::launch(format!("rank {rank} cannot be started: {why}"));
         let mut command = (self.plan.command)(rank);
-        for (name, value) in self.plan.environment.of(rank, self.epoch, alone) {
+        for (name, value) in self.plan.environment.of(rank, self.generation, alone) {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
@@ -204,26 +204,33 @@ impl Watcher {
             None => None,
         };
         let output = (&self.pumps, &self.plan.settings);
-        let running = Running::start(rank, self.epoch, command, door, output).map_err(failed)?;
+        let running =
+            Running::start(rank, self.generation, command, door, output).map_err(failed)?;
         if let Some(pidfd) = running.pidfd() {
             let data = epoll::EventData::new_u64(rank as u64);
             // If that is refused, the end is found by polling.
             let _ = epoll::add(&self.epoll, pidfd, data, epoll::EventFlags::IN);
         }
-        let (pid, epoch) = (running.id(), self.epoch);
+        let (pid, generation) = (running.id(), self.generation);
         let index = rank - self.ranks().start;
         self.running.insert(rank, running);
         if let Some(control) = &self.control {
             control.started(rank, pid);
         }
-        self.board
-            .post(Event::Started { rank, pid, epoch }, |board| {
-                board.epoch = epoch;
-                board.running[index] = Some((pid, epoch));
+        self.board.post(
+            Event::Started {
+                rank,
+                pid,
+                generation,
+            },
+            |board| {
+                board.generation = generation;
+                board.running[index] = Some((pid, generation));
                 board.failures.retain(|end| end.rank != rank);
                 board.left.retain(|&left| left != rank);
                 board.finished = false;
-            });
+            },
+        );
         Ok(())
     }
 
@@ -472,13 +479,13 @@ impl Watcher {
         self.advance_restarts(now);
         let idle = self.running.is_empty() && self.restarts.is_empty();
         if idle && let Some(reply) = self.restart_all.take() {
-            self.epoch += 1;
+            self.generation += 1;
             self.board.post(None, |board| {
                 board.failures.clear();
                 board.interrupted = None;
                 board.unread = false;
             });
-            let _ = reply.send(self.start_all().map(|()| self.epoch));
+            let _ = reply.send(self.start_all().map(|()| self.generation));
             return;
         }
         if idle && self.undrained.is_empty() && !self.board.lock().finished {

@@ -23,20 +23,20 @@ const LONGEST: usize = 1 << 20;
 /// From the front to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToRank {
-    /// Take a step. All ranks that serve in the epoch get the same.
+    /// Take a step. All ranks that serve in the generation get the same.
     Step(Step),
-    /// Show that all ranks that serve in the epoch can do something together.
+    /// Show that all ranks that serve in the generation can do something together.
     Probe {
-        /// The epoch for which it is meant; in any other it is nothing.
-        epoch: u64,
+        /// The generation for which it is meant; in any other it is nothing.
+        generation: u64,
         /// Its number, of all steps and probes of the server.
         number: u64,
     },
-    /// Go on to the next epoch: another rank can do no more in this one. A rank that has no part of the model would not hear of
+    /// Go on to the next generation: another rank can do no more in this one. A rank that has no part of the model would not hear of
     /// what ended the model's communicator, and the others would wait for it.
     GoOn {
-        /// The epoch that is over.
-        epoch: u64,
+        /// The generation that is over.
+        generation: u64,
     },
     /// Say goodbye to the others, and end.
     End,
@@ -45,8 +45,8 @@ pub enum ToRank {
 /// One step of all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// The epoch for which it was planned; in any other it is nothing.
-    pub epoch: u64,
+    /// The generation for which it was planned; in any other it is nothing.
+    pub generation: u64,
     /// Its number, of all steps and probes of the server.
     pub number: u64,
     /// Its rows.
@@ -106,18 +106,18 @@ impl From<Draw> for Sampling {
 pub enum FromRank {
     /// The first message of a process.
     Hello {
-        /// Which of the launcher's ranks it is: it keeps that number, whatever number it has in an epoch.
+        /// Which of the launcher's ranks it is: it keeps that number, whatever number it has in a generation.
         place: usize,
     },
-    /// It is in the world of this epoch.
+    /// It is in the world of this generation.
     Entered {
-        /// The epoch's number.
-        epoch: u64,
+        /// The generation's number.
+        generation: u64,
     },
-    /// It has its part of the model and a communicator, and takes steps of this epoch.
+    /// It has its part of the model and a communicator, and takes steps of this generation.
     Serves {
-        /// The epoch's number.
-        epoch: u64,
+        /// The generation's number.
+        generation: u64,
         /// Its number in the world.
         rank: usize,
         /// Which part of the model it has; a rank without one is there for when another dies.
@@ -129,8 +129,8 @@ pub enum FromRank {
     },
     /// The tokens of a step, for the rows that wanted one. The rank that has the first part says them.
     Drawn {
-        /// The step's epoch.
-        epoch: u64,
+        /// The step's generation.
+        generation: u64,
         /// The step's number.
         number: u64,
         /// One for each row that wanted one, in their order.
@@ -142,22 +142,22 @@ pub enum FromRank {
     },
     /// A probe is over. The rank that has the first part says so.
     Probed {
-        /// The probe's epoch.
-        epoch: u64,
+        /// The probe's generation.
+        generation: u64,
         /// The probe's number.
         number: u64,
     },
-    /// This rank goes on to the next epoch, since another one is gone.
+    /// This rank goes on to the next generation, since another one is gone.
     Left {
-        /// The number of the epoch that it leaves.
-        epoch: u64,
+        /// The number of the generation that it leaves.
+        generation: u64,
         /// What ended the communicator on all ranks.
         fault: Option<Box<Fault>>,
     },
-    /// This rank can do no more in this epoch, and goes on to the next.
+    /// This rank can do no more in this generation, and goes on to the next.
     Failed {
-        /// The epoch's number.
-        epoch: u64,
+        /// The generation's number.
+        generation: u64,
         /// Its error.
         error: String,
         /// What ended the communicator on all ranks, if that was it.
@@ -223,7 +223,7 @@ mod tests {
             draw: Some(draw),
         };
         let step = ToRank::Step(Step {
-            epoch: 2,
+            generation: 2,
             number: 7,
             rows: vec![row; 40],
         });

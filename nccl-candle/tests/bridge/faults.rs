@@ -12,7 +12,7 @@ use crate::{Outcome, join, tensor};
 
 const RANKS: usize = 3;
 
-/// Longer than the test may take: the limit is not what ends an operation.
+/// Longer than the test may take: the timeout is not what ends an operation.
 const LONG: Duration = Duration::from_secs(120);
 
 /// All-reduces without end, until the killed rank stops it.

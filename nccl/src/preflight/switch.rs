@@ -23,7 +23,7 @@ pub(crate) struct Checks {
 }
 
 impl Checks {
-    /// Returns the checks of a world's next epoch; `all_known`: whether all its ranks were in this one.
+    /// Returns the checks of a world's next generation; `all_known`: whether all its ranks were in this one.
     pub(crate) fn of_next(&self, all_known: bool) -> Self {
         Self {
             off: self.off,

@@ -62,11 +62,11 @@ pub struct Stats {
     /// How long aborts took on this rank, with the wait for the other ranks.
     pub abort: Durations,
     /// Time to detect a fault: from the call of an operation that this rank gave up, because it failed or ran into
-    /// its limit, until this rank knew the cause that all ranks have. Only on the ranks that gave an operation up: for
+    /// its timeout, until this rank knew the cause that all ranks have. Only on the ranks that gave an operation up: for
     /// a fault that another rank reports, there is no such time.
     pub detect: Durations,
     /// Time to go on after a fault: from the moment when this rank heard of it until a communicator of
-    /// the same world, or of its next epoch, was made here. Faults that a program asked for do not count.
+    /// the same world, or of its next generation, was made here. Faults that a program asked for do not count.
     pub recover: Durations,
     /// Time from a call until its work was on its stream, by kind. A sample: of 64 calls on a
     /// communicator one is timed, from the second on.
@@ -198,7 +198,7 @@ pub struct OperationStats {
 pub struct Faults {
     /// NCCL or CUDA failed on a rank.
     pub failed: u64,
-    /// An operation of a rank ran into its limit.
+    /// An operation of a rank ran into its timeout.
     pub timed_out: u64,
     /// A rank's program ended the communicator.
     pub asked: u64,

@@ -15,8 +15,8 @@ use std::time::Duration;
 pub struct WorldStats {
     /// The job's name; empty without one.
     pub job: String,
-    /// Its epoch.
-    pub epoch: u64,
+    /// Its generation.
+    pub generation: u64,
     /// This rank.
     pub rank: usize,
     /// The number under which the launcher started this process, which is in front of the lines of its output; `None` where no
@@ -79,11 +79,11 @@ mod with_worlds {
                 Departure::Lost(_) => ranks.gone += 1,
             }
         }
-        let (job, epoch) = line.job();
+        let (job, generation) = line.job();
         let members = line.members();
         WorldStats {
             job: job.to_owned(),
-            epoch,
+            generation,
             rank: line.rank(),
             launcher_rank: members
                 .get()

@@ -28,8 +28,14 @@ pub(crate) fn introduce() {
 struct Program;
 
 impl Host for Program {
-    fn opens(&self, job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<dyn Attached> {
-        Arc::new(Records(Home::new(job, epoch, rank, world_size)))
+    fn opens(
+        &self,
+        job: &str,
+        generation: u64,
+        rank: usize,
+        world_size: usize,
+    ) -> Arc<dyn Attached> {
+        Arc::new(Records(Home::new(job, generation, rank, world_size)))
     }
 
     fn recording(&self, most: usize) -> Vec<u8> {
@@ -79,7 +85,7 @@ impl OfLine for Arc<Line> {
 }
 
 /// Returns what all ranks of a line did last.
-pub(crate) fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
+pub(crate) fn recordings(line: &Arc<Line>, timeout: Duration) -> Timeline {
     if forked::is_child() {
         return Timeline::default();
     }
@@ -91,14 +97,14 @@ pub(crate) fn recordings(line: &Arc<Line>, limit: Duration) -> Timeline {
     let reference = line.describe(line.rank());
     // Copies the own recording before asking the others, which may take long: it must not be overwritten meanwhile.
     let mine = own(line.rank());
-    match line.ask_for_recordings(limit, &decode) {
+    match line.ask_for_recordings(timeout, &decode) {
         Some(asked) => timeline(reference, vec![mine], asked),
         // All ranks are threads of this process.
         None => {
-            let (job, epoch) = line.job();
+            let (job, generation) = line.job();
             let asked = Asked {
                 job: job.to_owned(),
-                epoch,
+                generation,
                 answers: Vec::new(),
                 missing: Vec::new(),
             };
@@ -132,5 +138,5 @@ pub(crate) fn timeline(
     let missing = missing
         .map(|one| MissingRank::new(one.rank, one.host, one.pid, one.why))
         .collect();
-    Timeline::new((asked.job, asked.epoch), reference, ranks, missing)
+    Timeline::new((asked.job, asked.generation), reference, ranks, missing)
 }

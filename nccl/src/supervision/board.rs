@@ -236,9 +236,9 @@ impl Board {
                 (leaked, String::from("could not end the communicator"))
             }
             Ended::Missing(ranks) => {
-                let limit = self.patience;
+                let timeout = self.patience;
                 let why =
-                    format!("did not confirm within {limit:?} that it ended the communicator");
+                    format!("did not confirm within {timeout:?} that it ended the communicator");
                 (ranks.clone(), why)
             }
             Ended::Unheard => {

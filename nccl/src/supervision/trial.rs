@@ -154,10 +154,10 @@ fn silent_coordinator(board: &Board, seen: &Fault) -> Option<Fault> {
         rank,
         host: &host,
         pid,
-        epoch: line.job().1,
+        generation: line.job().1,
     };
     let cause = Cause {
-        limit: seen.limit(),
+        timeout: seen.timeout(),
         ..elect::silent_coordinator(rank, state)
     };
     Some(Fault::derived(cause, place))
@@ -227,7 +227,7 @@ fn verdict(board: &Board, trial: &Trial, left: &BTreeSet<usize>, slack: Duration
         rank: verdict.rank,
         host: &host,
         pid,
-        epoch: line.job().1,
+        generation: line.job().1,
     };
     trial.symptoms[0].elected(verdict.cause, place)
 }

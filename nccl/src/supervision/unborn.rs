@@ -136,7 +136,7 @@ impl Unborn {
         }
         let mut cause = self.never(phase, FaultClass::TimedOut, text);
         cause.operation = FaultOperation::init(&self.named());
-        cause.limit = Some(waited);
+        cause.timeout = Some(waited);
         cause.evidence = evidence;
         cause
     }
@@ -176,7 +176,7 @@ impl Unborn {
             rank,
             host: &host,
             pid,
-            epoch: self.line.job().1,
+            generation: self.line.job().1,
         };
         Fault::derived(cause, place)
     }

@@ -46,7 +46,7 @@ pub(super) trait Watched: Supervisor {
 pub(crate) struct Watch {
     line: Weak<Line>,
     rank: usize,
-    epoch: u64,
+    generation: u64,
     /// The members of the line.
     members: Arc<OnceLock<Vec<Member>>>,
     docket: Docket<Arc<Fault>, Weak<dyn Watched>, Departure>,
@@ -68,7 +68,7 @@ impl Watch {
         let watch = Arc::new(Self {
             line: Arc::downgrade(line),
             rank: line.rank(),
-            epoch: line.job().1,
+            generation: line.job().1,
             members: line.members(),
             docket: Docket::new(),
             latest: Mutex::new(None),
@@ -213,7 +213,7 @@ impl Watch {
                 rank: own,
                 host: &crate::host::name(),
                 pid: std::process::id(),
-                epoch: self.epoch,
+                generation: self.generation,
             };
             let places = who.members.iter().enumerate();
             let places = places.filter(|(_, rank)| from.contains(rank));
@@ -255,7 +255,7 @@ impl Watch {
                 rank: 0,
                 host: &host,
                 pid,
-                epoch: self.epoch,
+                generation: self.generation,
             };
             Some(Arc::new(Fault::new(Cause::asked_of_all(why), place)))
         };
@@ -315,7 +315,7 @@ impl Watch {
             rank: place,
             host: &host,
             pid,
-            epoch: self.epoch,
+            generation: self.generation,
         };
         Some(Arc::new(Fault::new(cause, place)))
     }

@@ -170,9 +170,9 @@ fn run(options: Options) -> Result<u8, Failed> {
             };
         }
         left -= 1;
-        let epoch = fleet.restart_all().map_err(Failed::Start)?;
+        let generation = fleet.restart_all().map_err(Failed::Start)?;
         say(&format!(
-            "all ranks are started again, as epoch {epoch}; {left} restarts are left"
+            "all ranks are started again, as generation {generation}; {left} restarts are left"
         ));
     };
     signals.end();

@@ -74,9 +74,9 @@ impl Directory {
                 .iter()
                 .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (end.host(), end.pid()))
         };
-        let newest = ends.iter().map(|end| end.epoch()).max();
-        // A program behind a wrapper has another process than the launcher knows: then the epoch decides.
-        if !ends.iter().any(&has_recorded) && newest != Some(timeline.epoch) {
+        let newest = ends.iter().map(|end| end.generation()).max();
+        // A program behind a wrapper has another process than the launcher knows: then the generation decides.
+        if !ends.iter().any(&has_recorded) && newest != Some(timeline.generation) {
             // Recordings of an earlier attempt, which are merged already.
             return None;
         }
@@ -86,8 +86,8 @@ impl Directory {
             .iter()
             .map(|missing| missing.rank)
             .collect();
-        // A later epoch of the world may number the processes differently from this launcher.
-        let is_first = newest == Some(timeline.epoch);
+        // A later generation of the world may number the processes differently from this launcher.
+        let is_first = newest == Some(timeline.generation);
         let launched = missing.iter().map(|&rank| {
             let same = is_first.then_some(rank);
             timeline.launcher_rank(rank).or(same)
@@ -126,10 +126,10 @@ impl Directory {
     }
 }
 
-/// The world of a recording: the job and the epoch.
+/// The world of a recording: the job and the generation.
 fn world(snapshot: &Snapshot) -> Option<(String, u64)> {
     let place = snapshot.place.as_ref()?;
-    Some((place.job.clone(), place.epoch))
+    Some((place.job.clone(), place.generation))
 }
 
 fn recordings(directory: &Path) -> Vec<PathBuf> {
@@ -153,7 +153,7 @@ mod tests {
     use nccl::launch::{Fleet, Output};
     use std::process::Command;
 
-    /// The launcher's rank 1 has left, and its ranks 0 and 2 have gone on as ranks 0 and 1 of epoch 1, of which rank 1
+    /// The launcher's rank 1 has left, and its ranks 0 and 2 have gone on as ranks 0 and 1 of generation 1, of which rank 1
     /// is killed.
     #[test]
     fn after_a_recovery_the_end_of_a_process_is_told_of_the_rank_that_it_was() {
@@ -162,10 +162,10 @@ mod tests {
         let recording = nccl::recorder::snapshot().to_json();
         let mut recording: serde_json::Value = serde_json::from_str(&recording).expect("values");
         recording["place"] =
-            serde_json::json!({"job": "job", "epoch": 1, "rank": 0, "world_size": 2});
+            serde_json::json!({"job": "job", "generation": 1, "rank": 0, "world_size": 2});
         recording["pid"] = 4711.into();
         recording["communicators"] = serde_json::json!([{
-            "name": "work", "key": "aa", "epoch": 1, "number": 1, "rank": 0, "world_size": 2, "launcher_ranks": [0, 2],
+            "name": "work", "key": "aa", "generation": 1, "number": 1, "rank": 0, "world_size": 2, "launcher_ranks": [0, 2],
             "life": "aborted", "calls": [],
         }]);
         let recording = recording.to_string().replace("4711", "'$$'");
@@ -208,7 +208,7 @@ mod tests {
         let recording = nccl::recorder::snapshot().to_json();
         let mut recording: serde_json::Value = serde_json::from_str(&recording).expect("values");
         recording["place"] =
-            serde_json::json!({"job": "job", "epoch": 0, "rank": 0, "world_size": 1});
+            serde_json::json!({"job": "job", "generation": 0, "rank": 0, "world_size": 1});
         let file = place.path().join("rank-0.json");
         std::fs::write(&file, recording.to_string()).expect("a recording");
         let fleet = Fleet::builder(1)

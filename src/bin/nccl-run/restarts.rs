@@ -57,7 +57,7 @@ pub(crate) fn one_by_one(
                 Event::Started { rank, .. } => {
                     running.insert(rank);
                 }
-                Event::Exited(end) if end.epoch() >= since => {
+                Event::Exited(end) if end.generation() >= since => {
                     running.remove(&end.rank());
                     has_one_ended_well |= end.exit().is_success();
                     if end.is_failure() && !told_to_end() {
@@ -74,14 +74,14 @@ pub(crate) fn one_by_one(
         if left > 0 && are_all_gone && !has_one_ended_well {
             left -= 1;
             match fleet.restart_all() {
-                Ok(epoch) => {
+                Ok(generation) => {
                     let who: Vec<_> = ends.iter().map(ToString::to_string).collect();
                     say(&format!(
-                        "{}; no other rank of the world is left: all ranks are started again, as epoch {epoch}; {left} \
+                        "{}; no other rank of the world is left: all ranks are started again, as generation {generation}; {left} \
                          restarts are left",
                         who.join("; ")
                     ));
-                    since = epoch;
+                    since = generation;
                     has_one_ended_well = false;
                     alone.clear();
                     ends.clear();
@@ -107,10 +107,10 @@ pub(crate) fn one_by_one(
             }
             left -= 1;
             match fleet.restart(end.rank()) {
-                Ok(epoch) => {
+                Ok(generation) => {
                     alone.insert(end.rank(), Instant::now());
                     say(&format!(
-                        "{end}; it is started again alone, as epoch {epoch}; {left} restarts are left"
+                        "{end}; it is started again alone, as generation {generation}; {left} restarts are left"
                     ));
                 }
                 Err(error) => {

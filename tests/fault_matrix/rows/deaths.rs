@@ -44,7 +44,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         },
         ends: Ends::died(&[1], &["died"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -61,7 +61,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         },
         ends: Ends::died(&[1], &["died"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -78,7 +78,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         },
         ends: Ends::died(&[0], &["died"]),
         lost: &[0],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -136,7 +136,7 @@ pub(crate) const ROWS: &[Row] = &[
         harm: Some(kill_rank_1),
         ends: Ends::died(&[1], &["died"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -157,7 +157,7 @@ pub(crate) const ROWS: &[Row] = &[
         ),
         lost: &[1],
         bound: Duration::from_millis(4500),
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -167,7 +167,7 @@ pub(crate) const ROWS: &[Row] = &[
         harm: Some(kill_rank_1),
         ends: Ends::died(&[1], &["killed by SIGKILL"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -202,7 +202,7 @@ pub(crate) const ROWS: &[Row] = &[
         }),
         ends: Ends::died(&[1, 3], &["killed by SIGKILL"]),
         lost: &[1, 3],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -219,7 +219,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ends: Ends::died(&[1], &["died"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -228,7 +228,7 @@ pub(crate) const ROWS: &[Row] = &[
         play: |actor| end(actor, || std::process::exit(3)),
         ends: Ends::died(&[1], &["exit status 3"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -238,7 +238,7 @@ pub(crate) const ROWS: &[Row] = &[
         play: |actor| end(actor, || std::process::exit(3)),
         ends: Ends::died(&[1], &["status 3"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -252,7 +252,7 @@ pub(crate) const ROWS: &[Row] = &[
             says: &["panicked", "no such expert: 7"],
         },
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -262,7 +262,7 @@ pub(crate) const ROWS: &[Row] = &[
         play: |actor| end(actor, || std::process::abort()),
         ends: Ends::died(&[1], &["killed by SIGABRT"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -277,7 +277,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ends: Ends::died(&[1], &["killed by SIGSEGV"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
 ];

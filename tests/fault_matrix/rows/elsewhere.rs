@@ -70,7 +70,7 @@ pub(crate) const SILENCE: Elsewhere = &[
         "`tests/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
     ),
     (
-        "a rank that does not come to the next epoch",
+        "a rank that does not come to the next generation",
         "`tests/going_on.rs`: `a_rank_that_hangs_is_left_behind_and_learns_it`",
     ),
 ];

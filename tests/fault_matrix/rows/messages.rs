@@ -7,7 +7,7 @@ use nccl::FaultClass::Asked;
 use crate::row::{Ends, OnNvidias, ROW, Row, SHORT, Then};
 
 const UNMATCHED: Row = Row {
-    limit: SHORT,
+    timeout: SHORT,
     bound: Duration::from_secs(3),
     ..ROW
 };

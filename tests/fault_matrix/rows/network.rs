@@ -58,7 +58,7 @@ pub(crate) const ROWS: &[Row] = &[
         }),
         ends: gone("died", &[2], &["(h2, ", "died"]),
         lost: &[2],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -75,7 +75,7 @@ pub(crate) const ROWS: &[Row] = &[
         aside: &[2],
         aside_says: "cut off",
         bound: Duration::from_secs(5),
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -91,7 +91,7 @@ pub(crate) const ROWS: &[Row] = &[
         aside: &[3, 4],
         aside_says: "cut off",
         bound: Duration::from_secs(5),
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -164,7 +164,7 @@ pub(crate) const ROWS: &[Row] = &[
         aside: &[2],
         aside_says: "cut off",
         bound: Duration::from_secs(13),
-        then: Then::Epoch,
+        then: Then::Generation,
         on_nvidias: OnNvidias::NotTried(ONE_WAY),
         ..ROW
     },
@@ -178,7 +178,7 @@ pub(crate) const ROWS: &[Row] = &[
         aside: &[2],
         aside_says: "cut off",
         bound: Duration::from_secs(5),
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -191,7 +191,7 @@ pub(crate) const ROWS: &[Row] = &[
         aside: &[2],
         aside_says: "cut off",
         bound: Duration::from_secs(5),
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {

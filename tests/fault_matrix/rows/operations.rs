@@ -31,7 +31,7 @@ const fn failed(says: &'static [&'static str]) -> Ends {
 
 /// A row in which rank 1 issues another operation than the others.
 const DIFFERS: Row = Row {
-    limit: SHORT,
+    timeout: SHORT,
     bound: Duration::from_secs(3),
     ..ROW
 };
@@ -247,7 +247,7 @@ pub(crate) const ROWS: &[Row] = &[
             "\"failed_before\":true",
         ]),
         leave: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -292,7 +292,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ends: failed(&["CUDA: ", "ILLEGAL_ADDRESS", "\"cuda\":700"]),
         leave: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -314,7 +314,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ends: failed(&["CUDA: ", "ILLEGAL_ADDRESS", "\"cuda\":700"]),
         leave: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
 ];

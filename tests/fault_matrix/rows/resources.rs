@@ -43,7 +43,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::died(&[1], &["killed by SIGKILL"]),
         lost: &[1],
         bound: std::time::Duration::from_secs(8),
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -117,7 +117,7 @@ pub(crate) const ROWS: &[Row] = &[
             says: &["starting a thread", "pids.max leaves 0"],
         },
         leave: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -146,7 +146,7 @@ pub(crate) const ROWS: &[Row] = &[
         ends: Ends::died(&[2], &["died"]),
         lost: &[2],
         leave: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
 ];

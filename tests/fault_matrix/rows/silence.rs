@@ -23,7 +23,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "skips",
         fault: "a rank never enters an operation",
-        limit: SHORT,
+        timeout: SHORT,
         play: |actor| instead(actor, || actor.world.phase("decode")),
         ends: Ends::timed_out("never_entered", &[1], &["all_reduce", "decode"]),
         bound: Duration::from_secs(3),
@@ -32,7 +32,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "stopped",
         fault: "SIGSTOP, a debugger, a page that is swapped in for minutes",
-        limit: SHORT,
+        timeout: SHORT,
         harm: Some(|stage| {
             stage.signal(1, Signal::STOP);
             Ok(())
@@ -46,7 +46,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "stopped-coordinator",
         fault: "SIGSTOP of rank 0, which coordinates, for 6 s; it is told as well when it goes on",
-        limit: SHORT,
+        timeout: SHORT,
         harm: Some(|stage| {
             stage.signal(0, Signal::STOP);
             let pid = i32::try_from(stage.pid(0)).ok();
@@ -70,7 +70,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "late-for-long",
         fault: "a rank comes later than the others for a while, and then not at all",
-        limit: SHORT,
+        timeout: SHORT,
         play: |actor| {
             for _ in 0..6 {
                 if actor.is(1) {
@@ -91,7 +91,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "queued",
         fault: "work of the program's own is in front of a rank's operation, and does not end",
-        limit: SHORT,
+        timeout: SHORT,
         play: |actor| {
             // Work that follows an operation within 10 ms counts as part of it, and so does later work while a busy
             // machine delays the counting thread.
@@ -112,7 +112,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "never-begins",
         fault: "an operation hangs on the device of one rank; all have entered it",
-        limit: SHORT,
+        timeout: SHORT,
         variables: &[(
             "NCCL_EMULATOR_FAULTS",
             "run=AllReduce,rank=1,nth=3,action=hang",
@@ -132,7 +132,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "late",
-        fault: "a rank is late, within the limit",
+        fault: "a rank is late, within the timeout",
         play: |actor| {
             actor.harm();
             if actor.is(1) {

@@ -65,7 +65,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ends: Ends::died(&[1], &["died"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
@@ -142,13 +142,13 @@ pub(crate) const ROWS: &[Row] = &[
         }),
         ends: Ends::died(&[1], &["died"]),
         lost: &[1],
-        then: Then::Epoch,
+        then: Then::Generation,
         ..ROW
     },
     Row {
         name: "finalizes-alone",
         fault: "one rank finalizes, the others still wait for it in an operation",
-        limit: SHORT,
+        timeout: SHORT,
         play: |actor| {
             actor.harm();
             if actor.is(1) {

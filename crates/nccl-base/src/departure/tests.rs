@@ -90,7 +90,7 @@ fn all() -> Vec<(Departure, &'static str)> {
             lost(How::LeftBehind {
                 after: seconds(2.04),
             }),
-            "it did not come to the next epoch within 2.0 s, and was left behind",
+            "it did not come to the next generation within 2.0 s, and was left behind",
         ),
         (lost(How::PassedOver), "the others went on without it"),
         (

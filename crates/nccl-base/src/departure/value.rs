@@ -65,7 +65,7 @@ pub enum How {
     NoAddress,
     /// It violated the protocol, and its connection was closed.
     Sent(#[serde(deserialize_with = "clean")] String),
-    /// It did not come to the next epoch within `after`, and the others went on.
+    /// It did not come to the next generation within `after`, and the others went on.
     LeftBehind {
         #[serde(deserialize_with = "clean")]
         after: Duration,
@@ -380,7 +380,7 @@ impl fmt::Display for How {
             Self::Sent(what) => write!(f, "it sent {what}"),
             Self::LeftBehind { after } => write!(
                 f,
-                "it did not come to the next epoch within {:.1} s, and was left behind",
+                "it did not come to the next generation within {:.1} s, and was left behind",
                 after.as_secs_f64()
             ),
             Self::PassedOver => f.write_str("the others went on without it"),

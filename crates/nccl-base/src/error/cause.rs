@@ -12,13 +12,13 @@ impl Fault {
     /// Returns the kind of error for ranks that saw nothing else than the fault.
     #[doc(hidden)]
     pub fn kind(&self) -> ErrorKind {
-        match (self.class(), self.limit()) {
-            (FaultClass::TimedOut, Some(limit)) => ErrorKind::TimedOut {
+        match (self.class(), self.timeout()) {
+            (FaultClass::TimedOut, Some(timeout)) => ErrorKind::TimedOut {
                 what: match self.operation() {
                     Some(operation) => operation.to_owned(),
                     None => String::from("an operation of another rank"),
                 },
-                limit,
+                timeout,
             },
             _ => ErrorKind::Aborted {
                 reason: self.to_string(),
@@ -106,8 +106,10 @@ impl From<&Error> for Cause {
         };
         let mut cause = Self {
             operation,
-            limit: match *error.kind() {
-                ErrorKind::TimedOut { limit, .. } | ErrorKind::Queued { limit, .. } => Some(limit),
+            timeout: match *error.kind() {
+                ErrorKind::TimedOut { timeout, .. } | ErrorKind::Queued { timeout, .. } => {
+                    Some(timeout)
+                }
                 _ => None,
             },
             hint: error.hint().unwrap_or_default().to_owned(),

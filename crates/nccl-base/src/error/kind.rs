@@ -248,17 +248,17 @@ pub enum ErrorKind {
 
     /// A deadline passed: on this rank, or on another one, which ended the communicator
     /// ([`Error::fault`](super::Error::fault)).
-    #[error("{what} did not finish within {limit:?}")]
+    #[error("{what} did not finish within {timeout:?}")]
     TimedOut {
         /// What the caller waited for.
         what: String,
-        /// The limit.
-        limit: Duration,
+        /// The timeout.
+        timeout: Duration,
     },
 
     /// An operation did not start: other work on its stream, which is not the communicator's, did not end.
     #[error(
-        "{what} was queued for {waited:?}, longer than {limit:?}, behind work on its stream that is not this \
+        "{what} was queued for {waited:?}, longer than {timeout:?}, behind work on its stream that is not this \
          communicator's"
     )]
     Queued {
@@ -266,8 +266,8 @@ pub enum ErrorKind {
         what: &'static str,
         /// How long it was queued.
         waited: Duration,
-        /// The limit.
-        limit: Duration,
+        /// The timeout.
+        timeout: Duration,
     },
 
     /// Another thread used the communicator all the time. Nothing was issued, and the communicator is still usable.

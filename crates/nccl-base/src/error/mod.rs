@@ -75,7 +75,7 @@ pub enum Mark {
     /// A thread was needed, and the system has no more.
     NoThread,
     /// A call that does not return ran out of time; it waits for no other rank. A thread that polls ends its wait itself at
-    /// the limit, so that a call that the watchdog finds under way after that is inside NCCL.
+    /// the timeout, so that a call that the watchdog finds under way after that is inside NCCL.
     Inside,
 }
 

@@ -25,7 +25,7 @@ impl Error {
                  for; where it may take so long, set a longer `queue_timeout`",
             ),
             ErrorKind::Busy { .. } => Some(
-                "calls on one communicator take turns: try again, give it a longer limit, or give each \
+                "calls on one communicator take turns: try again, give it a longer timeout, or give each \
                  thread a communicator of its own",
             ),
             _ if self.is(Mark::NoThread) => Some(threads::FIX),

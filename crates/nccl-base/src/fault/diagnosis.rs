@@ -23,8 +23,8 @@ pub struct Cause {
     pub evidence: Vec<String>,
     pub also: Vec<Waiting>,
     pub hint: String,
-    /// The limit that passed, if one did.
-    pub limit: Option<Duration>,
+    /// The timeout that passed, if one did.
+    pub timeout: Option<Duration>,
     /// When this rank called the operation that the cause is about.
     pub began: Option<Instant>,
     /// The fault of another communicator, with which this one ends.
@@ -42,7 +42,7 @@ impl Cause {
             evidence: Vec::new(),
             also: Vec::new(),
             hint: String::new(),
-            limit: None,
+            timeout: None,
             began: None,
             told: None,
         }
@@ -315,8 +315,8 @@ pub struct Place<'p> {
     pub rank: usize,
     pub host: &'p str,
     pub pid: u32,
-    /// The epoch of the world that made the communicator.
-    pub epoch: u64,
+    /// The generation of the world that made the communicator.
+    pub generation: u64,
 }
 
 impl Origin {
@@ -347,14 +347,14 @@ impl Fault {
             origin,
             host: host.to_owned(),
             pid,
-            epoch: place.epoch,
+            generation: place.generation,
             operation: cause.operation,
             root: cause.root,
             cause: cause.text,
             evidence: cause.evidence,
             also: cause.also,
             hint: cause.hint,
-            limit: cause.limit,
+            timeout: cause.timeout,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             teller: place.rank,
         }
@@ -375,7 +375,7 @@ impl Fault {
         mut cause: Cause,
         (communicator, roster): (&str, &Roster),
         rank: usize,
-        epoch: u64,
+        generation: u64,
         place_of: impl Fn(usize) -> Option<usize>,
     ) -> Self {
         let told = cause.told.take();
@@ -385,7 +385,7 @@ impl Fault {
             rank,
             host: &crate::host::name(),
             pid: std::process::id(),
-            epoch,
+            generation,
         };
         match told {
             Some(told) => told.passed_on(cause, place, place_of),
@@ -400,8 +400,9 @@ impl Fault {
         place: Place<'_>,
         place_of: impl Fn(usize) -> Option<usize>,
     ) -> Self {
-        // Worlds of other epochs number their ranks differently.
-        let place_of = |world_rank| place_of(world_rank).filter(|_| self.epoch == place.epoch);
+        // Worlds of other generations number their ranks differently.
+        let place_of =
+            |world_rank| place_of(world_rank).filter(|_| self.generation == place.generation);
         let here = self.roster.named(&self.communicator);
         let of = |rank: usize| place_of(self.roster.world_rank(rank));
         let origin = match self.origin {
@@ -441,13 +442,13 @@ impl Fault {
             cause: text,
             evidence,
             hint: self.hint.clone(),
-            limit: self.limit,
+            timeout: self.timeout,
             origin,
             host: self.host.clone(),
             pid: self.pid,
-            epoch: match origin {
-                Origin::Outside { .. } => self.epoch,
-                _ => place.epoch,
+            generation: match origin {
+                Origin::Outside { .. } => self.generation,
+                _ => place.generation,
             },
             ..Self::new(cause, place)
         }

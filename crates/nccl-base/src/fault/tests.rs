@@ -27,7 +27,7 @@ fn fault(cause: Cause) -> Fault {
             rank: 2,
             host: "node-b",
             pid: 977,
-            epoch: 0,
+            generation: 0,
         },
     )
 }
@@ -55,12 +55,12 @@ fn a_fault_names_rank_host_process_operation_and_cause() {
         "rank 2 (node-b, pid 977) is gone: it died"
     );
     let later = Fault {
-        epoch: 3,
+        generation: 3,
         ..gone.clone()
     };
     assert_eq!(
         later.to_string(),
-        "rank 2 (node-b, pid 977, epoch 3) is gone: it died"
+        "rank 2 (node-b, pid 977, generation 3) is gone: it died"
     );
     let asked = fault(Cause::asked("enough"));
     assert_eq!(
@@ -316,16 +316,16 @@ fn roster(members: &[usize], shift: usize) -> Roster {
     Roster::new(members, &people)
 }
 
-/// Returns the fault that ends communicator "b" of the ranks `members` of a world in epoch 2 together with "a" of ranks 2
-/// and 3, which ended because of `cause` on its rank `rank`, in epoch `epoch`.
-fn passed_on(cause: Cause, rank: usize, epoch: u64, members: &[usize]) -> Fault {
+/// Returns the fault that ends communicator "b" of the ranks `members` of a world in generation 2 together with "a" of ranks 2
+/// and 3, which ended because of `cause` on its rank `rank`, in generation `generation`.
+fn passed_on(cause: Cause, rank: usize, generation: u64, members: &[usize]) -> Fault {
     let place = Place {
         communicator: "a",
         roster: &roster(&[2, 3], 4),
         rank,
         host: "node-b",
         pid: 977,
-        epoch,
+        generation,
     };
     let told = Arc::new(Fault::new(cause, place));
     let aborted = Error::new(ErrorKind::Aborted {
@@ -342,7 +342,7 @@ fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_n
     let same = passed_on(died(), 1, 2, &[0, 2, 3]);
     assert_eq!(
         same.to_string(),
-        "rank 2 of \"b\" (world rank 3, launcher rank 7, node-b, pid 977, epoch 2) died: killed by SIGKILL"
+        "rank 2 of \"b\" (world rank 3, launcher rank 7, node-b, pid 977, generation 2) died: killed by SIGKILL"
     );
     assert_eq!((same.class(), same.culprit()), (FaultClass::Gone, Some(2)));
     assert_eq!((same.host(), same.pid()), ("node-b", 977));
@@ -356,8 +356,8 @@ fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_n
         "{evidence}"
     );
     // A rank that the communicator does not have is named by its number in the world, also where that is another world's.
-    for (epoch, members) in [(2, &[0, 1][..]), (1, &[0, 2, 3])] {
-        let outside = passed_on(died(), 1, epoch, members);
+    for (generation, members) in [(2, &[0, 1][..]), (1, &[0, 2, 3])] {
+        let outside = passed_on(died(), 1, generation, members);
         assert_eq!((outside.culprit(), outside.reported_by()), (None, None));
         assert_eq!(
             (outside.world_rank(), outside.launcher_rank()),
@@ -366,7 +366,7 @@ fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_n
         assert_eq!(
             outside.to_string(),
             format!(
-                "world rank 3 (launcher rank 7, node-b, pid 977, epoch {epoch}) died: killed by SIGKILL"
+                "world rank 3 (launcher rank 7, node-b, pid 977, generation {generation}) died: killed by SIGKILL"
             )
         );
         let (back, _) = Fault::decode(&outside.encode(members)).unwrap();
@@ -393,7 +393,7 @@ fn ranks_in_a_root_get_the_numbers_that_they_have_in_a_communicator_that_ends_wi
     };
     let same = passed_on(cycle(), 0, 2, &[0, 2, 3]);
     assert_eq!(*same.root(), RootCause::Cycle { ranks: vec![1, 2] });
-    let named = "rank 1 of \"b\" (world rank 2, launcher rank 6, node-b, pid 977, epoch 2)";
+    let named = "rank 1 of \"b\" (world rank 2, launcher rank 6, node-b, pid 977, generation 2)";
     assert_eq!(
         same.to_string(),
         format!("{named} on \"a\" (world ranks 2-3): waits for rank 1, and rank 1 for rank 0")
@@ -411,7 +411,7 @@ fn ranks_in_a_root_get_the_numbers_that_they_have_in_a_communicator_that_ends_wi
     assert_eq!((late.culprit(), late.world_rank()), (None, None));
     assert_eq!(
         late.to_string(),
-        "root cause not found (first to run out of time: world rank 3 (launcher rank 7, node-b, pid 977, epoch 2): \
+        "root cause not found (first to run out of time: world rank 3 (launcher rank 7, node-b, pid 977, generation 2): \
          on \"a\" (world ranks 2-3): it did not finish)"
     );
 }
@@ -421,7 +421,7 @@ fn what_to_do_is_no_other_ranks_matter_where_there_is_none_or_what_they_do_is_no
     let late = || {
         Error::new(ErrorKind::TimedOut {
             what: String::from("the operation"),
-            limit: Duration::from_secs(2),
+            timeout: Duration::from_secs(2),
         })
     };
     let hint = |fault: &Fault| fault.hint().unwrap_or_default().to_owned();

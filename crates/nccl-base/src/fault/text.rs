@@ -74,8 +74,8 @@ impl Fault {
             }
         };
         write!(f, " ({others}{}, pid {}", self.host, self.pid)?;
-        if self.epoch > 0 {
-            write!(f, ", epoch {}", self.epoch)?;
+        if self.generation > 0 {
+            write!(f, ", generation {}", self.generation)?;
         }
         f.write_str(")")?;
         match self.class {

@@ -35,7 +35,7 @@ pub struct Fault {
     pub(super) origin: Origin,
     pub(super) host: String,
     pub(super) pid: u32,
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     #[serde(flatten)]
     pub(super) operation: FaultOperation,
     pub(super) root: RootCause,
@@ -46,9 +46,9 @@ pub struct Fault {
     pub(super) also: Vec<Waiting>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) hint: String,
-    /// The limit that passed, on the rank that ran out of time first.
+    /// The timeout that passed, on the rank that ran out of time first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) limit: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
     /// Distinguishes faults with equal text, together with `teller`, the rank that reported first.
     pub(super) number: u64,
     pub(super) teller: usize,
@@ -90,7 +90,7 @@ impl PartialEq for Fault {
                 fault.role,
                 fault.origin,
                 fault.pid,
-                fault.epoch,
+                fault.generation,
                 fault.number,
                 fault.teller,
             )
@@ -119,7 +119,7 @@ impl Eq for Fault {}
 pub enum FaultClass {
     /// NCCL or CUDA failed on a rank.
     Failed,
-    /// An operation of a rank ran into its limit.
+    /// An operation of a rank ran into its timeout.
     TimedOut,
     /// A rank's program ended the communicator, or its abort signal was given.
     Asked,
@@ -164,10 +164,10 @@ impl Fault {
         matches!(self.class, FaultClass::Asked | FaultClass::Revoked)
     }
 
-    /// Returns the limit that passed, if one did.
+    /// Returns the timeout that passed, if one did.
     #[doc(hidden)]
-    pub fn limit(&self) -> Option<Duration> {
-        self.limit
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     #[doc(hidden)]
@@ -257,7 +257,7 @@ impl Fault {
     }
 
     /// Returns the rank of the world that the fault began with: the [`culprit`](Self::culprit), or a rank that this communicator
-    /// does not have. The world is that of the [`epoch`](Self::epoch). `None` where no rank is known.
+    /// does not have. The world is that of the [`generation`](Self::generation). `None` where no rank is known.
     ///
     /// ```
     /// # fn example(fault: &nccl::Fault) {
@@ -328,19 +328,19 @@ impl Fault {
         self.pid
     }
 
-    /// Returns the epoch of the world that made the communicator (`World::epoch`), or the epoch in which a rank that this
+    /// Returns the generation of the world that made the communicator (`World::generation`), or the generation in which a rank that this
     /// communicator does not have has its number; 0 in the first, and without a world.
     ///
     /// ```
     /// # fn example(world: &nccl::World, fault: &nccl::Fault) {
-    /// if fault.epoch() < world.epoch() {
+    /// if fault.generation() < world.generation() {
     ///     println!("the world has gone on since");
     /// }
     /// # }
     /// ```
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Returns the operation of the named rank, if that rank was in one.

@@ -190,7 +190,7 @@ fn ranks_on_several_hosts_meet_over_tcp() {
     ];
     let rendezvous = read(&variables).unwrap();
     assert_eq!(rendezvous.address.to_string(), "tcp:node-a:29501-29516");
-    assert_eq!(rendezvous.job.epoch, 3);
+    assert_eq!(rendezvous.job.generation, 3);
 }
 
 #[test]
@@ -345,8 +345,8 @@ fn of_two_launchers_the_later_one_counts_and_both_are_named() {
         assert!(said.contains(word), "{word:?} in {said:?}");
     }
     // Every later error then names it.
-    let limit = std::time::Duration::from_millis(50);
-    let error = crate::World::join(rendezvous.timeout(limit)).unwrap_err();
+    let timeout = std::time::Duration::from_millis(50);
+    let error = crate::World::join(rendezvous.timeout(timeout)).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("SLURM_PROCID=1"), "{error}");
 
@@ -374,7 +374,7 @@ fn a_variable_that_is_no_text_is_named_and_not_taken_as_unset() {
         ("NCCL_RUN_WORLD_SIZE", b"4"),
         ("NCCL_RUN_RENDEZVOUS", b"tcp:10.0.0.5:29400"),
     ];
-    for name in ["NCCL_RUN_INTERFACE", "NCCL_RUN_JOB", "NCCL_RUN_EPOCH"] {
+    for name in ["NCCL_RUN_INTERFACE", "NCCL_RUN_JOB", "NCCL_RUN_GENERATION"] {
         let read = Rendezvous::from_variables(|asked| {
             let mut all = set.into_iter().chain([(name, &b"eth\xff"[..])]);
             let value = all.find(|(known, _)| *known == asked)?.1;
@@ -395,7 +395,7 @@ fn nccl_run_comes_before_the_variables_of_torchrun_that_it_sets_as_well() {
         ("NCCL_RUN_LOCAL_WORLD_SIZE", "4"),
         ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400"),
         ("NCCL_RUN_JOB", "mine"),
-        ("NCCL_RUN_EPOCH", "2"),
+        ("NCCL_RUN_GENERATION", "2"),
         ("RANK", "5"),
         ("WORLD_SIZE", "8"),
         ("LOCAL_RANK", "1"),
@@ -408,7 +408,7 @@ fn nccl_run_comes_before_the_variables_of_torchrun_that_it_sets_as_well() {
     assert_eq!(rendezvous.address.to_string(), "tcp:10.0.0.5:29400");
     assert_eq!((rendezvous.rank, rendezvous.local_rank), (5, 1));
     assert_eq!(
-        (&rendezvous.job.name[..], rendezvous.job.epoch),
+        (&rendezvous.job.name[..], rendezvous.job.generation),
         ("mine", 2)
     );
     assert_eq!(rendezvous.said, None);

@@ -195,7 +195,7 @@ impl Rendezvous {
 
 /// The job of this launch, except the secret.
 fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job> {
-    let epoch = match first_set(&["NCCL_RUN_EPOCH", "TORCHELASTIC_RESTART_COUNT"], &get) {
+    let generation = match first_set(&["NCCL_RUN_GENERATION", "TORCHELASTIC_RESTART_COUNT"], &get) {
         None => 0,
         Some((name, text)) => text.trim().parse().map_err(|_| {
             Error::rendezvous(format!("{name}={text:?} is not the number of an attempt"))
@@ -203,7 +203,7 @@ fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job>
     };
     Ok(Job {
         name: get("NCCL_RUN_JOB").unwrap_or(of_launcher),
-        epoch,
+        generation,
         secret: None,
         translated: match get("NCCL_RUN_TRANSLATED").as_deref().map(str::trim) {
             None | Some("" | "0") => false,

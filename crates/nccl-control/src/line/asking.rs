@@ -109,10 +109,10 @@ impl Line {
             let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
             return Err(Error::rendezvous(text));
         }
-        if let Some(epoch) = self.gone_on() {
+        if let Some(generation) = self.gone_on() {
             return Err(Error::rendezvous(format!(
-                "{topic:?} was asked of a world of epoch {}, which has gone on to epoch {epoch}: use the \
-                 world that next_epoch has returned",
+                "{topic:?} was asked of a world of generation {}, which has gone on to generation {generation}: use the \
+                 world that next_generation has returned",
                 self.job.1
             )));
         }

@@ -35,7 +35,7 @@ impl Line {
         }
     }
 
-    /// The job's name and epoch.
+    /// The job's name and generation.
     pub fn job(&self) -> (&str, u64) {
         (&self.job.0, self.job.1)
     }
@@ -86,10 +86,10 @@ impl Line {
         self.mailbox.is_closed()
     }
 
-    /// The epoch to which the world has gone on.
+    /// The generation to which the world has gone on.
     pub fn gone_on(&self) -> Option<u64> {
-        let epoch = self.gone_on.load(Ordering::Acquire);
-        (epoch > 0).then_some(epoch)
+        let generation = self.gone_on.load(Ordering::Acquire);
+        (generation > 0).then_some(generation)
     }
 
     /// The ranks that are unreachable, and why.

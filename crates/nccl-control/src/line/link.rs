@@ -25,11 +25,11 @@ pub struct Line {
     pub(super) members: Arc<OnceLock<Vec<Member>>>,
     /// Made with the first communicator.
     pub(super) watcher: OnceLock<Arc<dyn Watcher>>,
-    /// The job's name and epoch.
+    /// The job's name and generation.
     pub(crate) job: (String, u64),
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     pub(super) rounds: Mutex<HashMap<String, u64>>,
-    /// The epoch to which the world has gone on; 0 before.
+    /// The generation to which the world has gone on; 0 before.
     pub(super) gone_on: AtomicU64,
     /// The value under which its communicators record their calls.
     pub(super) attached: Arc<dyn Attached>,
@@ -80,19 +80,24 @@ impl Line {
         }
     }
 
-    /// Moves the readers of the events of `before` to this world, its next epoch.
+    /// Moves the readers of the events of `before` to this world, its next generation.
     pub(crate) fn goes_on_from(&self, before: &Self) {
         let members = self.members.get().map_or(&[][..], Vec::as_slice);
-        let epoch = WorldEvent::WentOn { epoch: self.job.1 };
+        let generation = WorldEvent::WentOn {
+            generation: self.job.1,
+        };
         let mailbox = &self.mailbox;
-        mailbox.goes_on_from(&before.mailbox, members, epoch);
+        mailbox.goes_on_from(&before.mailbox, members, generation);
     }
 
-    /// Ends this world, which has gone on to `epoch`, and its communicators except those with the keys `kept`.
-    pub(crate) fn has_gone_on(&self, epoch: u64, kept: &[&str]) {
-        self.gone_on.store(epoch, Ordering::Release);
+    /// Ends this world, which has gone on to `generation`, and its communicators except those with the keys `kept`.
+    pub(crate) fn has_gone_on(&self, generation: u64, kept: &[&str]) {
+        self.gone_on.store(generation, Ordering::Release);
         if let Some(watcher) = self.watcher.get() {
-            watcher.end_all(&format!("the world has gone on to epoch {epoch}"), kept);
+            watcher.end_all(
+                &format!("the world has gone on to generation {generation}"),
+                kept,
+            );
         }
     }
 

@@ -13,7 +13,7 @@ impl Line {
     /// Returns the recordings of all other ranks, each from its own process; `None` where all ranks are threads of this one.
     pub fn ask_for_recordings<T: Send>(
         &self,
-        limit: Duration,
+        timeout: Duration,
         decode: &Decode<'_, T>,
     ) -> Option<Asked<T>> {
         let job = match self.link() {
@@ -41,7 +41,7 @@ impl Line {
         let asker = Asker {
             job: &job,
             size: self.size,
-            limit,
+            timeout,
         };
         Some(asker.ask(targets, decode))
     }

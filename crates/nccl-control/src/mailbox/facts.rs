@@ -37,7 +37,7 @@ impl Mailbox {
         self.state.lock().suspects.all()
     }
 
-    /// How many processes wait to be taken into the next epoch.
+    /// How many processes wait to be taken into the next generation.
     pub(crate) fn newcomers(&self) -> usize {
         self.state.lock().newcomers
     }

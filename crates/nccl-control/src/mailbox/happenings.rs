@@ -28,8 +28,8 @@ impl Mailbox {
         happenings
     }
 
-    /// Moves the readers of the world `before` to this one, its next epoch.
-    pub(crate) fn goes_on_from(&self, before: &Self, members: &[Member], epoch: WorldEvent) {
+    /// Moves the readers of the world `before` to this one, its next generation.
+    pub(crate) fn goes_on_from(&self, before: &Self, members: &[Member], generation: WorldEvent) {
         let mut state = before.state.lock();
         if state.passed_on {
             return;
@@ -39,7 +39,7 @@ impl Mailbox {
         };
         state.passed_on = true;
         drop(state);
-        happenings.note(epoch);
+        happenings.note(generation);
         self.state.lock().begin(&happenings, members);
     }
 

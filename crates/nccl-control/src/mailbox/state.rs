@@ -49,16 +49,16 @@ pub(super) struct State {
     pub(super) channels: HashMap<String, Queue>,
     /// The rank that left first, and how: the end of all channels.
     pub(super) over: Option<(usize, Departure)>,
-    /// How many processes wait to be taken into the next epoch.
+    /// How many processes wait to be taken into the next generation.
     pub(super) newcomers: usize,
     pub(super) suspects: Suspects,
     /// Why no message will arrive any more.
     pub(super) closed: Option<Lost>,
     /// The ranks that this rank cannot reach any more, and why, if the mailbox closed for that.
     pub(super) cut_off: Option<(Vec<usize>, String)>,
-    /// The events, from the first reader on; passed on to the next epoch.
+    /// The events, from the first reader on; passed on to the next generation.
     pub(super) happenings: Option<Arc<Happenings>>,
-    /// Whether the events go on in the mailbox of the next epoch.
+    /// Whether the events go on in the mailbox of the next generation.
     pub(super) passed_on: bool,
 }
 

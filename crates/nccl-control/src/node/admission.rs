@@ -19,7 +19,7 @@ impl Gate for Node {
     fn admit(&self, hello: &Hello) -> Result<Greeting, Refusal> {
         let Hello {
             job,
-            epoch,
+            generation,
             world_size,
             role,
             rank,
@@ -40,8 +40,8 @@ impl Gate for Node {
         match role {
             Role::Newcomer => self.may_admit(state)?,
             Role::Rank => {
-                if *epoch != own {
-                    return Err(Refusal::of_epoch(*epoch, own));
+                if *generation != own {
+                    return Err(Refusal::of_generation(*generation, own));
                 }
                 if self.slot() != 0 {
                     return Err(self.refer(state));
@@ -71,8 +71,8 @@ impl Gate for Node {
                 }
             }
             Role::Observer | Role::Onlooker => {
-                // Of an epoch that was not the first, an observer need not know the number of ranks.
-                if *epoch == own && ![0, size].contains(world_size) {
+                // Of a generation that was not the first, an observer need not know the number of ranks.
+                if *generation == own && ![0, size].contains(world_size) {
                     return Err(Refusal::of_observer(*world_size, size));
                 }
                 has_room(state.member.observers().len(), size)?;
@@ -83,7 +83,10 @@ impl Gate for Node {
             Some(line) => line.rank,
             None => self.slot(),
         };
-        Ok(Greeting::Welcome { by, epoch: own })
+        Ok(Greeting::Welcome {
+            by,
+            generation: own,
+        })
     }
 
     fn let_in(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<Port> {

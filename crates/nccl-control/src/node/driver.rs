@@ -260,7 +260,7 @@ impl Node {
     /// Returns its job, with the number of one of its generations.
     pub(crate) fn job_of(&self, generation: u64) -> Job {
         let mut job = self.job.clone();
-        job.epoch = generation;
+        job.generation = generation;
         job
     }
 
@@ -1371,7 +1371,7 @@ impl State {
             Exclusion::LeftBehind(_) => {
                 let rank = line.rank;
                 let lost =
-                    Lost::said("it was left behind: the others have gone on to another epoch");
+                    Lost::said("it was left behind: the others have gone on to another generation");
                 let departure = Departure::Lost(lost.clone());
                 line.mailbox.push(Push::Gone { rank, departure });
                 line.mailbox.end(&lost);

@@ -46,7 +46,7 @@ const TELLS: Duration = Duration::from_secs(2);
 /// How long a coordinator that leaves waits for others that leave.
 const LINGERS: Duration = Duration::from_millis(50);
 
-/// How long the members may take to agree on a generation, beyond the limit of the wish and the time for which they wait for a
+/// How long the members may take to agree on a generation, beyond the timeout of the wish and the time for which they wait for a
 /// majority: a member that does not answer is left out after twelve beats.
 const AGREEMENT: Duration = Duration::from_secs(8);
 
@@ -136,7 +136,7 @@ impl Node {
             job,
             ..
         } = rendezvous;
-        let (number, size) = (job.epoch, *world_size);
+        let (number, size) = (job.generation, *world_size);
         let (listener, seat, first);
         let mut former = None;
         if *rank == 0 {
@@ -192,7 +192,7 @@ impl Node {
         let listener = place::listen_beside(address, &format!("{slot}"), met.connection.fd())?;
         let at = address.to_string();
         let me = peer(slot as usize, &listener.at)?;
-        let number = job.epoch;
+        let number = job.generation;
         let node = Self::new(rendezvous, me, Seat::Witness { number, at }, Some(met));
         node.open(listener, rendezvous, rendezvous.world_size)?;
         let mut state = node.state.lock();
@@ -368,8 +368,8 @@ impl Node {
             node.leave(u64::MAX, Departure::Left);
             if failed {
                 return Err(Error::rendezvous(format!(
-                    "the world at {found} did not go on to a next epoch within {:.1} s, so that this \
-                     process could not come in: its ranks have to call World::next_epoch",
+                    "the world at {found} did not go on to a next generation within {:.1} s, so that this \
+                     process could not come in: its ranks have to call World::next_generation",
                     begun.elapsed().as_secs_f64()
                 )));
             }

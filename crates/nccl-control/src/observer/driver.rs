@@ -179,7 +179,7 @@ impl Watching {
             for seen in seen {
                 match seen {
                     Seen::Forming(generation) => {
-                        state.set_epoch(generation);
+                        state.set_generation(generation);
                         (state.was_there, state.coordinator) = (true, 0);
                         state.board.connected = true;
                         watches = true;
@@ -188,7 +188,7 @@ impl Watching {
                     Seen::Size(size) => state.board.set_size(size),
                     Seen::Generation(membership, was_formed) => {
                         tell_again |= was_formed;
-                        state.set_epoch(membership.generation.number);
+                        state.set_generation(membership.generation.number);
                         state.board.set_size(membership.members.len());
                         for (rank, peer) in membership.members.iter().enumerate() {
                             state.board.learn(Known::of(rank, peer));
@@ -573,7 +573,7 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Result<(Met, String), String
         let is_numbered = state.is_numbered();
         let mut words = state.words.iter();
         let word = words.find(|word| word.rank == 0 && is_numbered);
-        // Where other processes answer, rank 0 was a rank of an earlier epoch.
+        // Where other processes answer, rank 0 was a rank of an earlier generation.
         if let Some(end) = word.filter(|_| !is_alive).map(|word| word.end.clone()) {
             drop(state);
             return Err(stand_in(shared, &end, deadline));

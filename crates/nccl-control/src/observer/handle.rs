@@ -31,9 +31,9 @@ impl Observer {
     /// is there.
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
         // The thread keeps the timeout; it ends a little later than its last attempt.
-        let limit = world_limit(rendezvous.timeout).saturating_add(Duration::from_secs(5));
+        let timeout = world_limit(rendezvous.timeout).saturating_add(Duration::from_secs(5));
         let observer = Self::start(rendezvous)?;
-        let deadline = deadline_after(limit);
+        let deadline = deadline_after(timeout);
         let mut state = observer.shared.state.lock();
         while !state.was_there {
             if let Some(why) = state.board.ended() {
@@ -53,8 +53,8 @@ impl Observer {
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job.check()?;
         FromOutside::of_process()?;
-        let limit = world_limit(rendezvous.timeout);
-        Self::start_with(rendezvous.timeout(limit), true)
+        let timeout = world_limit(rendezvous.timeout);
+        Self::start_with(rendezvous.timeout(timeout), true)
     }
 
     /// As [`start`](Self::start), for the launcher of the ranks, which has a timeout of its own: the one in the environment is that of the
@@ -73,8 +73,8 @@ impl Observer {
         forked::begin()?;
         let mut state = State::default();
         state.board.set_size(rendezvous.world_size);
-        state.epoch = rendezvous.job.epoch;
-        state.first = numbered.then_some(rendezvous.job.epoch);
+        state.generation = rendezvous.job.generation;
+        state.first = numbered.then_some(rendezvous.job.generation);
         let shared = Arc::new(Shared {
             rendezvous,
             state: Mutex::new(state),
@@ -107,7 +107,7 @@ impl Observer {
 
     /// Declares that this process has started `rank`, as process `pid`, and will report its end, with
     /// [`rank_ended`](Self::rank_ended). `rank` is the rank as which the process was started, also when the ranks have other
-    /// numbers since in a later epoch.
+    /// numbers since in a later generation.
     pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
         forked::check()?;
         let mut state = self.shared.state.lock();
@@ -185,7 +185,11 @@ impl Observer {
     }
 
     /// Returns the recordings of all ranks.
-    pub fn ask_for_recordings<T: Send>(&self, limit: Duration, decode: &Decode<'_, T>) -> Asked<T> {
+    pub fn ask_for_recordings<T: Send>(
+        &self,
+        timeout: Duration,
+        decode: &Decode<'_, T>,
+    ) -> Asked<T> {
         let (job, targets) = match forked::is_child() {
             true => (State::default().job(&self.shared.rendezvous), Vec::new()),
             false => {
@@ -196,13 +200,13 @@ impl Observer {
         let asker = Asker {
             job: &job,
             size: targets.len(),
-            limit,
+            timeout,
         };
         asker.ask(targets, decode)
     }
 }
 
-/// Checks `rank`. In an epoch whose ranks have other numbers than their launcher gave them, any rank is valid: the process id identifies
+/// Checks `rank`. In a generation whose ranks have other numbers than their launcher gave them, any rank is valid: the process id identifies
 /// it.
 fn check_rank(rank: usize, state: &State) -> Result<()> {
     let world_size = state.board.size();

@@ -20,10 +20,10 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) board: Board,
-    /// The rank that this observer hears, or heard last, and its epoch.
+    /// The rank that this observer hears, or heard last, and its generation.
     pub(super) coordinator: usize,
-    pub(super) epoch: u64,
-    /// The epoch whose ranks have the numbers of their launcher, if there is one.
+    pub(super) generation: u64,
+    /// The generation whose ranks have the numbers of their launcher, if there is one.
     pub(super) first: Option<u64>,
     /// Whether it has ever been connected.
     pub(super) was_there: bool,
@@ -51,19 +51,19 @@ pub(super) struct Word {
 }
 
 impl State {
-    /// Returns the job with the observed epoch.
+    /// Returns the job with the observed generation.
     pub(super) fn job(&self, rendezvous: &Rendezvous) -> Job {
         let mut job = rendezvous.job.clone();
-        job.epoch = self.epoch;
+        job.generation = self.generation;
         job
     }
 
-    /// Changes the observed epoch.
-    pub(super) fn set_epoch(&mut self, epoch: u64) {
-        if self.epoch != epoch {
-            self.epoch = epoch;
+    /// Changes the observed generation.
+    pub(super) fn set_generation(&mut self, generation: u64) {
+        if self.generation != generation {
+            self.generation = generation;
             match self.was_there {
-                true => self.board.go_on(epoch),
+                true => self.board.go_on(generation),
                 false => self.board.clear(),
             }
         }
@@ -71,7 +71,7 @@ impl State {
 
     /// Whether the ranks have the numbers that this process has given them.
     pub(super) fn is_numbered(&self) -> bool {
-        self.first == Some(self.epoch)
+        self.first == Some(self.generation)
     }
 
     /// Returns where the present ranks listen, for a newcomer.
@@ -80,7 +80,7 @@ impl State {
         doors.map(|(_, at)| at).collect()
     }
 
-    /// Returns the rank in the observed epoch of a process that was started as `rank`: in a later epoch than that of its start,
+    /// Returns the rank in the observed generation of a process that was started as `rank`: in a later generation than that of its start,
     /// the process id identifies it.
     pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
         match self.is_numbered() {

@@ -42,7 +42,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     let text = String::from;
     let hello = Hello {
         job: text("job"),
-        epoch: 3,
+        generation: 3,
         world_size: 4,
         role: Role::Observer,
         rank: 2,
@@ -127,7 +127,14 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         ("unproved-at", Greeting::Unproved(other_address).encode()),
         ("present", Greeting::Present.encode()),
-        ("welcome", Greeting::Welcome { by: 1, epoch: 3 }.encode()),
+        (
+            "welcome",
+            Greeting::Welcome {
+                by: 1,
+                generation: 3,
+            }
+            .encode(),
+        ),
         ("refused", refused.encode()),
         ("collect", collect(None).encode(1)),
         ("collect-some", collect(Some([2, 0].into())).encode(2)),

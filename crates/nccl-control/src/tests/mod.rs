@@ -3,9 +3,9 @@
 mod channels;
 mod codec;
 mod ends;
-mod epochs;
 mod failing;
 mod failover;
+mod generations;
 mod newcomers;
 mod observer;
 mod relays;
@@ -25,7 +25,7 @@ use crate::error::ErrorKind;
 /// Shorter than any timeout of these tests, and longer than a busy machine needs.
 const SOON: Duration = Duration::from_secs(7);
 
-/// As long as the limits require.
+/// As long as the timeouts require.
 const SECRET: &str = "what the tests know";
 const OTHER_SECRET: &str = "what others know";
 
@@ -111,8 +111,8 @@ fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_l
     std::thread::scope(|scope| {
         let first = scope.spawn(|| one.collect("first", &[], soon, || false));
         let begun = Instant::now();
-        let limit = begun + Duration::from_millis(50);
-        let error = one.collect("second", &[], limit, || false).unwrap_err();
+        let timeout = begun + Duration::from_millis(50);
+        let error = one.collect("second", &[], timeout, || false).unwrap_err();
         assert!(error.to_string().contains("rank 0"), "{error}");
         let error = one.collect("third", &[], soon, || true).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
@@ -201,20 +201,20 @@ fn what_a_rank_says_of_itself_is_no_command_to_the_terminals_of_the_others() {
 
 /// The calls of programs.
 impl World {
-    fn next_epoch(&self, limit: Duration) -> crate::error::Result<Self> {
-        self.go_on(limit, false, &[])
+    fn next_generation(&self, timeout: Duration) -> crate::error::Result<Self> {
+        self.go_on(timeout, false, &[])
     }
 
-    fn next_epoch_leaving_behind(&self, limit: Duration) -> crate::error::Result<Self> {
-        self.go_on(limit, true, &[])
+    fn next_generation_leaving_behind(&self, timeout: Duration) -> crate::error::Result<Self> {
+        self.go_on(timeout, true, &[])
     }
 
     fn fail(mut self, error: &(dyn std::error::Error + 'static)) {
         self.fails(error);
     }
 
-    fn with_timeout(mut self, limit: Duration) -> Self {
-        self.set_timeout(limit);
+    fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.set_timeout(timeout);
         self
     }
 }

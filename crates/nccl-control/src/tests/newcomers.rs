@@ -7,7 +7,7 @@ use super::super::{Observer, WorldEvent};
 use super::*;
 use crate::error::Result;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Worlds of `size` ranks, which are threads with connections of their own.
 fn joined(size: usize, meet: impl Fn(usize) -> Rendezvous + Sync) -> Vec<World> {
@@ -27,7 +27,7 @@ fn bereave(worlds: &mut Vec<World>) {
     dead.line.cut_for_a_test();
     drop(dead);
     let next = worlds[0].rank();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     let leads = |world: &World| {
         world.line.coordinator() == next && (world.rank() != next || world.line.leads_for_a_test())
     };
@@ -37,7 +37,7 @@ fn bereave(worlds: &mut Vec<World>) {
     }
 }
 
-/// Takes all of these to the next epoch, with one newcomer that joins by `meet`.
+/// Takes all of these to the next generation, with one newcomer that joins by `meet`.
 fn take_in(worlds: Vec<World>, meet: Rendezvous) -> Vec<World> {
     let size = worlds.len();
     std::thread::scope(|scope| {
@@ -48,10 +48,10 @@ fn take_in(worlds: Vec<World>, meet: Rendezvous) -> Vec<World> {
                 scope.spawn(move || {
                     let begun = Instant::now();
                     while world.newcomers() == 0 {
-                        assert!(begun.elapsed() < LIMIT, "nobody came");
+                        assert!(begun.elapsed() < TIMEOUT, "nobody came");
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    world.next_epoch(LIMIT).unwrap()
+                    world.next_generation(TIMEOUT).unwrap()
                 })
             })
             .collect();
@@ -82,9 +82,9 @@ fn after_rank_0s_death_it_is_the_next_one_that_is_found_at_its_place_time_and_ag
     let mut longest = 0;
     for round in 0..4 {
         bereave(&mut worlds);
-        worlds = take_in(worlds, meet(0).epoch(7));
+        worlds = take_in(worlds, meet(0).generation(7));
         talk(&worlds);
-        assert_eq!(worlds[0].epoch(), round + 1);
+        assert_eq!(worlds[0].generation(), round + 1);
         let names = worlds
             .iter()
             .map(|world| world.line.address_of(world.rank()).map_or(0, str::len));
@@ -111,14 +111,14 @@ fn over_tcp_whoever_takes_over_is_found_at_the_address_of_its_own_that_all_were_
     let meet = |rank| {
         let meet = Rendezvous::tcp("127.0.0.1", ports[0], rank, 3).unwrap();
         let other = format!("tcp:127.0.0.2:{}", ports[1]);
-        meet.secret(SECRET).timeout(LIMIT).or_at(&other).unwrap()
+        meet.secret(SECRET).timeout(TIMEOUT).or_at(&other).unwrap()
     };
     let mut worlds = joined(3, meet);
     bereave(&mut worlds);
     // The second address alone: the first might be that of a host which is gone.
     let other = format!("tcp:127.0.0.2:{}", ports[1]);
     let new = Rendezvous::observer(&other).unwrap();
-    let worlds = take_in(worlds, new.secret(SECRET).timeout(LIMIT));
+    let worlds = take_in(worlds, new.secret(SECRET).timeout(TIMEOUT));
     talk(&worlds);
 }
 
@@ -128,7 +128,7 @@ fn a_rank_that_does_not_coordinate_says_who_does() {
     let mut worlds = joined(4, meet);
     bereave(&mut worlds);
     let door = worlds[2].line.address_of(2).unwrap().to_owned();
-    let new = Rendezvous::observer(&door).unwrap().timeout(LIMIT);
+    let new = Rendezvous::observer(&door).unwrap().timeout(TIMEOUT);
     let worlds = take_in(worlds, new);
     talk(&worlds);
 }
@@ -141,7 +141,7 @@ fn who_waits_at_the_door_of_one_that_dies_comes_in_at_the_next() {
         let new = scope.spawn(move || World::rejoin(meet(1)).unwrap());
         let begun = Instant::now();
         while worlds[0].newcomers() == 0 {
-            assert!(begun.elapsed() < LIMIT, "nobody came");
+            assert!(begun.elapsed() < TIMEOUT, "nobody came");
             std::thread::sleep(Duration::from_millis(1));
         }
         bereave(&mut worlds);
@@ -150,10 +150,10 @@ fn who_waits_at_the_door_of_one_that_dies_comes_in_at_the_next() {
             .map(|world| {
                 scope.spawn(move || {
                     while world.newcomers() == 0 {
-                        assert!(begun.elapsed() < LIMIT, "it did not come again");
+                        assert!(begun.elapsed() < TIMEOUT, "it did not come again");
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    world.next_epoch(LIMIT).unwrap()
+                    world.next_generation(TIMEOUT).unwrap()
                 })
             })
             .collect();
@@ -164,7 +164,7 @@ fn who_waits_at_the_door_of_one_that_dies_comes_in_at_the_next() {
 }
 
 #[test]
-fn a_new_observer_finds_the_epoch_of_today_and_the_rank_that_coordinates_it() {
+fn a_new_observer_finds_the_generation_of_today_and_the_rank_that_coordinates_it() {
     let meet = |rank| rendezvous("today", rank, 3);
     let mut worlds = joined(3, meet);
     bereave(&mut worlds);
@@ -176,14 +176,14 @@ fn a_new_observer_finds_the_epoch_of_today_and_the_rank_that_coordinates_it() {
         // It may learn of a departed rank that it had joined.
         let mut here = BTreeSet::new();
         while here != own {
-            assert!(begun.elapsed() < LIMIT, "{here:?}");
-            match events.next_within(LIMIT) {
+            assert!(begun.elapsed() < TIMEOUT, "{here:?}");
+            match events.next_within(TIMEOUT) {
                 Some(WorldEvent::Joined { rank, .. }) => _ = here.insert(rank),
                 Some(WorldEvent::Gone { rank, .. }) => _ = here.remove(&rank),
                 _ => {}
             }
         }
-        let asked = observer.ask_for_recordings(LIMIT, &|rank, _, _| Ok(rank));
+        let asked = observer.ask_for_recordings(TIMEOUT, &|rank, _, _| Ok(rank));
         assert_eq!(asked.answers.len(), worlds.len(), "{:?}", asked.missing);
         Ok(())
     };
@@ -215,7 +215,7 @@ fn where_nobody_answers_the_error_says_where_it_looked_and_what_to_do() {
 }
 
 #[test]
-fn a_leftover_of_the_last_epoch_refers_to_the_new_one_and_takes_nobody_in() {
+fn a_leftover_of_the_last_generation_refers_to_the_new_one_and_takes_nobody_in() {
     let meet = |rank| rendezvous("leftover", rank, 3);
     let worlds = joined(3, meet);
     let gate = Barrier::new(3);
@@ -226,15 +226,15 @@ fn a_leftover_of_the_last_epoch_refers_to_the_new_one_and_takes_nobody_in() {
             .map(|world| {
                 scope.spawn(move || {
                     gate.wait();
-                    world.next_epoch(LIMIT).unwrap()
+                    world.next_generation(TIMEOUT).unwrap()
                 })
             })
             .collect();
         all.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    // An address of an earlier epoch: a process has one for all epochs.
+    // An address of an earlier generation: a process has one for all generations.
     let at = worlds[2].line.address_of(2).unwrap().to_owned();
-    let all = take_in(next, Rendezvous::observer(&at).unwrap().timeout(LIMIT));
-    assert_eq!(all[0].epoch(), 2);
+    let all = take_in(next, Rendezvous::observer(&at).unwrap().timeout(TIMEOUT));
+    assert_eq!(all[0].generation(), 2);
     talk(&all);
 }

@@ -94,11 +94,11 @@ fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
 }
 
 #[test]
-fn another_secret_job_or_epoch_is_named_on_both_sides() {
+fn another_secret_job_or_generation_is_named_on_both_sides() {
     let meet = |rank| {
         rendezvous("others", rank, 2)
             .job("a")
-            .epoch(3)
+            .generation(3)
             .secret(SECRET)
             .timeout(Duration::from_secs(4))
     };
@@ -111,8 +111,11 @@ fn another_secret_job_or_epoch_is_named_on_both_sides() {
                 &["another secret", "NCCL_RUN_SECRET"][..],
             ),
             (meet(1).job("b"), &["job \"b\"", "job \"a\""]),
-            (meet(1).epoch(2), &["epoch 2", "epoch 3"]),
-            (rendezvous("others", 1, 2).job("a").epoch(3), &["no secret"]),
+            (meet(1).generation(2), &["generation 2", "generation 3"]),
+            (
+                rendezvous("others", 1, 2).job("a").generation(3),
+                &["no secret"],
+            ),
         ] {
             let error = World::join(other).unwrap_err().to_string();
             for word in words {
@@ -121,7 +124,7 @@ fn another_secret_job_or_epoch_is_named_on_both_sides() {
         }
         assert!(begun.elapsed() < SOON);
         let error = zero.join().unwrap().unwrap_err().to_string();
-        for word in ["another secret", "job \"b\"", "epoch 2", "no secret"] {
+        for word in ["another secret", "job \"b\"", "generation 2", "no secret"] {
             assert!(error.contains(word), "{word:?} in {error:?}");
         }
     });
@@ -132,7 +135,7 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
     // No coordinator is there: a search for one would take 20 s.
     let rank = || rendezvous("limits", 1, 2);
     let long = || rank().job("j".repeat(5000));
-    let late = || rank().epoch(u64::MAX);
+    let late = || rank().generation(u64::MAX);
     let cause = Error::rendezvous("out of memory");
     let begun = Instant::now();
     for (refused, words) in [
@@ -162,7 +165,7 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
         ),
         (World::join(late()).err(), "9223372036854775807 is the last"),
         (
-            World::join(rendezvous("limits", 0, 1).epoch(u64::MAX)).err(),
+            World::join(rendezvous("limits", 0, 1).generation(u64::MAX)).err(),
             "is the last",
         ),
     ] {
@@ -179,8 +182,8 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
 }
 
 #[test]
-fn a_rank_of_the_next_epoch_waits_until_the_last_one_is_over() {
-    let meet = |rank, epoch| rendezvous("epochs", rank, 2).epoch(epoch);
+fn a_rank_of_the_next_generation_waits_until_the_last_one_is_over() {
+    let meet = |rank, generation| rendezvous("generations", rank, 2).generation(generation);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| World::join(meet(1, 3)).map(drop));
         let zero = World::join(meet(0, 3)).unwrap();
@@ -189,7 +192,7 @@ fn a_rank_of_the_next_epoch_waits_until_the_last_one_is_over() {
         let early = scope.spawn(|| World::join(meet(1, 4)).map(drop));
         let short = meet(1, 4).timeout(Duration::from_secs(2));
         let error = World::join(short).unwrap_err().to_string();
-        for word in ["epoch 4", "rank 0 still of epoch 3"] {
+        for word in ["generation 4", "rank 0 still of generation 3"] {
             assert!(error.contains(word), "{word:?} in {error:?}");
         }
         assert!(!early.is_finished());
@@ -296,8 +299,8 @@ fn at_the_deadline_all_ranks_hear_the_same_with_the_phase() {
                     missed.wait();
                 }
                 // The shortest patience ends it for all.
-                let limit = Duration::from_secs(if rank == 1 { 2 } else { 10 });
-                let world = world.with_timeout(limit);
+                let timeout = Duration::from_secs(if rank == 1 { 2 } else { 10 });
+                let world = world.with_timeout(timeout);
                 let error = world.barrier("loaded").unwrap_err().to_string();
                 errors.lock().push(error);
                 if rank != 2 {

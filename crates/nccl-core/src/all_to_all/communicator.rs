@@ -181,8 +181,8 @@ impl Communicator {
         in_place::exchange(self, y.erase_mut(), scratch.erase_mut())
     }
 
-    /// Connects this rank with all others, and waits for that, at most for `limit`;
-    /// `NCCL_RUN_TIMEOUT` in the environment overrides `limit`.
+    /// Connects this rank with all others, and waits for that, at most for `timeout`;
+    /// `NCCL_RUN_TIMEOUT` in the environment overrides `timeout`.
     ///
     /// NCCL connects two ranks when they first communicate, which takes from milliseconds to seconds
     /// and waits for both. A service can do that here, before its first request. All ranks have to call it.
@@ -200,7 +200,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn warm_up(&self, limit: Duration) -> Result<()> {
-        warm_up::warm_up(self, limit)
+    pub fn warm_up(&self, timeout: Duration) -> Result<()> {
+        warm_up::warm_up(self, timeout)
     }
 }

@@ -32,7 +32,7 @@ fn record_in_place<'a>(
     scratch: ErasedMut<'a>,
     shape: &mut Shape,
 ) -> Result<Frame<'a>> {
-    let _inside = comm.inner.enter(Place::Issue, comm.limit);
+    let _inside = comm.inner.enter(Place::Issue, comm.timeout);
     let mut frame = Frame::new(&comm.stream)?;
     let (data_type, ranks) = (y.data_type(), comm.world_size());
     let size = element_size(comm, data_type)?;

@@ -165,7 +165,7 @@ impl<'c> Bench<'c> {
     fn copies(&mut self, width: usize) -> Result<f64> {
         let Self { comm, x, y } = self;
         series(comm, || {
-            let inside = comm.inner.enter(Place::Issue, comm.limit);
+            let inside = comm.inner.enter(Place::Issue, comm.timeout);
             let mut frame = Frame::new(&comm.stream)?;
             let (from, to) = (frame.read(&*x)?, frame.write(&mut *y)?);
             drop(inside);

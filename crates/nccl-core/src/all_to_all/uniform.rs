@@ -63,7 +63,7 @@ fn in_steps<'a>(
         ..Shape::default()
     };
     let recorded = || {
-        let _inside = comm.inner.enter(Place::Issue, comm.limit);
+        let _inside = comm.inner.enter(Place::Issue, comm.timeout);
         let mut frame = Frame::new(&comm.stream)?;
         let data_type = same_type(x.data_type(), y.data_type())?;
         let size = element_size(comm, data_type)?;

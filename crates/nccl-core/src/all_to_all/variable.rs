@@ -215,7 +215,7 @@ pub(super) fn exchange<'a>(
         ..Shape::default()
     };
     let recorded = || {
-        let _inside = comm.inner.enter(Place::Issue, comm.limit);
+        let _inside = comm.inner.enter(Place::Issue, comm.timeout);
         let mut frame = Frame::new(&comm.stream)?;
         record_parts(comm, &mut frame, x, send, y, recv)?;
         Ok(frame)

@@ -10,20 +10,20 @@ use crate::forked;
 use nccl_base::from_outside;
 use nccl_base::reduce_op::ReduceOp;
 
-/// Connects this rank with all others, and waits for that, at most for `limit`.
-pub(super) fn warm_up(comm: &Communicator, limit: Duration) -> Result<()> {
+/// Connects this rank with all others, and waits for that, at most for `timeout`.
+pub(super) fn warm_up(comm: &Communicator, timeout: Duration) -> Result<()> {
     forked::check()?;
     let started = Instant::now();
-    let limit = from_outside::operation(limit);
-    let left = || match limit {
-        Duration::MAX => limit,
-        _ => limit.saturating_sub(started.elapsed()),
+    let timeout = from_outside::operation(timeout);
+    let left = || match timeout {
+        Duration::MAX => timeout,
+        _ => timeout.saturating_sub(started.elapsed()),
     };
     // On a stream of its own, so that work on the program's stream is neither waited for nor timed.
     let context = &comm.inner.context;
     let stream = driver::undisturbed(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-    let comm = comm.on(&stream).within(limit);
+    let comm = comm.on(&stream).within(timeout);
     let zeros = |n| {
         driver::undisturbed(context, || stream.alloc_zeros::<u8>(n))
             .map_err(Error::cuda("allocating memory for the first messages"))
@@ -33,7 +33,7 @@ pub(super) fn warm_up(comm: &Communicator, limit: Duration) -> Result<()> {
     // The messages connect all pairs; collectives have connections of their own.
     comm.all_to_all_with(&x, &mut y, Algorithm::Grouped)?;
     let comm = Communicator {
-        limit: left(),
+        timeout: left(),
         ..comm
     };
     let done = comm.all_reduce_in_place(&mut y, ReduceOp::Max)?;

@@ -378,7 +378,7 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
     };
     // Taking buffers may query CUDA about their streams; the issue has its own supervision.
     let asks = !buffers.are_taken_without_cuda(&comm.stream);
-    let inside = asks.then(|| comm.inner.enter(inside::Place::Issue, comm.limit));
+    let inside = asks.then(|| comm.inner.enter(inside::Place::Issue, comm.timeout));
     let failed = |error| {
         let shape = Shape {
             count: count_of(comm, rule, root, &given),

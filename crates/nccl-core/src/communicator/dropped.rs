@@ -72,7 +72,7 @@ impl Drop for Inner {
 }
 
 fn reap(dropped: Dropped) {
-    let limit = dropped.timeouts.finalize;
+    let timeout = dropped.timeouts.finalize;
     let (board, signal) = (dropped.board, dropped.abort_signal);
     let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
     let interrupted = || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted();
@@ -80,7 +80,7 @@ fn reap(dropped: Dropped) {
     let retired = retire(
         dropped.raw,
         |raw| {
-            let deadline = deadline_after(limit);
+            let deadline = deadline_after(timeout);
             finalize_with(&dropped.library, raw, switch, deadline, interrupted)
         },
         |_| {

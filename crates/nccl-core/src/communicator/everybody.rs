@@ -46,7 +46,7 @@ struct Record {
     name: Arc<str>,
     rank: usize,
     /// How long the call may take to end after an abort.
-    limit: Duration,
+    timeout: Duration,
     /// Given when all communicators of the process are aborted.
     signal: AbortSignal,
     reason: OnceLock<String>,
@@ -60,7 +60,7 @@ impl Birth {
         let record = Arc::new(Record {
             name: Arc::from(name),
             rank,
-            limit: timeouts.disorderly_end(),
+            timeout: timeouts.disorderly_end(),
             signal: AbortSignal::new(),
             reason: OnceLock::new(),
             phase: OnceLock::new(),
@@ -234,7 +234,7 @@ impl fmt::Display for AbortReport {
 /// communicator of this process that would be aborted later. Libraries from 2.22.3 on do it in one group; with older ones,
 /// each is aborted on a thread of its own. Communicators that are made afterwards are not affected.
 ///
-/// Takes no longer than the longest of their abort and confirm limits together, and a moment. A communicator that NCCL did
+/// Takes no longer than the longest of their abort and confirm timeouts together, and a moment. A communicator that NCCL did
 /// not give back by then is leaked, and the report names it.
 ///
 /// Wraps `ncclCommAbort` between `ncclGroupStart` and `ncclGroupEnd`.
@@ -267,7 +267,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
     let begun = Instant::now();
     for birth in &births {
         let mut backoff = Backoff::new();
-        while !birth.is_over() && begun.elapsed() < birth.limit {
+        while !birth.is_over() && begun.elapsed() < birth.timeout {
             backoff.pause();
         }
     }
@@ -402,11 +402,11 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
 
 /// Frees communicators of one library whose aborts have begun.
 fn free_in_a_group(all: &[Arc<Inner>]) {
-    let limits = all.iter().map(|inner| inner.timeouts.abort);
-    let limit = limits.min().unwrap_or_default();
+    let timeouts = all.iter().map(|inner| inner.timeouts.abort);
+    let timeout = timeouts.min().unwrap_or_default();
     all.iter().for_each(Native::break_in);
     // A communicator whose current call does not end must not hold up the others.
-    let deadline = deadline_after(limit / 4);
+    let deadline = deadline_after(timeout / 4);
     let mut taken: Vec<(&Arc<Inner>, RawComm)> = Vec::with_capacity(all.len());
     for inner in all {
         match inner.handle.take_until(deadline) {

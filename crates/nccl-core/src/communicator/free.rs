@@ -208,14 +208,14 @@ fn call_finalize(library: &Library, raw: RawComm) -> Result<(), NcclFailure> {
     ffi::check(library, FINALIZE, code).map(drop)
 }
 
-/// Runs `work` on a thread of its own, and waits for the result for at most `limit`.
+/// Runs `work` on a thread of its own, and waits for the result for at most `timeout`.
 pub(crate) fn within<T: Send + 'static>(
-    limit: Duration,
+    timeout: Duration,
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     match apart(name, work) {
-        Ok(receiver) => receiver.recv_timeout(limit).ok(),
+        Ok(receiver) => receiver.recv_timeout(timeout).ok(),
         Err(error) => {
             events::no_thread("to end a communicator", &error);
             None

@@ -15,7 +15,7 @@ use crate::reaper;
 use crate::sync::Mutex;
 use crate::threads;
 
-/// How often the guard looks. A call may end up to two ticks after its limit, which counts from the first look at it.
+/// How often the guard looks. A call may end up to two ticks after its timeout, which counts from the first look at it.
 const TICK: Duration = Duration::from_millis(5);
 
 /// The number of looks without a call after which the guard sleeps.

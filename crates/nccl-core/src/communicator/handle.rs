@@ -46,7 +46,7 @@ pub(crate) struct Handle {
 
 /// The lock of a communicator, its contents and its last holder.
 ///
-/// Waiting for the lock is no part of an operation: an operation that does not get it within its limit was
+/// Waiting for the lock is no part of an operation: an operation that does not get it within its timeout was
 /// never issued, and the communicator remains usable.
 pub(crate) struct Turn {
     handle: Mutex<Handle>,
@@ -70,7 +70,7 @@ impl Turn {
         }
     }
 
-    /// Takes the lock for an operation, waiting at most `limit`. Also returns whether it had to wait.
+    /// Takes the lock for an operation, waiting at most `timeout`. Also returns whether it had to wait.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] with the holder of the lock; [`ErrorKind::Forked`].
@@ -78,19 +78,19 @@ impl Turn {
     pub(crate) fn take(
         &self,
         kind: Option<OperationKind>,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<(Guard<'_>, bool)> {
         forked::check()?;
         let (handle, waited) = match self.handle.try_lock() {
             Some(handle) => (handle, false),
-            None => (self.wait(limit)?, true),
+            None => (self.wait(timeout)?, true),
         };
         let holder = (handle.sequence + 1) << 8 | kind.map_or(NO_OPERATION, |kind| kind as u64);
         self.holder.store(holder, Ordering::Relaxed);
         Ok((handle, waited))
     }
 
-    /// Takes the lock without a limit: to end the communicator, on a thread that can be given up, or for a step that takes no time.
+    /// Takes the lock without a timeout: to end the communicator, on a thread that can be given up, or for a step that takes no time.
     pub(crate) fn wait_for_it(&self) -> Guard<'_> {
         self.handle.lock()
     }
@@ -132,10 +132,10 @@ impl Turn {
     }
 
     #[cold]
-    fn wait(&self, limit: Duration) -> Result<Guard<'_>> {
+    fn wait(&self, timeout: Duration) -> Result<Guard<'_>> {
         let before = self.holder.load(Ordering::Relaxed);
-        // A limit that exceeds the range of the clock means none.
-        if let Some(handle) = self.handle.try_lock_until(deadline_after(limit)) {
+        // A timeout that exceeds the range of the clock means none.
+        if let Some(handle) = self.handle.try_lock_until(deadline_after(timeout)) {
             return Ok(handle);
         }
         let holder = self.holder.load(Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Turn {
         }
         Err(Error::new(ErrorKind::Busy {
             holder: text,
-            waited: limit,
+            waited: timeout,
         }))
     }
 }
@@ -242,29 +242,29 @@ pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), Nccl
 
 impl Unsettled {
     /// Returns the cause to tell the other ranks.
-    pub(crate) fn cause(&self, what: &str, limit: Duration) -> Cause {
+    pub(crate) fn cause(&self, what: &str, timeout: Duration) -> Cause {
         let error = match self {
             Self::Failed(failure) => Self::Failed(failure.clone()),
             Self::TimedOut => Self::TimedOut,
             Self::Interrupted => Self::Interrupted,
             Self::Lost => Self::Lost,
         };
-        Cause::from(&error.into_error(what, limit))
+        Cause::from(&error.into_error(what, timeout))
     }
 
     /// Returns the error to hand out.
-    pub(crate) fn into_error(self, what: &str, limit: Duration) -> Error {
+    pub(crate) fn into_error(self, what: &str, timeout: Duration) -> Error {
         match self {
             Self::Failed(failure) => Error::new(failure),
             Self::TimedOut => Error::new(ErrorKind::TimedOut {
                 what: what.to_owned(),
-                limit,
+                timeout,
             }),
             Self::Lost => Error::new(ErrorKind::TimedOut {
                 what: format!(
                     "{what}, in ncclCommGetAsyncError, which should not wait and has not come back,"
                 ),
-                limit,
+                timeout,
             })
             .marked(Mark::Inside),
             Self::Interrupted => Error::new(ErrorKind::Aborted {

@@ -41,7 +41,7 @@ pub struct Inner {
     pub(crate) phase: Arc<Phase>,
     /// The recording of its calls.
     pub(crate) tracked: Tracked,
-    /// When its abort began, and the limit of that abort.
+    /// When its abort began, and the timeout of that abort.
     pub(crate) aborting: OnceLock<(Instant, Duration)>,
     /// Its statistics.
     pub(crate) _counting: Counting,
@@ -97,8 +97,8 @@ impl Inner {
     /// Marks this thread as inside a call on this communicator ([`inside`](crate::inside)).
     #[inline]
     #[doc(hidden)]
-    pub fn enter(&self, place: Place, limit: Duration) -> Inside {
-        inside::enter(std::ptr::from_ref(self).addr(), place, limit)
+    pub fn enter(&self, place: Place, timeout: Duration) -> Inside {
+        inside::enter(std::ptr::from_ref(self).addr(), place, timeout)
     }
 }
 
@@ -144,7 +144,7 @@ impl Inner {
             world_size: self.world_size,
             host: Arc::clone(&self.host),
             pid: std::process::id(),
-            epoch: self.epoch(),
+            generation: self.generation(),
             roster: Arc::clone(self.roster()),
             sequence,
             plan: sequence
@@ -166,10 +166,10 @@ impl Inner {
         format!("{} of {}", roster.who(&[rank]), roster.named(&self.name))
     }
 
-    /// Returns the epoch of the world that made it; 0 without a world.
-    pub(crate) fn epoch(&self) -> u64 {
+    /// Returns the generation of the world that made it; 0 without a world.
+    pub(crate) fn generation(&self) -> u64 {
         let home = self.tracked.track().identity.home.as_ref();
-        home.map_or(0, |home| home.place().epoch)
+        home.map_or(0, |home| home.place().generation)
     }
 
     /// Returns the stream for captures.

@@ -2,7 +2,7 @@
 //!
 //! A registration, and the remnant of a dropped plan, keep their communicator until the work that uses
 //! their memory is over, but the program cannot issue, wait or abort through them. Once only such handles
-//! are left, the communicator counts as dropped: work that does not end within the finalize limit is ended by an abort,
+//! are left, the communicator counts as dropped: work that does not end within the finalize timeout is ended by an abort,
 //! as a finalize would do.
 
 use std::mem::ManuallyDrop;

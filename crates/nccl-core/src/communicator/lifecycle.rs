@@ -23,7 +23,7 @@ use crate::threads;
 use crate::time::deadline_after;
 use nccl_base::fault::{Fault, short_key};
 
-/// How long past its limit a wait may go on that checks the limit itself.
+/// How long past its timeout a wait may go on that checks the timeout itself.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The outcome of an abort.
@@ -65,7 +65,7 @@ pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
         Outcome::Freed => Ok(()),
         Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
             what: inner.held_abort(),
-            limit: inner.abort_limit(),
+            timeout: inner.abort_limit(),
         })
         .during(|| inner.operation(OperationKind::Abort, Shape::default(), None, started))),
     }
@@ -212,7 +212,7 @@ impl Inner {
                         1 => cause.of_one_rank(),
                         _ => *cause,
                     };
-                    let fault = Fault::here(cause, place, self.rank, self.epoch(), |_| None);
+                    let fault = Fault::here(cause, place, self.rank, self.generation(), |_| None);
                     let key = self.tracked.track().identity.key.as_deref();
                     events::fault(&fault, key, self.rank, self.world_size);
                 }
@@ -221,13 +221,13 @@ impl Inner {
         true
     }
 
-    /// Returns how long NCCL may take to free the communicator: the abort limit, or, if NCCL is inside work that has to notice
+    /// Returns how long NCCL may take to free the communicator: the abort timeout, or, if NCCL is inside work that has to notice
     /// the abort first, the time for noticing if that is longer.
     pub(crate) fn abort_limit(&self) -> Duration {
-        if let Some((_, limit)) = self.aborting.get() {
-            return *limit;
+        if let Some((_, timeout)) = self.aborting.get() {
+            return *timeout;
         }
-        let limit = self.timeouts.abort;
+        let timeout = self.timeouts.abort;
         // A thread that polls a launch, or makes the communicator, has the pointer or the lock.
         let is_held = || {
             self.handle
@@ -235,8 +235,8 @@ impl Inner {
                 .is_none_or(|handle| handle.raw.is_none())
         };
         match self.is_unsettled.load(Ordering::Acquire) || is_held() {
-            true => limit.max(self.notice),
-            false => limit,
+            true => timeout.max(self.notice),
+            false => timeout,
         }
     }
 
@@ -250,8 +250,10 @@ impl Inner {
         let span = events::abort_span(&self.tracked.track().identity);
         let _entered = span.enter();
         let inner = Arc::clone(self);
-        let limit = self.abort_limit();
-        let freed = within(limit, "nccl-abort", move || inner.phase.end(&inner, limit));
+        let timeout = self.abort_limit();
+        let freed = within(timeout, "nccl-abort", move || {
+            inner.phase.end(&inner, timeout)
+        });
         self.conclude_end(freed == Some(true))
     }
 
@@ -286,8 +288,8 @@ impl Inner {
         if !self.phase.begin_finalize() {
             return Err(self.out_of_use());
         }
-        let limit = self.timeouts.finalize;
-        let deadline = deadline_after(limit);
+        let timeout = self.timeouts.finalize;
+        let deadline = deadline_after(timeout);
         let ours = Arc::new(AtomicBool::new(false));
         let retiring = {
             let (inner, ours) = (Arc::clone(self), Arc::clone(&ours));
@@ -301,7 +303,7 @@ impl Inner {
                 };
                 // Before NCCL ends the operations under way: no request may take that for success.
                 let aborting = |unsettled: &Unsettled| {
-                    let cause = unsettled.cause("finalize", limit);
+                    let cause = unsettled.cause("finalize", timeout);
                     if inner.begin_abort(Why::Own(Box::new(cause))) {
                         ours.store(true, Ordering::Release);
                     }
@@ -318,9 +320,9 @@ impl Inner {
             }
         };
         // The thread checks the time itself, unless it is inside a call that does not return, or waits behind one.
-        let wait = |limit: Duration| retiring.recv_timeout(limit).ok();
-        let retired = wait(limit.saturating_add(LOOK)).or_else(|| {
-            let cause = Unsettled::TimedOut.cause("finalize", limit);
+        let wait = |timeout: Duration| retiring.recv_timeout(timeout).ok();
+        let retired = wait(timeout.saturating_add(LOOK)).or_else(|| {
+            let cause = Unsettled::TimedOut.cause("finalize", timeout);
             match self.begin_abort(Why::Own(Box::new(cause))) {
                 true => {
                     self.carry_out_abort();
@@ -348,14 +350,14 @@ impl Inner {
                 }
                 (Err(unsettled), freed) => {
                     end(freed.is_ok());
-                    Err(unsettled.into_error("finalize", limit))
+                    Err(unsettled.into_error("finalize", timeout))
                 }
             },
             // An abort took the pointer first.
             Some(None) => Err(self.out_of_use()),
             None => {
                 end(false);
-                Err(Unsettled::TimedOut.into_error("finalize", limit))
+                Err(Unsettled::TimedOut.into_error("finalize", timeout))
             }
         }
     }
@@ -386,8 +388,8 @@ impl Inner {
     pub(super) fn tell_of_the_leak(&self) {
         everybody::leaks();
         let roster = self.roster();
-        let (held, limit) = (self.held_abort(), self.abort_limit());
-        let why = format!("{held} did not come back within {limit:?}");
+        let (held, timeout) = (self.held_abort(), self.abort_limit());
+        let why = format!("{held} did not come back within {timeout:?}");
         events::leaked_communicator((&self.name, roster), self.rank, &why);
     }
 

@@ -27,7 +27,7 @@ use crate::recorder::Turn;
 
 /// The ranks of a world, as one of them reaches them.
 pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Returns the job's name and epoch.
+    /// Returns the job's name and generation.
     fn job(&self) -> (&str, u64);
 
     /// Returns this rank.
@@ -258,7 +258,7 @@ pub struct Ending {
 pub struct Terms<'w> {
     /// Its peers.
     pub peers: Arc<dyn Peers>,
-    /// The limits of its operations, unless the builder sets others.
+    /// The timeouts of its operations, unless the builder sets others.
     pub timeouts: Timeouts,
     /// The launch mode, unless the builder sets one.
     pub launch_mode: Option<LaunchMode>,

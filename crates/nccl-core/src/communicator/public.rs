@@ -27,7 +27,7 @@ use nccl_base::from_outside;
 /// on a communicator at a time, so concurrent callers take turns; all ranks must issue their operations
 /// in the same order.
 ///
-/// Dropping the last clone finalizes the communicator in the background, within the finalize limit, and aborts
+/// Dropping the last clone finalizes the communicator in the background, within the finalize timeout, and aborts
 /// it after that; [`finalize`](Self::finalize) does the same in the foreground and returns the outcome.
 ///
 /// ```
@@ -49,9 +49,9 @@ pub struct Communicator {
     pub inner: Resident<Arc<Inner>>,
     /// The stream for operations of this clone.
     pub(crate) stream: Resident<Arc<CudaStream>>,
-    /// The limit for each operation.
+    /// The timeout for each operation.
     #[doc(hidden)]
-    pub limit: Duration,
+    pub timeout: Duration,
 }
 
 impl Communicator {
@@ -71,7 +71,7 @@ impl Communicator {
         self.inner.rank
     }
 
-    /// Returns the world rank of each of its ranks, in order, in the world of the epoch in which the communicator was made.
+    /// Returns the world rank of each of its ranks, in order, in the world of the generation in which the communicator was made.
     /// Empty for a communicator that was made without a `World`.
     ///
     /// Texts and events name a rank's number in the world beside its number in the communicator where they differ.
@@ -163,11 +163,11 @@ impl Communicator {
         Self {
             inner: self.inner.clone(),
             stream: Resident::new(Arc::clone(stream)),
-            limit: self.limit,
+            timeout: self.timeout,
         }
     }
 
-    /// Returns the same communicator with another limit for its operations: for the call, and for
+    /// Returns the same communicator with another timeout for its operations: for the call, and for
     /// [`Request::wait`](crate::Request::wait). `NCCL_RUN_TIMEOUT` in the environment overrides it.
     ///
     /// ```
@@ -183,9 +183,9 @@ impl Communicator {
     /// # }
     /// ```
     #[must_use]
-    pub fn within(&self, limit: Duration) -> Self {
+    pub fn within(&self, timeout: Duration) -> Self {
         Self {
-            limit: from_outside::operation(limit),
+            timeout: from_outside::operation(timeout),
             ..self.clone()
         }
     }
@@ -306,8 +306,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when not all ranks finalized within the communicator's finalize
-    /// limit (30 s unless set), which includes operations that are being issued; it is aborted then, which may take the
-    /// abort limit (10 s unless set) and a second more. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when it
+    /// timeout (30 s unless set), which includes operations that are being issued; it is aborted then, which may take the
+    /// abort timeout (10 s unless set) and a second more. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when it
     /// had ended before.
     ///
     /// Wraps `ncclCommFinalize` and `ncclCommDestroy`.
@@ -335,7 +335,7 @@ impl Communicator {
     /// itself. A second abort only waits for the end of the first.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort limit (10 s unless set). The
+    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort timeout (10 s unless set). The
     /// communicator is then leaked: nothing touches it any more, and memory that it was still using
     /// must stay where it is.
     ///
@@ -368,7 +368,7 @@ impl Communicator {
     /// [`ErrorKind::Unsupported`] in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) before NCCL 2.28.7;
     /// it has no effect then. [`ErrorKind::InvalidConfig`] for a blocking communicator that was made elsewhere.
     /// [`ErrorKind::Aborted`] when it had ended before, or ends for another reason at the same moment.
-    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort limit: it is leaked then.
+    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort timeout: it is leaked then.
     ///
     /// Wraps `ncclCommRevoke`; in [`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild) `ncclCommAbort`.
     ///

@@ -76,7 +76,7 @@ impl Inner {
                     true => "ncclCommAbort",
                     false => "ncclCommRevoke",
                 }),
-                limit: self.abort_limit(),
+                timeout: self.abort_limit(),
             })),
         }
     }

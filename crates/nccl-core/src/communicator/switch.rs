@@ -16,7 +16,7 @@
 //!
 //! All steps run on threads that may be given up. The parent has a lock of its own, which is held while
 //! NCCL is called with it. The guard (`guard.rs`) takes no lock: it reads the word [`Switch::inside`] and the call's
-//! limit.
+//! timeout.
 //!
 //! The word is 0 while no call is inside; otherwise the number of the call, until the guard replaces it with the reason for which
 //! it ended the call. A leaving call swaps the word back to 0, and so learns whether the guard was first. The guard measures the
@@ -36,7 +36,7 @@ use crate::state::{Phase, Way};
 use crate::sync::{Mutex, MutexGuard};
 
 const NOBODY: u64 = 0;
-/// The guard ended the call because its limit passed.
+/// The guard ended the call because its timeout passed.
 const EXPIRED: u64 = u64::MAX;
 /// The guard ended the call for another reason.
 const INTERRUPTED: u64 = u64::MAX - 1;
@@ -53,8 +53,8 @@ pub(crate) struct Switch {
     /// Held by the thread that finalizes the child.
     finalizing: Mutex<()>,
     inside: AtomicU64,
-    /// The limit of the current call, in nanoseconds.
-    limit: AtomicU64,
+    /// The timeout of the current call, in nanoseconds.
+    timeout: AtomicU64,
     /// The last call that the guard saw, and when it saw that call first.
     seen: Mutex<(u64, Instant)>,
     /// Whether the flag is raised, or about to be: work that ends on a stream from then on may be incomplete.
@@ -95,7 +95,7 @@ impl HeldParent<'_> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Nobody,
-    /// A call is inside, within its limit.
+    /// A call is inside, within its timeout.
     Inside,
     /// A call is inside that has just been marked to be ended.
     ToEnd,
@@ -111,7 +111,7 @@ impl Switch {
             slot: Mutex::new(None),
             finalizing: Mutex::new(()),
             inside: AtomicU64::new(NOBODY),
-            limit: AtomicU64::new(0),
+            timeout: AtomicU64::new(0),
             seen: Mutex::new((NOBODY, Instant::now())),
             pulled: AtomicBool::new(false),
             calls: AtomicU64::new(0),
@@ -161,7 +161,7 @@ impl Switch {
     }
 
     /// Whether the flag is raised, which may precede the abort of the communicator: the guard raises it for a call that
-    /// exceeds its limit, and the thread of that call begins the abort after it has left the call.
+    /// exceeds its timeout, and the thread of that call begins the abort after it has left the call.
     pub(crate) fn is_pulled(&self) -> bool {
         self.pulled.load(Ordering::SeqCst)
     }
@@ -208,12 +208,12 @@ impl Switch {
         drop(self.finalizing.lock());
     }
 
-    /// Marks the start of a call on the child, under the child's lock, with the limit `limit`.
+    /// Marks the start of a call on the child, under the child's lock, with the timeout `timeout`.
     #[inline]
-    pub(crate) fn enter(&self, limit: Duration) -> Inside<'_> {
+    pub(crate) fn enter(&self, timeout: Duration) -> Inside<'_> {
         let call = self.calls.load(Ordering::Relaxed) + 1;
         self.calls.store(call, Ordering::Relaxed);
-        self.limit.store(nanoseconds(limit), Ordering::Relaxed);
+        self.timeout.store(nanoseconds(timeout), Ordering::Relaxed);
         // No fence, which would cost as much as a message: the guard looks once more a tick after it announced its sleep,
         // and sees by then what was written before; a call that writes later finds the guard asleep and wakes it.
         self.inside.store(call, Ordering::Release);
@@ -248,13 +248,13 @@ impl Switch {
         }
     }
 
-    /// If another call has entered meanwhile, `limit` may be that call's; then this call is over, and [`mark`](Self::mark) fails.
+    /// If another call has entered meanwhile, `timeout` may be that call's; then this call is over, and [`mark`](Self::mark) fails.
     fn is_late(&self, call: u64) -> bool {
         let mut seen = self.seen.lock();
         if seen.0 != call {
             *seen = (call, Instant::now());
         }
-        seen.1.elapsed() >= Duration::from_nanos(self.limit.load(Ordering::Relaxed))
+        seen.1.elapsed() >= Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
     }
 
     fn mark(&self, call: u64, word: u64) -> Found {

@@ -1,4 +1,4 @@
-//! The time limits of a communicator.
+//! The timeouts of a communicator.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use nccl_base::system::variables;
 
 use nccl_base::from_outside::FromOutside;
 
-/// The time limits of a communicator. `World::with_timeouts` sets them
+/// The timeouts of a communicator. `World::with_timeouts` sets them
 /// for all communicators of a world, [`CommunicatorBuilder::timeouts`](crate::CommunicatorBuilder::timeouts)
-/// for one, and [`Communicator::within`](crate::Communicator::within) the limit of single operations.
+/// for one, and [`Communicator::within`](crate::Communicator::within) the timeout of single operations.
 ///
-/// Work that exceeds its limit ends with an error on all ranks. [`Duration::MAX`] means no limit.
+/// Work that exceeds its timeout ends with an error on all ranks. [`Duration::MAX`] means no timeout.
 ///
 /// ```
 /// use std::time::Duration;
@@ -30,13 +30,13 @@ use nccl_base::from_outside::FromOutside;
 pub struct Timeouts {
     pub(crate) init: Duration,
     pub(crate) operation: Duration,
-    /// Ten times the limit for operations unless set.
+    /// Ten times the timeout for operations unless set.
     pub(crate) queue: Option<Duration>,
     pub(crate) finalize: Duration,
     pub(crate) abort: Duration,
     /// For the other ranks to report that they aborted as well.
     pub(crate) confirm: Duration,
-    /// A tenth of the limit for operations unless set.
+    /// A tenth of the timeout for operations unless set.
     pub(crate) straggler: Option<Duration>,
 }
 
@@ -65,19 +65,19 @@ impl Timeouts {
         Self::default()
     }
 
-    /// Sets the limit for making the communicator; 60 s unless set.
+    /// Sets the timeout for making the communicator; 60 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
     /// let timeouts = nccl::Timeouts::new().init(Duration::from_secs(120));
     /// ```
     #[must_use]
-    pub fn init(mut self, limit: Duration) -> Self {
-        self.init = limit;
+    pub fn init(mut self, timeout: Duration) -> Self {
+        self.init = timeout;
         self
     }
 
-    /// Sets the limit for an operation, counted from the moment when no work is ahead of it; 30 s unless set. See
+    /// Sets the timeout for an operation, counted from the moment when no work is ahead of it; 30 s unless set. See
     /// [`CommunicatorBuilder::timeout`](crate::CommunicatorBuilder::timeout).
     ///
     /// ```
@@ -85,13 +85,13 @@ impl Timeouts {
     /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
     /// ```
     #[must_use]
-    pub fn operation(mut self, limit: Duration) -> Self {
-        self.operation = limit;
+    pub fn operation(mut self, timeout: Duration) -> Self {
+        self.operation = timeout;
         self
     }
 
     /// Sets how long an operation may wait on its stream behind work that is not the communicator's; ten times
-    /// the limit for operations unless set, which is 300 s by default. See
+    /// the timeout for operations unless set, which is 300 s by default. See
     /// [`CommunicatorBuilder::queue_timeout`](crate::CommunicatorBuilder::queue_timeout).
     ///
     /// ```
@@ -99,52 +99,52 @@ impl Timeouts {
     /// let timeouts = nccl::Timeouts::new().queue(Duration::from_secs(600));
     /// ```
     #[must_use]
-    pub fn queue(mut self, limit: Duration) -> Self {
-        self.queue = Some(limit);
+    pub fn queue(mut self, timeout: Duration) -> Self {
+        self.queue = Some(timeout);
         self
     }
 
-    /// Sets the limit for the ranks to finalize together; 30 s unless set.
+    /// Sets the timeout for the ranks to finalize together; 30 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
     /// let timeouts = nccl::Timeouts::new().finalize(Duration::from_secs(5));
     /// ```
     #[must_use]
-    pub fn finalize(mut self, limit: Duration) -> Self {
-        self.finalize = limit;
+    pub fn finalize(mut self, timeout: Duration) -> Self {
+        self.finalize = timeout;
         self
     }
 
-    /// Sets the limit for NCCL to free an aborted communicator; 10 s unless set.
+    /// Sets the timeout for NCCL to free an aborted communicator; 10 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
     /// let timeouts = nccl::Timeouts::new().abort(Duration::from_secs(5));
     /// ```
     #[must_use]
-    pub fn abort(mut self, limit: Duration) -> Self {
-        self.abort = limit;
+    pub fn abort(mut self, timeout: Duration) -> Self {
+        self.abort = timeout;
         self
     }
 
-    /// Sets the limit for the other ranks of an aborted communicator to report that they aborted it as well; 3 s unless set.
+    /// Sets the timeout for the other ranks of an aborted communicator to report that they aborted it as well; 3 s unless set.
     ///
     /// ```
     /// use std::time::Duration;
     /// let timeouts = nccl::Timeouts::new().confirm(Duration::from_secs(1));
     /// ```
     #[must_use]
-    pub fn confirm(mut self, limit: Duration) -> Self {
-        self.confirm = limit;
+    pub fn confirm(mut self, timeout: Duration) -> Self {
+        self.confirm = timeout;
         self
     }
 
     /// Sets how long a collective may run before the ranks are asked which of them have not entered it; a tenth of the
-    /// limit for operations unless set, at least 100 ms and at most 10 s, and never for an operation without a limit.
+    /// timeout for operations unless set, at least 100 ms and at most 10 s, and never for an operation without a timeout.
     /// [`Duration::MAX`] means never.
     ///
-    /// This limit ends nothing: all ranks are told which ranks are late, by how much, and in which phase (the event
+    /// This timeout ends nothing: all ranks are told which ranks are late, by how much, and in which phase (the event
     /// `nccl.straggler`), and are told again when a late rank has entered.
     ///
     /// ```
@@ -157,12 +157,12 @@ impl Timeouts {
         self
     }
 
-    /// Returns how long a collective with this limit may run before the ranks are asked which of them have not entered it; `None`
+    /// Returns how long a collective with this timeout may run before the ranks are asked which of them have not entered it; `None`
     /// means never.
-    pub(crate) fn straggler_after(&self, limit: Option<Duration>) -> Option<Duration> {
-        let usual = limit.map(|limit| {
+    pub(crate) fn straggler_after(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let usual = timeout.map(|timeout| {
             let (least, most) = (Duration::from_millis(100), Duration::from_secs(10));
-            (limit / 10).clamp(least, most)
+            (timeout / 10).clamp(least, most)
         });
         let patience = self.straggler.or(usual);
         patience.filter(|patience| *patience < Duration::MAX)
@@ -170,8 +170,8 @@ impl Timeouts {
 
     /// Returns how long an operation may wait for its turn on its stream; `None` for ever.
     pub(crate) fn queue_limit(&self) -> Option<Duration> {
-        let limit = self.queue.or_else(|| self.operation.checked_mul(10));
-        limit.filter(|limit| *limit < Duration::MAX)
+        let timeout = self.queue.or_else(|| self.operation.checked_mul(10));
+        timeout.filter(|timeout| *timeout < Duration::MAX)
     }
 
     /// Returns how long an orderly end may take: the finalize, which includes the operation that is being issued,
@@ -189,7 +189,7 @@ impl Timeouts {
     }
 }
 
-/// Returns the limits of a communicator for which the program set `program`: limits in the environment win.
+/// Returns the timeouts of a communicator for which the program set `program`: timeouts in the environment win.
 pub(crate) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
     Timeouts {
         init: outside.init.unwrap_or(program.init),
@@ -232,7 +232,7 @@ mod tests {
             .straggler(Duration::from_secs(3));
         let (seven, none) = (Duration::from_secs(7), FromOutside::default());
         let set = Some(seven);
-        for (outside, limits) in [
+        for (outside, timeouts) in [
             (none, program),
             (
                 FromOutside {
@@ -267,7 +267,7 @@ mod tests {
             ),
             (FromOutside { world: set, ..none }, program),
         ] {
-            assert_eq!(over(outside, program), limits, "{outside:?}");
+            assert_eq!(over(outside, program), timeouts, "{outside:?}");
         }
     }
 

@@ -66,7 +66,7 @@ impl CommunicatorBuilder<'_> {
         };
         let started = Instant::now();
         let (name, rank, world_size) = (self.name, self.rank, self.world_size);
-        let epoch = self.company.as_ref().map_or(0, |(line, _)| line.job().1);
+        let generation = self.company.as_ref().map_or(0, |(line, _)| line.job().1);
         let roster = Arc::new(roster_of(self.company.as_ref()));
         let span = events::init_span((name, &roster), rank, world_size);
         let _entered = span.enter();
@@ -78,7 +78,7 @@ impl CommunicatorBuilder<'_> {
                 world_size,
                 host: crate::host::name(),
                 pid: std::process::id(),
-                epoch,
+                generation,
                 roster: Arc::clone(&roster),
                 sequence: None,
                 plan: None,
@@ -128,8 +128,8 @@ impl CommunicatorBuilder<'_> {
                     (Ok(prepared), Ok(())) if parent.is_some() => Ok((prepared, None)),
                     (Ok(prepared), Ok(())) => {
                         // Leaves time to tell the others why there is no token.
-                        let limit = deadline.saturating_duration_since(Instant::now()) / 2;
-                        self.token(limit).map(|id| (prepared, id))
+                        let timeout = deadline.saturating_duration_since(Instant::now()) / 2;
+                        self.token(timeout).map(|id| (prepared, id))
                     }
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
@@ -184,10 +184,10 @@ impl CommunicatorBuilder<'_> {
     }
 
     /// Makes the token, on rank 0.
-    fn token(&self, limit: Duration) -> Result<Option<UniqueId>> {
+    fn token(&self, timeout: Duration) -> Result<Option<UniqueId>> {
         let makes_id = self.rank == 0;
         makes_id
-            .then(|| UniqueId::within(&self.wanted_library()?, limit))
+            .then(|| UniqueId::within(&self.wanted_library()?, timeout))
             .transpose()
     }
 
@@ -236,9 +236,9 @@ impl CommunicatorBuilder<'_> {
             birth: Arc::clone(birth),
         };
         let prepared = plan.prepare()?.with_obstacle(obstacle);
-        let limit = self.timeouts.init.min(self.timeouts.operation / 2);
+        let timeout = self.timeouts.init.min(self.timeouts.operation / 2);
         let id = makes_id
-            .then(|| UniqueId::within(&library, limit))
+            .then(|| UniqueId::within(&library, timeout))
             .transpose()?;
         Ok((prepared, id))
     }

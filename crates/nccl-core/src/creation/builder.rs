@@ -229,7 +229,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// Sets all time limits, in place of the world's [`Timeouts`].
+    /// Sets all timeouts, in place of the world's [`Timeouts`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -265,19 +265,19 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn queue_timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.queue = Some(limit);
+    pub fn queue_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.queue = Some(timeout);
         self
     }
 
     /// Sets how long an operation may take, once it is called and no work is ahead of it; 30 s unless set.
     ///
-    /// The limit also holds if the program does not wait: an operation whose [`Request`](crate::Request) was
-    /// dropped ends its communicator, on all ranks, at most an eighth of the limit (and at most a quarter
+    /// The timeout also holds if the program does not wait: an operation whose [`Request`](crate::Request) was
+    /// dropped ends its communicator, on all ranks, at most an eighth of the timeout (and at most a quarter
     /// of a second) after it. Other work that is ahead of it on its stream does not count, see
     /// [`queue_timeout`](Self::queue_timeout). Operations that are issued within less than 10 ms cannot
     /// always be told apart from each other, and from other work that is put on the stream meanwhile: the work that a
-    /// program puts there in one go should not take longer than the limit.
+    /// program puts there in one go should not take longer than the timeout.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -292,8 +292,8 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.operation = limit;
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.operation = timeout;
         self
     }
 
@@ -312,8 +312,8 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn init_timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.init = limit;
+    pub fn init_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.init = timeout;
         self
     }
 
@@ -333,14 +333,14 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn finalize_timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.finalize = limit;
+    pub fn finalize_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.finalize = timeout;
         self
     }
 
     /// Sets how long NCCL may take to give an aborted communicator back; 10 s unless set.
     ///
-    /// While NCCL is inside a call or a launch, the limit is at least 4 s: as long as NCCL may sleep between two attempts to
+    /// While NCCL is inside a call or a launch, the timeout is at least 4 s: as long as NCCL may sleep between two attempts to
     /// connect, during which it does not check the abort flag.
     ///
     /// ```
@@ -357,8 +357,8 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn abort_timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.abort = limit;
+    pub fn abort_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.abort = timeout;
         self
     }
 
@@ -381,8 +381,8 @@ impl<'a> CommunicatorBuilder<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn confirm_timeout(mut self, limit: Duration) -> Self {
-        self.timeouts.confirm = limit;
+    pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.confirm = timeout;
         self
     }
 

@@ -191,7 +191,7 @@ impl Communicator {
     /// Makes a communicator of the ranks that pass the same `color`; a rank that passes `None` is in none.
     ///
     /// The new ranks are ordered by `key`, and by old rank where keys are equal. All ranks have
-    /// to call it. The new communicator has this one's stream, limits and launch mode.
+    /// to call it. The new communicator has this one's stream, timeouts and launch mode.
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks of its colour report
@@ -244,16 +244,16 @@ impl Communicator {
     ///
     /// Every rank of this communicator calls it, and every other rank of `world`
     /// [builds](CommunicatorBuilder::build) a communicator of the same name. The ranks of this one keep their
-    /// numbers; the new one has its stream, limits and launch mode.
+    /// numbers; the new one has its stream, timeouts and launch mode.
     ///
-    /// `world` is either the epoch that new processes have joined (`World::next_epoch_keeping` keeps this
+    /// `world` is either the generation that new processes have joined (`World::next_generation_keeping` keeps this
     /// communicator until then), or a world of which this communicator has only some ranks.
     ///
     /// No operation may be under way on this communicator: wait for them first. It stays unchanged; drop
     /// it when it is not needed any more. If NCCL fails during the grow, it is aborted, on all its ranks.
     ///
     /// # Errors
-    /// As [`CommunicatorBuilder::build`], within this communicator's init limit ([`Timeouts::init`]). An impossible
+    /// As [`CommunicatorBuilder::build`], within this communicator's init timeout ([`Timeouts::init`]). An impossible
     /// `ncclCommGrow` is no error: a new communicator is made instead, and [`Grown::way`] says
     /// why.
     ///
@@ -293,7 +293,7 @@ impl Communicator {
     ///
     /// All remaining ranks have to call it with the same `without`; the ranks in `without` do not call it, and drop
     /// or abort this communicator. The new ranks keep the old order. The new communicator has this one's stream
-    /// and limits.
+    /// and timeouts.
     ///
     /// No operation may be under way on this communicator: wait for them first. It stays unchanged. A shrink is also possible
     /// after a rank's death has ended this communicator: then the remaining ranks make a new one. If NCCL refuses on any rank,
@@ -301,7 +301,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`]. [`ErrorKind::Rendezvous`] names ranks that did not come within the
-    /// init limit, or that passed another `without`; [`ErrorKind::InvalidConfig`] for a communicator
+    /// init timeout, or that passed another `without`; [`ErrorKind::InvalidConfig`] for a communicator
     /// whose ranks did not meet in a `World`, and on a rank in `without`.
     ///
     /// Wraps `ncclCommShrink` where that is possible ([`Shrunk::way`]).

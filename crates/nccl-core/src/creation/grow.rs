@@ -193,8 +193,8 @@ const CALL: &str = "ncclCommGrow";
 
 impl<'p> Growing<'p> {
     pub(super) fn begin(parent: &'p Arc<Inner>, deadline: Instant) -> Result<Self> {
-        let limit = deadline.saturating_duration_since(Instant::now()) / 2;
-        let (guard, _) = parent.handle.take(None, limit)?;
+        let timeout = deadline.saturating_duration_since(Instant::now()) / 2;
+        let (guard, _) = parent.handle.take(None, timeout)?;
         let raw = parent.phase.usable(guard.raw);
         let raw = raw.ok_or_else(|| parent.out_of_use())?;
         Ok(Self {
@@ -207,12 +207,12 @@ impl<'p> Growing<'p> {
     }
 
     /// Makes the token for the new ranks; on rank 0.
-    pub(super) fn token(&self, limit: Duration, signal: &AbortSignal) -> Result<UniqueId> {
+    pub(super) fn token(&self, timeout: Duration, signal: &AbortSignal) -> Result<UniqueId> {
         let library = self.parent.library.clone();
         let get = library.function(sys::Api::ncclCommGetUniqueId)?;
         let (raw, context) = (self.raw, Arc::clone(&self.parent.context));
         let made = expendable::call(
-            deadline_after(limit),
+            deadline_after(timeout),
             patiently(|| signal.is_aborted() || self.parent.phase.get().is_aborted()),
             move || {
                 driver::bind(&context).map_err(Error::cuda(BINDING))?;
@@ -228,7 +228,7 @@ impl<'p> Growing<'p> {
         );
         made.map_err(|not_back| {
             self.lost.set(!matches!(not_back, NotBack::NoThread(_)));
-            not_back.into_error(TOKEN, limit)
+            not_back.into_error(TOKEN, timeout)
         })?
     }
 
@@ -257,7 +257,7 @@ impl<'p> Growing<'p> {
             };
             return;
         }
-        // An NCCL thread still uses it: a thread that waits for the lock to free it gives up at its limit.
+        // An NCCL thread still uses it: a thread that waits for the lock to free it gives up at its timeout.
         std::mem::forget(guard);
         if ends.get() {
             parent.carry_out_in_background();
@@ -332,7 +332,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
         let Patience {
             context,
             deadline,
-            limit,
+            timeout,
             interrupted,
         } = patience;
         let mut config = Sent(*config);
@@ -363,7 +363,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
                 }
             },
         );
-        came_back(called, CALL, limit, nothing)
+        came_back(called, CALL, timeout, nothing)
     })
 }
 

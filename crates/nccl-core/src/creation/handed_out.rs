@@ -14,7 +14,7 @@ pub(super) fn handed_out(inner: Arc<Inner>) -> Communicator {
     }
     Communicator {
         stream: Resident::new(Arc::clone(&inner.stream)),
-        limit: inner.timeouts.operation,
+        timeout: inner.timeouts.operation,
         inner: Resident::new(inner),
     }
 }

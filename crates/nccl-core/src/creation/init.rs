@@ -152,16 +152,16 @@ impl Plan<'_> {
     }
 }
 
-/// Makes the communicator's own stream and event, beside a `stream` that may carry its operations; within `limit`, because
+/// Makes the communicator's own stream and event, beside a `stream` that may carry its operations; within `timeout`, because
 /// a device may be wedged before its first use here.
 fn stream_and_event(
     what: &'static str,
     stream: &Arc<CudaStream>,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<(Arc<CudaStream>, CudaEvent)> {
     let stream = Arc::clone(stream);
     let made = expendable::call(
-        deadline_after(limit),
+        deadline_after(timeout),
         || false,
         move || {
             order::not_capturing(what, &stream)?;
@@ -174,7 +174,7 @@ fn stream_and_event(
         },
         drop,
     );
-    made.map_err(|not_back| not_back.into_error("cuStreamCreate or cuEventCreate", limit))?
+    made.map_err(|not_back| not_back.into_error("cuStreamCreate or cuEventCreate", timeout))?
 }
 
 impl Prepared {
@@ -401,7 +401,7 @@ impl Inner {
         let patience = || Patience {
             context: &self.context,
             deadline,
-            limit: self.timeouts.init,
+            timeout: self.timeouts.init,
             interrupted: &interrupted,
         };
         let (library, rank, world_size) = (&self.library, self.rank, self.world_size);
@@ -430,9 +430,9 @@ impl Inner {
         settled(CALL)?;
         // A communicator that was ended meanwhile is no success, even if NCCL has completed it.
         if interrupted() {
-            let limit = self.timeouts.init;
+            let timeout = self.timeouts.init;
             return Err(here(
-                Unsettled::Interrupted.into_error("joining the ranks", limit),
+                Unsettled::Interrupted.into_error("joining the ranks", timeout),
             ));
         }
         let (Some(switch), Some(config)) = (&self.switch, &configs.child) else {

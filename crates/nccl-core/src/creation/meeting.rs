@@ -120,13 +120,13 @@ impl<'m> Meeting<'m> {
             _ => Ok(None),
         };
         // Leaves time to tell the others why there is no token.
-        let limit = self.deadline.saturating_duration_since(Instant::now()) / 2;
+        let timeout = self.deadline.saturating_duration_since(Instant::now()) / 2;
         let makes_id = peers.rank() == 0;
         let token = match (&growing, makes_id) {
             (Err(error), _) => Err(Error::rendezvous(error.kind().to_string())),
             (Ok(_), false) => Ok(None),
-            (Ok(Some(growing)), true) => growing.token(limit, self.signal).map(Some),
-            (Ok(None), true) => UniqueId::within(prepared.library(), limit).map(Some),
+            (Ok(Some(growing)), true) => growing.token(timeout, self.signal).map(Some),
+            (Ok(None), true) => UniqueId::within(prepared.library(), timeout).map(Some),
         };
         if let (Ok(Some(growing)), Err(error)) = (&growing, &token) {
             growing.tell(error);

@@ -46,9 +46,9 @@ pub(super) unsafe fn take_over(
     let ask = |call: &'static str, function: Option<Ask>| -> Result<i32> {
         let function = function.ok_or_else(|| ffi::missing(library, call))?;
         let theirs = library.clone();
-        let limit = timeouts.operation;
+        let timeout = timeouts.operation;
         let asked = expendable::call(
-            deadline_after(limit),
+            deadline_after(timeout),
             || false,
             move || {
                 let raw = raw;
@@ -60,7 +60,7 @@ pub(super) unsafe fn take_over(
             },
             drop,
         );
-        asked.map_err(|not_back| not_back.into_error(call, limit))?
+        asked.map_err(|not_back| not_back.into_error(call, timeout))?
     };
     let api = library.api();
     let rank = ask("ncclCommUserRank", api.ncclCommUserRank)?;

@@ -127,12 +127,12 @@ fn split_in(
             Ok(Part {
                 prepared,
                 id,
-                limit: builder.init_limit(),
+                timeout: builder.init_limit(),
             })
         });
-    let (job, epoch) = job(comm);
+    let (job, generation) = job(comm);
     let job = short(job);
-    let seal = |id: &UniqueId| envelope::seal(&job, epoch, &short(name), id);
+    let seal = |id: &UniqueId| envelope::seal(&job, generation, &short(name), id);
     let answers = exchange(comm, &answer(&prepared, seal))?;
     let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
     let Some(prepared) = prepared else {
@@ -140,7 +140,7 @@ fn split_in(
     };
     // On the rank that failed, its own error is the better answer.
     let Part {
-        prepared, limit, ..
+        prepared, timeout, ..
     } = prepared?;
     for &member in &members {
         if answers[member][0] == FAILED {
@@ -157,7 +157,7 @@ fn split_in(
     let who = |member: usize| comm.inner.member(members[member]);
     let prepared = prepared.in_mode(common_mode(&wishes, who)?);
     let sealed = unpack(answers[members[0]]);
-    let id = envelope::open(&job, epoch, &short(name), sealed).map_err(|why| {
+    let id = envelope::open(&job, generation, &short(name), sealed).map_err(|why| {
         Error::rendezvous(format!(
             "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
             comm.inner.member(members[0])
@@ -169,7 +169,7 @@ fn split_in(
     let _entered = span.enter();
     // If the parent ends meanwhile, some ranks may not have come this far.
     let is_void = || comm.inner.phase.get().is_aborted();
-    let inner = prepared.join(&id, deadline_after(limit), is_void);
+    let inner = prepared.join(&id, deadline_after(timeout), is_void);
     let inner = inner.map_err(|error| match is_void() {
         true => comm.inner.conclude(comm.inner.out_of_use()),
         false => error,
@@ -187,7 +187,7 @@ fn roster_of(comm: &Communicator, members: &[usize]) -> Roster {
     })
 }
 
-/// Returns the job's name and epoch, if the ranks met in a world.
+/// Returns the job's name and generation, if the ranks met in a world.
 fn job(comm: &Communicator) -> (&str, u64) {
     let board = comm.inner.board.as_ref();
     board.map_or(("", 0), |board| board.peers().job())
@@ -205,16 +205,16 @@ fn exchange(comm: &Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
     let mut y = driver::undisturbed(context, || stream.alloc_zeros::<u8>(len))
         .map_err(Error::cuda("allocating device memory"))?;
     comm.on(&stream).all_gather(&x, &mut y)?.wait()?;
-    let _inside = comm.inner.enter(Place::Look, comm.limit);
+    let _inside = comm.inner.enter(Place::Look, comm.timeout);
     driver::undisturbed(context, || stream.clone_dtoh(&y))
         .map_err(Error::cuda("copying from the device"))
 }
 
-/// This rank's part of a split: the prepared communicator, the token if this rank made one, and the init limit.
+/// This rank's part of a split: the prepared communicator, the token if this rank made one, and the init timeout.
 struct Part {
     prepared: Prepared,
     id: Option<UniqueId>,
-    limit: std::time::Duration,
+    timeout: std::time::Duration,
 }
 
 fn answer(

@@ -42,7 +42,7 @@ pub(super) fn start_split(
     let Patience {
         context,
         deadline,
-        limit,
+        timeout,
         interrupted,
     } = patience;
     let mut config = Sent(*config);
@@ -65,7 +65,7 @@ pub(super) fn start_split(
             discard(&freeing, parent, Some(&held));
         },
     );
-    came_back(begun, SPLIT, limit, here)
+    came_back(begun, SPLIT, timeout, here)
 }
 
 /// Returns the result of a call that could be given up; `left` tells the remains of the communicator if the call failed, or
@@ -73,14 +73,14 @@ pub(super) fn start_split(
 pub(super) fn came_back<T>(
     call: std::result::Result<Result<T>, NotBack>,
     name: &'static str,
-    limit: Duration,
+    timeout: Duration,
     left: impl FnOnce(Error) -> (Left<RawComm>, Error),
 ) -> Result<T, (Left<RawComm>, Error)> {
     match call {
         Ok(result) => result.map_err(left),
         Err(not_back) => {
             let lost = !matches!(not_back, NotBack::NoThread(_));
-            let error = not_back.into_error(name, limit);
+            let error = not_back.into_error(name, timeout);
             Err(if lost {
                 (Left::Lost, error)
             } else {
@@ -108,7 +108,7 @@ pub(super) fn start(
     let Patience {
         context,
         deadline,
-        limit,
+        timeout,
         interrupted,
     } = patience;
     if !crate::local::is(library) {
@@ -149,7 +149,7 @@ pub(super) fn start(
             }
         },
     );
-    came_back(made, CALL, limit, nothing)
+    came_back(made, CALL, timeout, nothing)
 }
 
 /// Polls until the communicator is idle, on a thread that can be given up: the sentinel does not watch
@@ -192,12 +192,12 @@ pub(super) fn settle_apart(
     }
 }
 
-/// The limits of a call.
+/// The timeouts of a call.
 pub(super) struct Patience<'p> {
     pub(super) context: &'p Arc<CudaContext>,
     pub(super) deadline: Instant,
-    /// The limit that the error names.
-    pub(super) limit: Duration,
+    /// The timeout that the error names.
+    pub(super) timeout: Duration,
     pub(super) interrupted: &'p dyn Fn() -> bool,
 }
 

@@ -164,7 +164,7 @@ impl<'a> Groups<'a> {
         let index = match known {
             Some(index) => index,
             None => {
-                let inside = comm.inner.enter(Place::Issue, comm.limit);
+                let inside = comm.inner.enter(Place::Issue, comm.timeout);
                 let admitted = Frame::admit(comm.stream());
                 drop(inside);
                 admitted.map_err(|error| in_group(comm, error))?;
@@ -223,7 +223,7 @@ impl Requests {
         Ok(true)
     }
 
-    /// Waits until all are done, each at most for the operation limit of its communicator.
+    /// Waits until all are done, each at most for the operation timeout of its communicator.
     ///
     /// # Errors
     /// As [`Request::wait`], of the first that fails.
@@ -238,7 +238,7 @@ impl Requests {
         self.0.iter().try_for_each(Request::wait)
     }
 
-    /// Waits until all are done, at most for `limit` in all.
+    /// Waits until all are done, at most for `timeout` in all.
     ///
     /// # Errors
     /// As [`Request::wait_timeout`], of the first that fails.
@@ -249,11 +249,11 @@ impl Requests {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
         let begun = Instant::now();
         self.0
             .iter()
-            .try_for_each(|request| request.wait_timeout(limit.saturating_sub(begun.elapsed())))
+            .try_for_each(|request| request.wait_timeout(timeout.saturating_sub(begun.elapsed())))
     }
 
     /// Returns the requests, in the order in which the communicators were first named.

@@ -164,7 +164,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
         let at = at.unwrap_or_else(|| unreachable!("every communicator is of a group"));
         let turn = inner
             .handle
-            .take(Some(OperationKind::Group), all[at].comm.limit);
+            .take(Some(OperationKind::Group), all[at].comm.timeout);
         let (handle, waited) = turn.map_err(|error| Refused::Before(at, error))?;
         if waited {
             // The wait for other calls does not count against this group.
@@ -194,7 +194,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     };
     watchdog::ensure().map_err(|error| Refused::Before(0, error))?;
     let library = first.comm.library();
-    let _inside = first.comm.inner.enter(Place::Issue, first.comm.limit);
+    let _inside = first.comm.inner.enter(Place::Issue, first.comm.timeout);
 
     // 2. and 3.
     let lent = Lent::of(&first.comm.inner);
@@ -208,16 +208,16 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
             sequences.push(handle.sequence);
             let batch = group.frame.batch();
             let count = batch.recorded.len();
-            let (on, limit) = (group.frame.on, group.comm.limit);
+            let (on, timeout) = (group.frame.on, group.comm.timeout);
             let ticket = handle
                 .recorder
-                .begin(handle.sequence, KIND, started, on, limit, count);
+                .begin(handle.sequence, KIND, started, on, timeout, count);
             let issue = watchdog::Issue {
                 inner: &group.comm.inner,
                 on,
                 number: handle.sequence,
                 kind: KIND,
-                limit,
+                timeout,
             };
             // Cannot fail: the watchdog's threads run.
             let is_marked = ticket.is_unusual && watchdog::before(issue).unwrap_or(false);
@@ -239,8 +239,8 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
     };
     let failed = |failure| {
         let at = ended(0);
-        let Communicator { inner, limit, .. } = all[at].comm;
-        (at, inner.failed_inside(failure, *limit))
+        let Communicator { inner, timeout, .. } = all[at].comm;
+        (at, inner.failed_inside(failure, *timeout))
     };
     let launched = match company.leave().and(made.map_err(failed)) {
         Ok(Progress::Done) => Ok(()),
@@ -260,7 +260,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
                     // An abort of one communicator waits for all locks, so it ends the wait for each.
                     let is_ended = || all.iter().any(|group| group.comm.inner.interrupted());
                     let comm = group.comm;
-                    let settled = comm.inner.settled(*raw, started, comm.limit, is_ended);
+                    let settled = comm.inner.settled(*raw, started, comm.timeout, is_ended);
                     settled.map_err(|error| (at, error))
                 });
             match settled {
@@ -311,17 +311,17 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, Refused
 }
 
 /// Blocking communicators while one thread is inside all of them: an abort that ends one call has to end the others,
-/// and the shortest limit applies to all.
+/// and the shortest timeout applies to all.
 struct Company<'g> {
     all: &'g [Group<'g>],
     inside: Vec<(usize, Inside<'g>)>,
-    limit: Duration,
+    timeout: Duration,
 }
 
 impl<'g> Company<'g> {
     fn enter(all: &'g [Group<'g>], started: Instant) -> Self {
-        let limits = all.iter().map(|group| group.comm.limit);
-        let limit = limits.min().unwrap_or_default();
+        let timeouts = all.iter().map(|group| group.comm.timeout);
+        let timeout = timeouts.min().unwrap_or_default();
         let mut switches: Vec<(usize, &'g Arc<Switch>)> = all
             .iter()
             .enumerate()
@@ -333,15 +333,19 @@ impl<'g> Company<'g> {
             let others = switches.iter().filter(|(other, _)| other != at);
             switch.in_company(others.map(|(_, other)| Arc::downgrade(other)).collect());
         }
-        let left = limit.saturating_sub(started.elapsed());
+        let left = timeout.saturating_sub(started.elapsed());
         let inside = switches
             .into_iter()
             .map(|(at, switch)| (at, switch.enter(left)))
             .collect();
-        Self { all, inside, limit }
+        Self {
+            all,
+            inside,
+            timeout,
+        }
     }
 
-    /// Returns which call was ended, and why; of several the one whose limit passed.
+    /// Returns which call was ended, and why; of several the one whose timeout passed.
     fn leave(self) -> Result<(), (usize, Error)> {
         let mut ended: Vec<(usize, Unsettled)> = self
             .inside
@@ -356,7 +360,7 @@ impl<'g> Company<'g> {
         ended.sort_by_key(|(_, ended)| !matches!(ended, Unsettled::TimedOut));
         match ended.into_iter().next() {
             None => Ok(()),
-            Some((at, ended)) => Err((at, not_put(ended, self.limit))),
+            Some((at, ended)) => Err((at, not_put(ended, self.timeout))),
         }
     }
 }

@@ -23,17 +23,17 @@ pub struct Home {
     clock: OnceLock<Clock>,
     /// When a fault occurred from which this rank has not recovered yet.
     broken: Mutex<Option<Instant>>,
-    /// The rank of the previous epoch, until a communicator is made in this one.
+    /// The rank of the previous generation, until a communicator is made in this one.
     past: Mutex<Option<Arc<Self>>>,
 }
 
 impl Home {
     #[doc(hidden)]
-    pub fn new(job: &str, epoch: u64, rank: usize, world_size: usize) -> Arc<Self> {
+    pub fn new(job: &str, generation: u64, rank: usize, world_size: usize) -> Arc<Self> {
         let home = Arc::new(Self {
             place: Place {
                 job: job.to_owned(),
-                epoch,
+                generation,
                 rank,
                 world_size,
             },
@@ -70,7 +70,7 @@ impl Home {
         self.broken().get_or_insert_with(Instant::now);
     }
 
-    /// Makes this the rank of the next epoch: a fault that `past` was told of, or is told of later, ends with a
+    /// Makes this the rank of the next generation: a fault that `past` was told of, or is told of later, ends with a
     /// recovery here.
     #[doc(hidden)]
     pub fn goes_on_from(&self, past: &Arc<Self>) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```
 /// fn show(place: &nccl::recorder::Place) -> String {
-///     format!("rank {} of {} of job {}, epoch {}", place.rank, place.world_size, place.job, place.epoch)
+///     format!("rank {} of {} of job {}, generation {}", place.rank, place.world_size, place.job, place.generation)
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub struct Place {
     /// The name of the job.
     pub job: String,
     /// The attempt of the job.
-    pub epoch: u64,
+    pub generation: u64,
     /// The rank.
     pub rank: usize,
     /// The number of ranks.

@@ -104,7 +104,7 @@ fn gather(
                     "the check of call {number} ({VARIABLE}), to which {} did not come,",
                     missing.join(", ")
                 ),
-                limit: left,
+                timeout: left,
             }))
         }
         Ended::Unheard if inner.interrupted() => Err(inner.out_of_use()),

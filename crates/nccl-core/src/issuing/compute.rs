@@ -25,7 +25,7 @@ pub fn read_back<T: DeviceRepr>(
     comm: &Communicator,
     from: &CudaSlice<T>,
 ) -> std::result::Result<Vec<T>, DriverError> {
-    let _inside = comm.inner.enter(Place::Look, comm.limit);
+    let _inside = comm.inner.enter(Place::Look, comm.timeout);
     let context = &comm.inner.context;
     let stream = driver::undisturbed(context, || context.new_stream())?;
     // Waits for the copy alone.
@@ -44,15 +44,15 @@ impl Inner {
         self: &Arc<Self>,
         frame: &Frame<'_>,
         kind: OperationKind,
-        limit: Duration,
+        timeout: Duration,
         describe: impl Fn() -> Operation,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let before = |error: Error| self.conclude_before(error.during(&describe));
         let (launched, left) = {
-            let (handle, _) = self.handle.take(Some(kind), limit).map_err(before)?;
+            let (handle, _) = self.handle.take(Some(kind), timeout).map_err(before)?;
             self.ready(&handle).map_err(before)?;
-            let _inside = self.enter(Place::Issue, limit);
+            let _inside = self.enter(Place::Issue, timeout);
             self.prepare(&handle, frame).map_err(before)?;
             let lent = Lent::of(self);
             let launched = launch();

@@ -61,7 +61,7 @@ pub fn issue(
 ) -> Result<Request> {
     let started = Instant::now();
     let inner = &comm.inner;
-    match inner.issue_locked(frame, kind, started, comm.limit) {
+    match inner.issue_locked(frame, kind, started, comm.timeout) {
         Ok(sequence) => {
             let nothing = frame.batch().recorded.is_empty();
             Ok(Request::new(comm, kind, shape, sequence, started, nothing))
@@ -122,16 +122,16 @@ impl Inner {
         frame: &Frame<'_>,
         kind: OperationKind,
         started: Instant,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<u64, (Refused, Option<u64>)> {
-        let (mut handle, waited) = match self.handle.take(Some(kind), limit) {
+        let (mut handle, waited) = match self.handle.take(Some(kind), timeout) {
             Ok(turn) => turn,
             Err(error) => return Err((Refused::Before(error), None)),
         };
         // The wait for other calls does not count against this operation.
         let started = if waited { Instant::now() } else { started };
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, frame, kind, started, limit) {
+        match self.issue_on(&mut handle, frame, kind, started, timeout) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, Some(sequence))),
         }
@@ -143,7 +143,7 @@ impl Inner {
         frame: &Frame<'_>,
         kind: OperationKind,
         started: Instant,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<(), Refused> {
         let Some(raw) = self.phase.usable(handle.raw) else {
             return Err(Refused::Before(self.out_of_use()));
@@ -154,9 +154,9 @@ impl Inner {
             })));
         }
 
-        let _inside = self.enter(Place::Issue, limit);
+        let _inside = self.enter(Place::Issue, timeout);
         if check::is_wanted() {
-            check::compare_call(self, kind, frame.batch().recorded, later(started, limit))
+            check::compare_call(self, kind, frame.batch().recorded, later(started, timeout))
                 .map_err(Refused::Before)?;
         }
 
@@ -177,7 +177,7 @@ impl Inner {
             kind,
             started,
             frame.on,
-            limit,
+            timeout,
             batch.recorded.len(),
         );
         let issue = watchdog::Issue {
@@ -185,7 +185,7 @@ impl Inner {
             on: frame.on,
             number: handle.sequence,
             kind,
-            limit,
+            timeout,
         };
         let mut is_marked = false;
         if ticket.is_unusual {
@@ -200,15 +200,23 @@ impl Inner {
         }
         // The clock is read again only where an earlier step may have taken long.
         let left = match check::is_wanted() || ticket.is_unusual {
-            true => limit.saturating_sub(started.elapsed()),
-            false => limit,
+            true => timeout.saturating_sub(started.elapsed()),
+            false => timeout,
         };
         let launched = match frame.has_steps() {
-            false => self.launch(raw, started, (limit, left), || {
+            false => self.launch(raw, started, (timeout, left), || {
                 recorded::call(batch, &calls, writer)
             }),
             true => frame.steps().try_for_each(|step| {
-                launch_step(self, raw, (started, limit), step, frame.on, &calls, writer)
+                launch_step(
+                    self,
+                    raw,
+                    (started, timeout),
+                    step,
+                    frame.on,
+                    &calls,
+                    writer,
+                )
             }),
         };
 
@@ -252,7 +260,7 @@ impl Inner {
             Left::Ordered(ordered) => return Some(ordered),
             Left::Captured(Capture::Void) if frame.needs_no_order() => return None,
             Left::Captured(Capture::Void) => FatalCause::Captured {
-                limit: self.timeouts.abort,
+                timeout: self.timeouts.abort,
             },
             Left::Captured(Capture::InGraph) => FatalCause::InGraph,
         };
@@ -266,14 +274,14 @@ impl Inner {
         order::enter(frame.on, frame.foreign(), &handle.join)
     }
 
-    /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `limit` after
+    /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `timeout` after
     /// `started`, of which `left` remains.
     #[inline]
     pub(crate) fn launch(
         &self,
         raw: RawComm,
         started: Instant,
-        (limit, left): (Duration, Duration),
+        (timeout, left): (Duration, Duration),
         calls: impl FnOnce() -> Result<Progress, NcclFailure>,
     ) -> Result<()> {
         let called = match &self.switch {
@@ -282,24 +290,24 @@ impl Inner {
                 let inside = switch.enter(left);
                 let called = calls();
                 if let Some(ended) = inside.leave() {
-                    return Err(not_put(ended, limit));
+                    return Err(not_put(ended, timeout));
                 }
                 called
             }
         };
         match called {
             Ok(Progress::Done) => Ok(()),
-            Ok(Progress::Pending) => self.settled(raw, started, limit, || self.interrupted()),
-            Err(failure) => Err(self.failed_inside(failure, limit)),
+            Ok(Progress::Pending) => self.settled(raw, started, timeout, || self.interrupted()),
+            Err(failure) => Err(self.failed_inside(failure, timeout)),
         }
     }
 
     /// The error for a call that failed. A call that was inside NCCL while the communicator was aborted is reported as
     /// interrupted.
     #[cold]
-    pub(crate) fn failed_inside(&self, failure: NcclFailure, limit: Duration) -> Error {
+    pub(crate) fn failed_inside(&self, failure: NcclFailure, timeout: Duration) -> Error {
         match self.switch.is_some() && self.phase.get().is_aborted() {
-            true => not_put(Unsettled::Interrupted, limit),
+            true => not_put(Unsettled::Interrupted, timeout),
             false => failure.into(),
         }
     }
@@ -309,13 +317,13 @@ impl Inner {
         &self,
         raw: RawComm,
         started: Instant,
-        limit: Duration,
+        timeout: Duration,
         interrupted: impl Fn() -> bool,
     ) -> Result<()> {
-        let deadline = later(started, limit);
+        let deadline = later(started, timeout);
         settle(&self.library, raw, "launch", deadline, interrupted).map_err(|unsettled| {
             self.left_unsettled();
-            not_put(unsettled, limit)
+            not_put(unsettled, timeout)
         })
     }
 
@@ -329,23 +337,23 @@ impl Inner {
     /// that it was only lent.
     pub(crate) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
         let lent = Lent::of(self);
-        let limit = self.abort_limit();
+        let timeout = self.abort_limit();
         if !self.end_for(reason) {
             end_the_process(FatalReport::new(
                 self.identity(),
-                FatalCause::NotFreed { limit },
+                FatalCause::NotFreed { timeout },
             ));
         }
         if !self.left_again(frame) && !self.is_over(frame) {
             end_the_process(FatalReport::new(
                 self.identity(),
-                FatalCause::NotEnded { limit },
+                FatalCause::NotEnded { timeout },
             ));
         }
         std::mem::forget(lent);
     }
 
-    /// Does the second half of the joins once more, if the lock becomes free within the abort limit. Returns whether that succeeded.
+    /// Does the second half of the joins once more, if the lock becomes free within the abort timeout. Returns whether that succeeded.
     fn left_again(&self, frame: &Frame<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let Some(handle) = self.handle.take_until(deadline) else {
@@ -358,7 +366,7 @@ impl Inner {
         left.is_none_or(|ordered| ordered.is_ok())
     }
 
-    /// Waits until nothing runs on the operation's stream any more, for the abort limit at most; returns whether that is so. A
+    /// Waits until nothing runs on the operation's stream any more, for the abort timeout at most; returns whether that is so. A
     /// failed device runs nothing.
     fn is_over(&self, frame: &Frame<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
@@ -388,8 +396,8 @@ pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, erro
 
 /// The error for an operation that did not get onto its stream.
 #[cold]
-pub(crate) fn not_put(unsettled: Unsettled, limit: Duration) -> Error {
-    unsettled.into_error("putting the operation on its stream", limit)
+pub(crate) fn not_put(unsettled: Unsettled, timeout: Duration) -> Error {
+    unsettled.into_error("putting the operation on its stream", timeout)
 }
 
 /// Marks that memory is lent to NCCL: a panic must not give it back to the caller, and ends the process.

@@ -33,27 +33,33 @@ impl Inner {
         frame: &Frame<'_>,
         join: &CudaEvent,
         volume: Option<&Volume>,
-        limit: Duration,
+        timeout: Duration,
         plan: u64,
         launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
     ) -> Result<u64> {
         let (sequence, ticket) = {
-            let (mut handle, _) = self.handle.take(Some(OperationKind::Replay), limit)?;
+            let (mut handle, _) = self.handle.take(Some(OperationKind::Replay), timeout)?;
             let started = Instant::now();
             self.ready(&handle)?;
             handle.sequence += 1;
             let sequence = handle.sequence;
             self.plans.replays(sequence, plan);
             let recorder = &mut handle.recorder;
-            let ticket =
-                recorder.begin(sequence, OperationKind::Replay, started, frame.on, limit, 0);
+            let ticket = recorder.begin(
+                sequence,
+                OperationKind::Replay,
+                started,
+                frame.on,
+                timeout,
+                0,
+            );
             self.tracked.track().launches();
             if let Some(volume) = volume {
                 recorder.replays(volume);
             }
             (sequence, ticket)
         };
-        let inside = self.enter(Place::Replay, limit);
+        let inside = self.enter(Place::Replay, timeout);
         if let Err(error) = self.ordered_behind_buffers(frame, join) {
             self.tracked.launched(ticket, false);
             return Err(error);
@@ -63,7 +69,7 @@ impl Inner {
             on: frame.on,
             number: sequence,
             kind: OperationKind::Replay,
-            limit,
+            timeout,
         };
         let mut is_marked = false;
         if ticket.is_unusual {

@@ -86,7 +86,7 @@ impl Copy {
 pub(crate) fn launch_step(
     inner: &Inner,
     raw: RawComm,
-    (started, limit): (Instant, Duration),
+    (started, timeout): (Instant, Duration),
     step: Step<'_>,
     on: &Arc<CudaStream>,
     calls: &Calls<'_>,
@@ -96,8 +96,8 @@ pub(crate) fn launch_step(
     if step.batch.recorded.is_empty() {
         return Ok(());
     }
-    let left = limit.saturating_sub(started.elapsed());
-    inner.launch(raw, started, (limit, left), || {
+    let left = timeout.saturating_sub(started.elapsed());
+    inner.launch(raw, started, (timeout, left), || {
         recorded::call(step.batch, calls, writer)
     })
 }

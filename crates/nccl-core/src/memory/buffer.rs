@@ -67,7 +67,7 @@ impl<T: NcclType> Buffer<T> {
     /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when the
     /// memory does not suffice, [`ErrorKind::Stream`] for a stream that operations refuse as well,
     /// [`ErrorKind::Cuda`] when the device failed, [`ErrorKind::TimedOut`] when NCCL does not return
-    /// within the communicator's limit for operations, or 30 s.
+    /// within the communicator's timeout for operations, or 30 s.
     ///
     /// Wraps `ncclMemAlloc`.
     ///
@@ -86,12 +86,12 @@ impl<T: NcclType> Buffer<T> {
         Self::zeroed_within(library, stream, len, Timeouts::default().operation)
     }
 
-    /// Like [`zeroed`](Self::zeroed), with a limit for NCCL.
+    /// Like [`zeroed`](Self::zeroed), with a timeout for NCCL.
     pub(super) fn zeroed_within(
         library: &Library,
         stream: &Arc<CudaStream>,
         len: usize,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<Self> {
         library.function(sys::Api::ncclMemAlloc)?;
         library.function(sys::Api::ncclMemFree)?;
@@ -113,7 +113,7 @@ impl<T: NcclType> Buffer<T> {
                 })
             })?
             .max(size_of::<T>());
-        let address = allocate(library, context, bytes, limit)?;
+        let address = allocate(library, context, bytes, timeout)?;
         // SAFETY: an allocation of that many bytes, which is written below before it is handed out; the
         // slice is never dropped, so cudarc does not free it.
         let memory = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
@@ -270,13 +270,13 @@ fn allocate(
     library: &Library,
     context: &Arc<CudaContext>,
     bytes: usize,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<CUdeviceptr> {
     const CALL: &str = "ncclMemAlloc";
     let allocate = library.function(sys::Api::ncclMemAlloc)?;
     let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
     let allocated = expendable::call(
-        deadline_after(limit),
+        deadline_after(timeout),
         || false,
         move || {
             // NCCL allocates on the device that is current.
@@ -296,7 +296,7 @@ fn allocate(
             }
         },
     );
-    allocated.map_err(|not_back| not_back.into_error(CALL, limit))?
+    allocated.map_err(|not_back| not_back.into_error(CALL, timeout))?
 }
 
 /// The memory of a dropped buffer.
@@ -414,7 +414,7 @@ impl<T: NcclType> Drop for Buffer<T> {
             library: self.library.clone(),
         };
         freed.mark();
-        reaper::take(Box::new(freed), reaper::LIMIT);
+        reaper::take(Box::new(freed), reaper::TIMEOUT);
     }
 }
 

@@ -26,7 +26,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn buffer<T: NcclType>(&self, len: usize) -> Result<Buffer<T>> {
-        Buffer::zeroed_within(self.library(), self.stream(), len, self.limit)
+        Buffer::zeroed_within(self.library(), self.stream(), len, self.timeout)
     }
 
     /// Registers with NCCL a buffer that operations of this communicator will use often.
@@ -38,7 +38,7 @@ impl Communicator {
     /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when NCCL
     /// refuses the memory, [`ErrorKind::Stream`] for a buffer whose stream operations refuse as well,
     /// [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when the communicator is out of use;
-    /// [`ErrorKind::TimedOut`] when NCCL does not return within the limit for operations: the
+    /// [`ErrorKind::TimedOut`] when NCCL does not return within the timeout for operations: the
     /// communicator is aborted, and the buffer leaked.
     ///
     /// Wraps `ncclCommRegister`.
@@ -67,7 +67,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not arrive within
-    /// the limit for operations. The communicator is aborted then, and when NCCL fails.
+    /// the timeout for operations. The communicator is aborted then, and when NCCL fails.
     ///
     /// Wraps `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
     ///

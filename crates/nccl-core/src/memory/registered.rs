@@ -111,17 +111,17 @@ pub(super) fn register<B: OwnedBuffer>(
     let handle = match bytes {
         0 => Ok(Ok(Registration::none(Kind::Local))),
         bytes => {
-            let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
+            let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
             inner.lends_to_proxies();
             expendable::call(
                 // The wait for the lock has a deadline of its own.
-                deadline_after(limit.saturating_add(SLACK)),
+                deadline_after(timeout.saturating_add(SLACK)),
                 || false,
                 move || {
                     driver::bind(&inner.context).map_err(Error::cuda(
                         "binding the context to this thread (cuCtxSetCurrent)",
                     ))?;
-                    let (guard, _) = inner.handle.take(None, limit)?;
+                    let (guard, _) = inner.handle.take(None, timeout)?;
                     let raw = inner.ready(&guard)?;
                     let mut handle: *mut c_void = std::ptr::null_mut();
                     // SAFETY: memory of that many bytes, which is neither moved nor freed until it is
@@ -148,7 +148,7 @@ pub(super) fn register<B: OwnedBuffer>(
     let handle = match handle {
         Ok(handle) => handle?,
         Err(not_back) => {
-            let error = not_back.into_error(CALL, comm.limit);
+            let error = not_back.into_error(CALL, comm.timeout);
             if error.is_timeout() {
                 // NCCL may still access the buffer.
                 std::mem::forget(buffer);
@@ -227,7 +227,7 @@ impl<B: OwnedBuffer> Registered<B> {
     /// Waits for the work on the buffer's stream, deregisters, and returns the buffer.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when the work on the stream does not end within the communicator's limit
+    /// [`ErrorKind::TimedOut`] when the work on the stream does not end within the communicator's timeout
     /// for operations. [`ErrorKind::Nccl`] when NCCL does not release the buffer, and
     /// [`ErrorKind::Aborted`] when the communicator was leaked and may still use it. The buffer is not
     /// returned then; it is freed when it is known to be unused, or leaked.
@@ -249,23 +249,23 @@ impl<B: OwnedBuffer> Registered<B> {
         forked::check()?;
         let call = self.handle.kind.undone_by();
         let remains = self.take_apart();
-        let limit = remains.comm.limit;
-        let deadline = deadline_after(limit);
+        let timeout = remains.comm.timeout;
+        let deadline = deadline_after(timeout);
         if remains.handle.handle.is_none() {
-            return remains.let_go(deadline, limit);
+            return remains.let_go(deadline, timeout);
         }
         let comm = (*remains.comm).clone();
         let let_go = expendable::call(
             // At the deadline the thread returns by itself, a little later.
-            deadline_after(limit.saturating_add(SLACK)),
+            deadline_after(timeout.saturating_add(SLACK)),
             || false,
-            move || remains.let_go(deadline, limit),
+            move || remains.let_go(deadline, timeout),
             drop,
         );
         match let_go {
             Ok(let_go) => let_go,
             Err(not_back) => {
-                let error = not_back.into_error(call, limit);
+                let error = not_back.into_error(call, timeout);
                 if error.is_timeout() {
                     comm.inner.abort(&error);
                 }
@@ -300,7 +300,7 @@ impl<B: OwnedBuffer> Registered<B> {
     }
 }
 
-/// How much longer the thread of a call may take than the waits inside it, which have the same limit.
+/// How much longer the thread of a call may take than the waits inside it, which have the same timeout.
 pub(super) const SLACK: Duration = Duration::from_secs(1);
 
 /// The remains of a registered buffer. Dropping them leaks the buffer.
@@ -319,7 +319,7 @@ enum Look {
 
 impl<B: OwnedBuffer> Remnant<B> {
     /// Waits until the buffer is deregistered.
-    fn let_go(mut self, deadline: Instant, limit: Duration) -> Result<B> {
+    fn let_go(mut self, deadline: Instant, timeout: Duration) -> Result<B> {
         let mut backoff = Backoff::new();
         loop {
             match self.look() {
@@ -330,10 +330,10 @@ impl<B: OwnedBuffer> Remnant<B> {
                 }
                 Look::Busy if Instant::now() < deadline => backoff.pause(),
                 Look::Busy => {
-                    reaper::take(Box::new(self), reaper::LIMIT);
+                    reaper::take(Box::new(self), reaper::TIMEOUT);
                     return Err(Error::new(ErrorKind::TimedOut {
                         what: String::from("the work that uses a registered buffer"),
-                        limit,
+                        timeout,
                     }));
                 }
             }
@@ -414,7 +414,7 @@ impl<B: OwnedBuffer> Drop for Registered<B> {
     fn drop(&mut self) {
         if !reaper::is_closed() {
             let remains = self.remains();
-            reaper::take(Box::new(remains), reaper::LIMIT);
+            reaper::take(Box::new(remains), reaper::TIMEOUT);
         }
     }
 }

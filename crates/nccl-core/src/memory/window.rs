@@ -48,11 +48,11 @@ pub(super) fn register<T: NcclType>(
         .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
     let range = range_of(buffer.erase_mut());
     let (address, bytes) = (range.start, (range.end - range.start) as usize);
-    let (inner, limit) = (Arc::clone(&comm.inner), comm.limit);
+    let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
     inner.lends_to_proxies();
     let made = expendable::call(
         // The waits for the lock, and for the other ranks, have deadlines of their own.
-        deadline_after(limit.saturating_add(SLACK)),
+        deadline_after(timeout.saturating_add(SLACK)),
         || false,
         move || {
             let before = |error| Failed::Before(error);
@@ -60,12 +60,12 @@ pub(super) fn register<T: NcclType>(
             let bound = driver::bind(&inner.context).map_err(binding);
             bound.map_err(before)?;
             let started = Instant::now();
-            let (guard, _) = inner.handle.take(None, limit).map_err(before)?;
+            let (guard, _) = inner.handle.take(None, timeout).map_err(before)?;
             let raw = inner.ready(&guard).map_err(before)?;
             let mut place = ManuallyDrop::new(Place(Box::new(std::ptr::null_mut())));
             let at: *mut *mut c_void = &raw mut *place.0;
-            let left = limit.saturating_sub(started.elapsed());
-            let launched = inner.launch(raw, started, (limit, left), || {
+            let left = timeout.saturating_sub(started.elapsed());
+            let launched = inner.launch(raw, started, (timeout, left), || {
                 // SAFETY: memory of that many bytes, which is neither moved nor freed until it is deregistered: the
                 // resulting value owns it, and it is leaked when this does not return. `at` stays valid until
                 // the communicator has settled, and for ever if it does not settle. The communicator is
@@ -101,7 +101,7 @@ pub(super) fn register<T: NcclType>(
         Ok(Ok(handle)) => handle,
         Ok(Err(Failed::Underway(error))) => return failed(error, buffer),
         Ok(Err(Failed::Before(error))) => return Err(comm.inner.conclude(error)),
-        Err(not_back) => return failed(not_back.into_error(CALL, comm.limit), buffer),
+        Err(not_back) => return failed(not_back.into_error(CALL, comm.timeout), buffer),
     };
     if handle.handle.is_some() {
         comm.inner.windows.lock().push(range);

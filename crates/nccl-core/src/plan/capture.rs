@@ -30,21 +30,21 @@ use crate::threads;
 const MOMENT: Duration = Duration::from_secs(1);
 
 impl Inner {
-    /// Captures `groups` into a graph, until `limit` after `started`.
+    /// Captures `groups` into a graph, until `timeout` after `started`.
     pub(super) fn capture(
         self: &Arc<Self>,
         number: u64,
         groups: &[Captured],
         started: Instant,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<Arc<Slot>> {
-        let (mut handle, waited) = self.handle.take(Some(OperationKind::Capture), limit)?;
+        let (mut handle, waited) = self.handle.take(Some(OperationKind::Capture), timeout)?;
         // The wait for other calls does not count against this capture.
         let started = if waited { Instant::now() } else { started };
         let raw = self.ready(&handle)?;
         self.lends_to_proxies();
         let stream = self.own_stream();
-        let inside = self.enter(Place::Capture, limit);
+        let inside = self.enter(Place::Capture, timeout);
         let capturing = Capturing::begin(stream)?;
         let calls = Calls {
             library: &self.library,
@@ -57,7 +57,7 @@ impl Inner {
             handle.sequence += 1;
             let writer = &mut handle.recorder;
             let count = group.batch().recorded.len();
-            let ticket = writer.begin(handle.sequence, KIND, started, stream, limit, count);
+            let ticket = writer.begin(handle.sequence, KIND, started, stream, timeout, count);
             if ticket.is_unusual {
                 // Nothing of it runs before the launch, but NCCL may not return from the call.
                 let issue = watchdog::Issue {
@@ -65,13 +65,13 @@ impl Inner {
                     on: stream,
                     number: handle.sequence,
                     kind: KIND,
-                    limit,
+                    timeout,
                 };
                 watchdog::attend(issue)?;
             }
             // Until NCCL has settled, none of it needs to be in the graph.
-            let limits = (started, limit);
-            let captured = launch_step(self, raw, limits, group.step(), stream, &calls, writer);
+            let timeouts = (started, timeout);
+            let captured = launch_step(self, raw, timeouts, group.step(), stream, &calls, writer);
             writer.end(ticket, captured.as_ref().err());
             captured
         });

@@ -76,7 +76,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// # Errors
     /// [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when the communicator has ended,
     /// [`ErrorKind::Stream`] when a stream is capturing, [`ErrorKind::TimedOut`] when too many replays
-    /// are in flight and none ends within the limit for operations; [`ErrorKind::Cuda`] when CUDA
+    /// are in flight and none ends within the timeout for operations; [`ErrorKind::Cuda`] when CUDA
     /// refuses. In the last two cases the communicator is aborted.
     ///
     /// Wraps `cuGraphLaunch`.
@@ -93,16 +93,16 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         const KIND: OperationKind = OperationKind::Replay;
         let comm = &*self.comm;
         let launched = self.pace.keep(comm, self.slot.number).and_then(|()| {
-            let taking = comm.inner.enter(Place::Replay, comm.limit);
+            let taking = comm.inner.enter(Place::Replay, comm.timeout);
             let mut frame = Frame::new(&comm.stream)?;
             self.buffers
                 .visit(&mut |buffer| frame.write(buffer).map(drop))?;
             drop(taking);
             // The first launch was counted when it was captured.
             let volume = (self.pace.launches > 0).then_some(&self.volume);
-            let (join, limit) = (&self.join, comm.limit);
+            let (join, timeout) = (&self.join, comm.timeout);
             comm.inner
-                .replay(&frame, join, volume, limit, self.slot.number, |inner| {
+                .replay(&frame, join, volume, timeout, self.slot.number, |inner| {
                     let graph = self.slot.graph.lock();
                     // Under this lock: the communicator cannot end before the graph does.
                     match graph.as_ref() {
@@ -208,7 +208,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         // SAFETY: likewise.
         drop(unsafe { std::ptr::read(&raw const plan.volume) });
         {
-            let _inside = comm.inner.enter(Place::Replay, comm.limit);
+            let _inside = comm.inner.enter(Place::Replay, comm.timeout);
             comm.inner.plans.destroy(&slot);
         }
         if comm.inner.phase.get() == State::Aborting {
@@ -244,7 +244,7 @@ impl<B: PlanBuffers> Drop for CapturedPlan<B> {
             behind: Behind::new(Arc::clone(&comm.stream), join),
             comm: KeepAlive::new(comm),
         };
-        reaper::take(Box::new(remnant), reaper::LIMIT);
+        reaper::take(Box::new(remnant), reaper::TIMEOUT);
     }
 }
 

@@ -27,8 +27,8 @@ impl Comparison<'_> {
             return Ok(None);
         };
         let interrupted = || inner.interrupted();
-        let limit = self.comm.limit;
-        let left = limit.saturating_sub(self.started.elapsed());
+        let timeout = self.comm.timeout;
+        let left = timeout.saturating_sub(self.started.elapsed());
         match board.gather(topic, part, left, &interrupted) {
             Ended::All(parts) => Ok(Some(parts)),
             Ended::Missing(missing) => {
@@ -39,7 +39,7 @@ impl Comparison<'_> {
                     self.what,
                     missing.join(", ")
                 );
-                Err(Error::new(ErrorKind::TimedOut { what, limit }))
+                Err(Error::new(ErrorKind::TimedOut { what, timeout }))
             }
             Ended::Unheard if interrupted() => Err(inner.out_of_use()),
             // The other ranks cannot be asked any more; what that means for the communicator is decided elsewhere.

@@ -39,7 +39,7 @@ impl Communicator {
     /// The ranks of a `World`'s communicator compare what they recorded before NCCL is
     /// called: [`ErrorKind::CaptureDiffers`] reports on all of them alike which rank has what;
     /// [`ErrorKind::TimedOut`] names ranks that did not arrive. Both leave the communicator usable. When
-    /// NCCL or CUDA fails, or not everything is captured within the communicator's limit for operations,
+    /// NCCL or CUDA fails, or not everything is captured within the communicator's timeout for operations,
     /// the communicator is aborted: the other ranks have captured what this rank has not.
     ///
     /// Wraps `cuStreamBeginCapture`, the operations, `cuStreamEndCapture` and `cuGraphInstantiate`.
@@ -106,7 +106,7 @@ impl Communicator {
         let recorded = || groups.iter().flat_map(|group| group.batch().recorded);
         let mut volume = Volume::default();
         recorded().for_each(|one| one.add_to(&mut volume));
-        match self.inner.capture(number, &groups, started, self.limit) {
+        match self.inner.capture(number, &groups, started, self.timeout) {
             Ok(slot) => Ok(CapturedPlan {
                 buffers,
                 slot,
@@ -124,7 +124,7 @@ impl Communicator {
                     comm: KeepAlive::new(self.clone()),
                     behind: Behind::new(Arc::clone(stream), join),
                 };
-                reaper::take(Box::new(attempt), reaper::LIMIT);
+                reaper::take(Box::new(attempt), reaper::TIMEOUT);
                 Err(error)
             }
         }

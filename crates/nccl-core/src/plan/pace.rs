@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::inside::Place;
 use crate::time::deadline_after;
 
-/// The pacing of a plan's launches. CUDA blocks a launch, without a limit, while too many are in
-/// flight; so the plan queries an event now and then, with a limit.
+/// The pacing of a plan's launches. CUDA blocks a launch, without a timeout, while too many are in
+/// flight; so the plan queries an event now and then, with a timeout.
 pub(super) struct Pace {
     pub(super) launches: u64,
     /// Recorded behind launches, in turn.
@@ -31,13 +31,13 @@ impl Pace {
         if self.launches == 0 || !self.launches.is_multiple_of(STRIDE) {
             return Ok(());
         }
-        let deadline = deadline_after(comm.limit);
+        let deadline = deadline_after(comm.timeout);
         let mut backoff = Backoff::new();
         // The older of the two, which is about to be recorded again; not recorded yet at first.
         let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
         let _ = driver::bind(mark.context());
         let is_over = || {
-            let _inside = comm.inner.enter(Place::Look, comm.limit);
+            let _inside = comm.inner.enter(Place::Look, comm.timeout);
             driver::is_reached(mark).map_err(Error::cuda(
                 "asking whether earlier launches are done (cuEventQuery)",
             ))
@@ -49,7 +49,7 @@ impl Pace {
             if Instant::now() >= deadline {
                 let error = Error::new(ErrorKind::TimedOut {
                     what: format!("one of {} launches of plan {plan}", 2 * STRIDE),
-                    limit: comm.limit,
+                    timeout: comm.timeout,
                 });
                 let now = Instant::now();
                 let error = error.during(|| comm.inner.replay_of(plan, now));

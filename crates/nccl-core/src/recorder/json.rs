@@ -10,7 +10,7 @@ use super::snapshot::Snapshot;
 use crate::error::{Error, Result};
 
 /// The version of the format. New fields do not change it; a change of meaning does.
-const SCHEMA: u64 = 1;
+const SCHEMA: u64 = 2;
 
 /// The kind that a text declares.
 #[doc(hidden)]

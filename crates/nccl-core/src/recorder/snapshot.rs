@@ -85,9 +85,9 @@ pub struct Recording {
     /// communicator that was made outside of this crate.
     #[serde(default)]
     pub key: Option<String>,
-    /// The epoch of the world that made it; 0 without a world.
+    /// The generation of the world that made it; 0 without a world.
     #[serde(default)]
-    pub epoch: u64,
+    pub generation: u64,
     /// Its number among the communicators of this process, from 1.
     pub number: u64,
     /// This rank.
@@ -342,11 +342,11 @@ impl Snapshot {
     /// The process's launcher rank, where that is not its rank in the world.
     #[doc(hidden)]
     pub fn launcher_rank(&self) -> Option<usize> {
-        let epoch = self.place.as_ref().map(|place| place.epoch);
+        let generation = self.place.as_ref().map(|place| place.generation);
         let mut own = self.communicators.iter();
         own.find_map(|one| {
             let launched = one.roster().launcher_rank(one.rank);
-            launched.filter(|_| Some(one.epoch) == epoch)
+            launched.filter(|_| Some(one.generation) == generation)
         })
     }
 }
@@ -402,7 +402,10 @@ fn read(track: &Track, spans: &mut Reader) -> Recording {
     Recording {
         name: identity.name.to_string(),
         key: identity.key.as_deref().map(str::to_owned),
-        epoch: identity.home.as_ref().map_or(0, |home| home.place.epoch),
+        generation: identity
+            .home
+            .as_ref()
+            .map_or(0, |home| home.place.generation),
         number: track.number,
         rank: identity.rank,
         world_size: identity.world_size,

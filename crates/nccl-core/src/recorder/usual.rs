@@ -25,18 +25,18 @@ pub(crate) struct Usual {
     stream: AtomicUsize,
     /// Covers calls before this time, in nanoseconds since [`Origin`](super::track).
     until: AtomicU64,
-    /// Covers calls with at least this limit, as [`limit_word`](super::track) encodes it.
-    limit: AtomicU64,
+    /// Covers calls with at least this timeout, as [`limit_word`](super::track) encodes it.
+    timeout: AtomicU64,
 }
 
 impl Usual {
-    /// Whether a call on this stream, at this time, with this limit, need not be reported to the watchdog. To be
+    /// Whether a call on this stream, at this time, with this timeout, need not be reported to the watchdog. To be
     /// asked after the call was recorded.
     #[inline]
-    pub(crate) fn covers(&self, stream: usize, time: u64, limit: u64) -> bool {
+    pub(crate) fn covers(&self, stream: usize, time: u64, timeout: u64) -> bool {
         self.stream.load(Ordering::Relaxed) == stream
             && time < self.until.load(Ordering::Relaxed)
-            && limit >= self.limit.load(Ordering::Relaxed)
+            && timeout >= self.timeout.load(Ordering::Relaxed)
     }
 
     /// Whether any stream is listed.
@@ -44,20 +44,20 @@ impl Usual {
         self.stream.load(Ordering::Relaxed) != 0
     }
 
-    /// The shortest limit of a covered call.
-    pub(crate) fn limit(&self) -> u64 {
-        self.limit.load(Ordering::Relaxed)
+    /// The shortest timeout of a covered call.
+    pub(crate) fn timeout(&self) -> u64 {
+        self.timeout.load(Ordering::Relaxed)
     }
 
-    /// Sets the shortest limit. The caller holds the watchdog's lock, here and in the methods below.
-    pub(crate) fn start(&self, limit: u64) {
-        self.limit.store(limit, Ordering::Relaxed);
+    /// Sets the shortest timeout. The caller holds the watchdog's lock, here and in the methods below.
+    pub(crate) fn start(&self, timeout: u64) {
+        self.timeout.store(timeout, Ordering::Relaxed);
     }
 
     /// Lists a stream that the watchdog keeps.
-    pub(crate) fn list(&self, stream: usize, until: u64, limit: u64) {
+    pub(crate) fn list(&self, stream: usize, until: u64, timeout: u64) {
         self.until.store(until, Ordering::Relaxed);
-        self.limit.fetch_min(limit, Ordering::Relaxed);
+        self.timeout.fetch_min(timeout, Ordering::Relaxed);
         self.stream.store(stream, Ordering::Relaxed);
     }
 

@@ -48,7 +48,7 @@ pub struct Request {
     inner: Resident<Arc<Inner>>,
     /// `None` stands for the communicator's own stream.
     stream: Option<Resident<Arc<CudaStream>>>,
-    limit: Duration,
+    timeout: Duration,
     kind: OperationKind,
     shape: Shape,
     sequence: u64,
@@ -85,7 +85,7 @@ impl Request {
         Self {
             inner: inner.clone(),
             stream: (!Arc::ptr_eq(stream, &inner.stream)).then(|| stream.clone()),
-            limit: comm.limit,
+            timeout: comm.timeout,
             kind,
             shape,
             sequence,
@@ -97,9 +97,9 @@ impl Request {
         }
     }
 
-    /// Returns the request with another limit.
-    pub(crate) fn limited_to(mut self, limit: Duration) -> Self {
-        self.limit = limit;
+    /// Returns the request with another timeout.
+    pub(crate) fn limited_to(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -159,7 +159,7 @@ impl Request {
         }
     }
 
-    /// Waits until the operation is done, at most for the operation limit of the communicator.
+    /// Waits until the operation is done, at most for the operation timeout of the communicator.
     ///
     /// The thread spins briefly, then yields, then sleeps in steps of up to a millisecond.
     ///
@@ -179,8 +179,8 @@ impl Request {
     /// # }
     /// ```
     pub fn wait(&self) -> Result<()> {
-        let limit = self.limit;
-        self.wait_until(deadline_after(limit), limit)
+        let timeout = self.timeout;
+        self.wait_until(deadline_after(timeout), timeout)
             .map_err(|error| {
                 let error = self.describe(error);
                 if error.is_timeout() {
@@ -190,7 +190,7 @@ impl Request {
             })
     }
 
-    /// Waits until the operation is done, at most for `limit`.
+    /// Waits until the operation is done, at most for `timeout`.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when it is not done by then; the operation goes on, and can be waited
@@ -208,8 +208,8 @@ impl Request {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn wait_timeout(&self, limit: Duration) -> Result<()> {
-        self.wait_until(deadline_after(limit), limit)
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        self.wait_until(deadline_after(timeout), timeout)
             .map_err(|error| match error.is_timeout() {
                 // The operation goes on, or the end of the abort has not been waited for.
                 true => self.describe(error),
@@ -217,7 +217,7 @@ impl Request {
             })
     }
 
-    fn wait_until(&self, deadline: Instant, limit: Duration) -> Result<()> {
+    fn wait_until(&self, deadline: Instant, timeout: Duration) -> Result<()> {
         let mut backoff = Backoff::new();
         let mut look_at_nccl = Instant::now() + ASYNC_ERROR_INTERVAL;
         let mut failed = None;
@@ -229,7 +229,7 @@ impl Request {
             }
             let now = Instant::now();
             if now >= deadline {
-                return Err(self.timed_out(limit));
+                return Err(self.timed_out(timeout));
             }
             if now >= look_at_nccl {
                 // The loop goes on until the abort that follows has ended.
@@ -244,10 +244,10 @@ impl Request {
         self.stream.as_deref().unwrap_or(&self.inner.stream)
     }
 
-    fn timed_out(&self, limit: Duration) -> Error {
+    fn timed_out(&self, timeout: Duration) -> Error {
         Error::new(ErrorKind::TimedOut {
             what: String::from("the operation"),
-            limit,
+            timeout,
         })
     }
 
@@ -269,7 +269,7 @@ impl Request {
         if self.inner.phase.get().is_aborted() {
             return self.ended();
         }
-        let inside = self.inner.enter(Place::Look, self.limit);
+        let inside = self.inner.enter(Place::Look, self.timeout);
         let done = driver::is_reached(self.mark()?).map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
@@ -336,7 +336,7 @@ impl Request {
     /// Checks for an error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
         let failure = {
-            let _inside = self.inner.enter(Place::Look, self.limit);
+            let _inside = self.inner.enter(Place::Look, self.timeout);
             self.inner.background_failure()
         };
         let Some(failure) = failure else {
@@ -385,7 +385,7 @@ const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(10);
 /// ```
 ///
 /// # Errors
-/// As [`Request::wait`], with the same limit, counted from the first poll.
+/// As [`Request::wait`], with the same timeout, counted from the first poll.
 impl Future for Request {
     type Output = Result<()>;
 
@@ -405,10 +405,10 @@ impl Future for Request {
                 failed = Some(error);
             }
         }
-        let limit = self.limit;
+        let timeout = self.timeout;
         if let (Some(ticket), None, None) = (&self.ticket, &self.ending, &failed) {
             if Instant::now() >= ticket.deadline() {
-                let error = self.describe(self.timed_out(limit));
+                let error = self.describe(self.timed_out(timeout));
                 self.inner.abort_in_background(&error);
                 failed = Some(error);
             } else {
@@ -435,7 +435,7 @@ impl Future for Request {
             until
         } else {
             let ticket = self.ticket.as_ref();
-            ticket.map_or_else(|| deadline_after(limit), poller::Ticket::deadline)
+            ticket.map_or_else(|| deadline_after(timeout), poller::Ticket::deadline)
         };
         let inner = Arc::clone(&self.inner);
         match poller::watch(mark, inner, deadline, context.waker().clone()) {

@@ -18,7 +18,7 @@ use crate::threads::not_started;
 
 /// How often the sentinel looks.
 const TICK: Duration = Duration::from_millis(100);
-/// How much longer than its limit a call may take: the waits of this crate end by themselves before.
+/// How much longer than its timeout a call may take: the waits of this crate end by themselves before.
 const SLACK: Duration = Duration::from_secs(2);
 /// How long a thread may take to return after its communicator has ended.
 const GRACE: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ struct Stay {
     looks: u32,
     /// How many looks ago its communicator ended.
     over: Option<u32>,
-    /// Whether its limit has passed, and the abort has been started.
+    /// Whether its timeout has passed, and the abort has been started.
     expired: bool,
 }
 
@@ -117,7 +117,7 @@ fn look_at(stay: &mut Stay) {
         return;
     };
     let inside = TICK * stay.looks;
-    if !stay.expired && inside > stay.found.limit.saturating_add(SLACK) {
+    if !stay.expired && inside > stay.found.timeout.saturating_add(SLACK) {
         stay.expired = true;
         let error = stuck(&inner, &stay.found);
         let (rank, roster) = (inner.rank, inner.roster());
@@ -146,13 +146,13 @@ fn look_at(stay: &mut Stay) {
         stay.over = None;
         replace_poller();
         // The sentinel ignores this call from now on.
-        stay.found.limit = Duration::MAX;
+        stay.found.timeout = Duration::MAX;
         return;
     }
     let cause = FatalCause::Inside {
         call: stay.found.place.text(),
         since: inside,
-        limit: stay.found.limit,
+        timeout: stay.found.timeout,
     };
     end_the_process(FatalReport::new(inner.identity(), cause));
 }
@@ -167,7 +167,7 @@ fn stuck(inner: &Arc<Inner>, found: &Found) -> Error {
     let (kind, sequence) = inner.handle.holder();
     let error = Error::new(ErrorKind::TimedOut {
         what: format!("{}, and has not come back,", found.place.text()),
-        limit: found.limit,
+        timeout: found.timeout,
     });
     // The call may be waiting for a rank that does not arrive.
     let may_connect = matches!(found.place, Place::Issue | Place::Capture)

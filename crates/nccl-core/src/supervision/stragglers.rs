@@ -2,7 +2,7 @@
 //! ask, and what to answer.
 //!
 //! The watchdog does both; nothing is added to the path of an operation. The watchdog suspects a straggler when a
-//! collective has run for a tenth of its limit ([`Timeouts::straggler`](crate::Timeouts::straggler)), and reports
+//! collective has run for a tenth of its timeout ([`Timeouts::straggler`](crate::Timeouts::straggler)), and reports
 //! that to the coordinator (`inquiry`), which asks each rank once. A rank answers from what its communicator has
 //! recorded and counted anyway. While a rank has not entered the operation, its watchdog checks again until it has.
 //! Higher ranks wait up to a quarter longer before they suspect a straggler, so that mostly one rank asks, and a rank

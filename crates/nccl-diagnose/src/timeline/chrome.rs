@@ -111,7 +111,7 @@ impl Timeline {
             .collect();
         let other = json!({
             "job": self.job,
-            "epoch": self.epoch,
+            "generation": self.generation,
             "times": format!("µs after {} ns since 1970, by the clock of {}", layout.start, self.reference),
             "clocks": clocks,
             "missing": missing,
@@ -182,7 +182,7 @@ impl Events {
             "args": {
                 "communicator": lane.recording.name,
                 "key": lane.recording.key,
-                "epoch": lane.recording.epoch,
+                "generation": lane.recording.generation,
                 "rank": lane.recording.rank,
                 "sequence": call.sequence,
                 "state": words::state(call.state),

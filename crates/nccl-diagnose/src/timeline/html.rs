@@ -60,7 +60,7 @@ impl Timeline {
             true => format!("{all} ranks"),
             false => format!("{} of {all} ranks", self.ranks.len()),
         };
-        format!("{job}epoch {}, {ranks}", self.epoch)
+        format!("{job}generation {}, {ranks}", self.generation)
     }
 
     fn facts(&self, layout: &Layout<'_>) -> String {
@@ -113,7 +113,7 @@ impl Timeline {
                 html,
                 "<tr{class}><td>{}<td>{}<td><code>{}</code><td>{}",
                 text(&standing.communicator),
-                standing.epoch,
+                standing.generation,
                 text(standing.key.as_deref().map_or("", short)),
                 text(&standing.sentence)
             );

@@ -39,7 +39,7 @@ impl Timeline {
         let place = latest.place.clone();
         let world = |snapshot: &Snapshot| {
             let place = snapshot.place.as_ref();
-            place.map(|place| (place.job.clone(), place.epoch))
+            place.map(|place| (place.job.clone(), place.generation))
         };
         let wanted = world(latest);
         let mut left_out = Vec::new();
@@ -79,10 +79,10 @@ impl Timeline {
         let missing = missing
             .map(|rank| MissingRank::new(rank, None, None, "there is no recording of it"))
             .collect();
-        let (job, epoch) = wanted.unwrap_or_default();
+        let (job, generation) = wanted.unwrap_or_default();
         Ok(Self {
             job,
-            epoch,
+            generation,
             reference: ranks[0].who(),
             ranks,
             missing,
@@ -95,8 +95,8 @@ fn other_world(snapshot: &Snapshot) -> String {
     let process = format!("{}, pid {}", snapshot.host, snapshot.pid);
     match &snapshot.place {
         Some(place) => format!(
-            "the recording of rank {} ({process}) is of epoch {} of job {:?}",
-            place.rank, place.epoch, place.job
+            "the recording of rank {} ({process}) is of generation {} of job {:?}",
+            place.rank, place.generation, place.job
         ),
         None => format!("the recording of {process} is of no world"),
     }

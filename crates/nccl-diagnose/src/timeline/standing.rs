@@ -25,8 +25,8 @@ pub struct Standing {
     pub named: String,
     /// The key that tells it apart from others of its name.
     pub key: Option<String>,
-    /// Its epoch.
-    pub epoch: u64,
+    /// Its generation.
+    pub generation: u64,
     /// The sequence number of the last call of each of its ranks, by rank in the communicator: 0 before the first call,
     /// and no entry for a rank without a recording.
     pub last: BTreeMap<usize, u64>,
@@ -43,7 +43,7 @@ pub(super) fn identity(recording: &Recording) -> (String, u64, usize) {
         Some(key) => (key.clone(), 0, 0),
         None => (
             format!("name {}", recording.name),
-            recording.epoch,
+            recording.generation,
             recording.world_size,
         ),
     }
@@ -157,7 +157,7 @@ impl Timeline {
             communicator: first.name.clone(),
             named: roster.named(&first.name),
             key: first.key.clone(),
-            epoch: first.epoch,
+            generation: first.generation,
             last,
             behind,
             sentence: parts.join("; "),

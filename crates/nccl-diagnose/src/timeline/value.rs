@@ -20,7 +20,7 @@ pub struct Timeline {
     /// The name of the job.
     pub job: String,
     /// The attempt of the job.
-    pub epoch: u64,
+    pub generation: u64,
     /// The rank whose clock the corrected times are of: `rank 0 (node-a, pid 4021)`.
     pub reference: String,
     /// The ranks with a recording, in order. A restarted rank may occur twice.
@@ -36,14 +36,14 @@ impl Timeline {
     #[doc(hidden)]
     #[must_use]
     pub fn new(
-        (job, epoch): (String, u64),
+        (job, generation): (String, u64),
         reference: String,
         ranks: Vec<RankRecording>,
         missing: Vec<MissingRank>,
     ) -> Self {
         Self {
             job,
-            epoch,
+            generation,
             reference,
             ranks,
             missing,
@@ -64,7 +64,7 @@ impl Timeline {
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         let snapshots = self.ranks.iter().map(|part| &part.snapshot);
         let recordings = snapshots.flat_map(|snapshot| &snapshot.communicators);
-        let mut own = recordings.filter(|one| one.epoch == self.epoch);
+        let mut own = recordings.filter(|one| one.generation == self.generation);
         own.find_map(|recording| {
             let roster = recording.roster();
             let place =

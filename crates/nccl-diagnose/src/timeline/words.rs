@@ -85,10 +85,10 @@ pub(super) fn fingerprint(recording: &Recording, call: &Call) -> String {
     );
     let _ = write!(
         text,
-        "\n{} of {}, epoch {}, key {}, stream {:#x}",
+        "\n{} of {}, generation {}, key {}, stream {:#x}",
         recording.roster().who(&[recording.rank]),
         recording.world_size,
-        recording.epoch,
+        recording.generation,
         recording.key.as_deref().unwrap_or("unknown"),
         call.stream
     );

@@ -7,7 +7,7 @@ fn end(rank: usize, exit: Exit) -> RankEnd {
         rank,
         pid: 970 + rank as u32,
         host: "node-a".into(),
-        epoch: 0,
+        generation: 0,
         exit,
         ran: Duration::from_millis(1234),
         at: Duration::from_millis(1300),

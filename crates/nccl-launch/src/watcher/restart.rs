@@ -35,7 +35,7 @@ impl Watcher {
             return Vec::new();
         };
         let doors = control.doors();
-        control.start_again(&self.plan.environment, self.epoch, &doors);
+        control.start_again(&self.plan.environment, self.generation, &doors);
         for running in self.running.values() {
             control.started(running.rank(), running.id());
         }
@@ -51,9 +51,9 @@ impl Watcher {
             match self.running.get_mut(&rank) {
                 None => {
                     let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
-                    self.epoch += 1;
+                    self.generation += 1;
                     let doors = self.attend_again();
-                    let started = self.start(rank, Some(&doors)).map(|()| self.epoch);
+                    let started = self.start(rank, Some(&doors)).map(|()| self.generation);
                     let _ = reply.map(|reply| reply.send(started));
                 }
                 Some(running) if restart.until <= now && !restart.killed => {

@@ -109,7 +109,7 @@ impl ExpertParallel {
             let rule = "`top_k` for each token that was routed";
             return length("weights", weights.len(), tokens * top_k, rule);
         }
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
         let mut frame = Frame::new(self.comm.stream())?;
         let from = frame.read(expert_out)?;
         let combine = Combine {

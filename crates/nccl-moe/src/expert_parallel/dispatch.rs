@@ -169,7 +169,7 @@ impl ExpertParallel {
             let given = self.sizes.max_row_bytes;
             return length("the staging memory for a row", given, row_bytes, rule);
         }
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
+        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
         let mut frame = Frame::new(self.comm.stream())?;
         let tokens = frame.read(&*routing.tokens)?;
         let mut permutes = [const { None }; N];

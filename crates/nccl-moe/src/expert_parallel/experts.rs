@@ -185,7 +185,7 @@ impl ExpertParallel {
         let inner = &self.comm.inner;
         let started = std::time::Instant::now();
         let describe = || inner.operation(kind, shape, None, started);
-        inner.compute(frame, kind, self.comm.limit, describe, launch)
+        inner.compute(frame, kind, self.comm.timeout, describe, launch)
     }
 }
 

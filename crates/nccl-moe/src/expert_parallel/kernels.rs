@@ -346,6 +346,6 @@ impl Drop for Kernels {
             behind: Behind::new(Arc::clone(&self.stream), last),
             stream: Arc::clone(&self.stream),
         };
-        reaper::take(Box::new(unloaded), reaper::LIMIT);
+        reaper::take(Box::new(unloaded), reaper::TIMEOUT);
     }
 }

@@ -157,7 +157,7 @@ impl ExpertParallel {
         let entries = topk.count();
         let prepared = self.check_topk(*of, entries).and_then(|()| {
             *routed = None;
-            let _inside = self.comm.inner.enter(Place::Issue, self.comm.limit);
+            let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
             let mut frame = Frame::new(self.comm.stream())?;
             let route = Route {
                 topk: frame.read(topk)?,
@@ -280,7 +280,7 @@ impl Routing {
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
             // On a stream of its own: work behind the routing may wait for other ranks.
-            let _inside = comm.inner.enter(Place::Look, comm.limit);
+            let _inside = comm.inner.enter(Place::Look, comm.timeout);
             let mut numbers = vec![0u32; self.sizes.counts()];
             driver::undisturbed(self.copies.context(), || {
                 self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;

@@ -29,7 +29,7 @@ pub(crate) struct Death {
     /// How often `/readyz` was seen to name rank, process and signal, and after how long; it was asked every millisecond.
     pub(crate) seen: usize,
     pub(crate) named: Option<Spread>,
-    /// Until `/readyz` said 200, in another epoch.
+    /// Until `/readyz` said 200, in another generation.
     pub(crate) ready: Spread,
     /// The longest time between two pieces of any of the texts.
     pub(crate) gap: Option<Spread>,
@@ -107,7 +107,7 @@ fn kill_one(server: &Server, rank: usize, streams: usize, seed: usize, text: &Te
         })
         .collect();
     let readyz = format!("{}/readyz", server.url);
-    let epoch = get(&readyz).json()["epoch"].clone();
+    let generation = get(&readyz).json()["generation"].clone();
     let pid = server.ranks()[rank];
     let begun = Instant::now();
     signal(pid, Signal::KILL);
@@ -118,7 +118,7 @@ fn kill_one(server: &Server, rank: usize, streams: usize, seed: usize, text: &Te
         if json["rank"] == rank && json["pid"] == pid && json["signal"] == "SIGKILL" {
             named.get_or_insert(took);
         }
-        (answer.status == 200 && json["epoch"] != epoch).then_some(took)
+        (answer.status == 200 && json["generation"] != generation).then_some(took)
     });
     // A text that breaks off is not what is measured.
     let join = |one: JoinHandle<f64>| one.join().expect("a whole text");

@@ -65,7 +65,7 @@ fn throughput(page: &mut String, plan: &Plan, figures: &Figures) {
 fn deaths(page: &mut String, figures: &Figures) {
     *page += "\n## Deaths\n\nRanks get SIGKILL, at random (the same each time), while nothing is done or while texts are being written as streams. Times are from before \
               the signal, seen by a client that asks `/readyz` every millisecond: until it is 503 and names rank, process and signal \
-              (a front that takes 250 ms for half of the deaths fails its test), and until it is 200 again, in another epoch. The longest gap is that between two pieces \
+              (a front that takes 250 ms for half of the deaths fails its test), and until it is 200 again, in another generation. The longest gap is that between two pieces \
               of any of the texts, in each death. With *respawn* one server dies as often as is said; with *shrink* each death \
               is the first of a server.\n\n\
               | model | ranks | recovery | texts | deaths | named (ms) | ready again (ms) | longest gap (ms) |\n|---|--:|---|--:|--:|--:|--:|--:|\n";

@@ -1,4 +1,4 @@
-//! The front's view of the ranks: their processes, their connections, and their epochs.
+//! The front's view of the ranks: their processes, their connections, and their generations.
 
 use std::error::Error;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use super::options::{Options, Recovery};
 use super::view::process_state;
 use crate::wire::{self, ToRank};
 
-/// How long the ranks may take to end; and how much later than others a rank may leave an epoch, besides the limit of an
+/// How long the ranks may take to end; and how much later than others a rank may leave a generation, besides the timeout of an
 /// operation.
 const GOODBYE: Duration = Duration::from_secs(3);
 
@@ -69,8 +69,8 @@ enum Start {
 pub(super) struct Worker {
     pub(super) pid: Option<u32>,
     pub(super) link: Option<(usize, UnixStream)>,
-    /// The epoch that the rank has entered.
-    pub(super) epoch: Option<u64>,
+    /// The generation that the rank has entered.
+    pub(super) generation: Option<u64>,
     pub(super) serves: Option<Serves>,
     /// The beginning of the service.
     since: Option<Instant>,
@@ -78,16 +78,16 @@ pub(super) struct Worker {
     /// Restarts of this rank since the ranks last completed work.
     in_vain: usize,
     killed: bool,
-    /// The epoch that the rank has left, and the time.
+    /// The generation that the rank has left, and the time.
     left: Option<(u64, Instant)>,
-    /// When the process was first seen stopped, while no epoch serves.
+    /// When the process was first seen stopped, while no generation serves.
     stopped: Option<Instant>,
 }
 
 /// As [`wire::FromRank::Serves`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Serves {
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     pub(super) rank: usize,
     pub(super) shard: Option<usize>,
     pub(super) shards: usize,
@@ -237,19 +237,22 @@ impl Crew {
         self.members.iter().position(is_its)
     }
 
-    /// Returns the number of parts that serve in `epoch`, if all parts do.
-    pub(super) fn complete(&self, epoch: u64) -> Option<usize> {
+    /// Returns the number of parts that serve in `generation`, if all parts do.
+    pub(super) fn complete(&self, generation: u64) -> Option<usize> {
         let serve = self.members.iter().filter_map(|worker| worker.serves);
-        let serve: Vec<_> = serve.filter(|serves| serves.epoch == epoch).collect();
+        let serve: Vec<_> = serve
+            .filter(|serves| serves.generation == generation)
+            .collect();
         let shards = serve.first()?.shards;
         let there = |shard| serve.iter().any(|serves| serves.shard == Some(shard));
         (0..shards).all(there).then_some(shards)
     }
 
     /// Sends work to all ranks with a part. A failed write needs no handling: other events report a rank that is gone.
-    pub(super) fn send(&mut self, epoch: u64, message: &ToRank) {
+    pub(super) fn send(&mut self, generation: u64, message: &ToRank) {
         for worker in &mut self.members {
-            let has_part = |serves: Serves| serves.epoch == epoch && serves.shard.is_some();
+            let has_part =
+                |serves: Serves| serves.generation == generation && serves.shard.is_some();
             if worker.serves.is_some_and(has_part)
                 && let Some((_, stream)) = &mut worker.link
             {
@@ -258,13 +261,13 @@ impl Crew {
         }
     }
 
-    /// Tells all ranks that have entered this epoch to leave it, also those that do not serve yet.
-    pub(super) fn go_on(&mut self, epoch: u64) {
+    /// Tells all ranks that have entered this generation to leave it, also those that do not serve yet.
+    pub(super) fn go_on(&mut self, generation: u64) {
         for worker in &mut self.members {
-            if worker.epoch == Some(epoch)
+            if worker.generation == Some(generation)
                 && let Some((_, stream)) = &mut worker.link
             {
-                let _ = wire::write(stream, &ToRank::GoOn { epoch });
+                let _ = wire::write(stream, &ToRank::GoOn { generation });
             }
         }
     }
@@ -277,7 +280,7 @@ impl Crew {
             self.start_all_again();
             return "it did not come together with the others: all ranks are started again";
         }
-        let survives = |worker: &Worker| worker.link.is_some() && worker.epoch.is_some();
+        let survives = |worker: &Worker| worker.link.is_some() && worker.generation.is_some();
         if !self.members.iter().any(survives) {
             self.start_all_again();
             return "nobody is left to go on: all ranks are started again";
@@ -388,29 +391,29 @@ impl Crew {
         }
     }
 
-    /// Records that a rank has entered an epoch.
-    pub(super) fn entered(&mut self, place: usize, epoch: u64) {
+    /// Records that a rank has entered a generation.
+    pub(super) fn entered(&mut self, place: usize, generation: u64) {
         let worker = &mut self.members[place];
-        worker.epoch = Some(epoch);
+        worker.generation = Some(generation);
         worker.serves = None;
         worker.stopped = None;
         worker.left = None;
     }
 
-    /// Records that a rank has left an epoch, and waits for the others.
-    pub(super) fn left(&mut self, place: usize, epoch: u64) {
+    /// Records that a rank has left a generation, and waits for the others.
+    pub(super) fn left(&mut self, place: usize, generation: u64) {
         let worker = &mut self.members[place];
         worker.serves = None;
-        worker.left = Some((epoch, Instant::now()));
+        worker.left = Some((generation, Instant::now()));
     }
 
-    /// Records that a rank serves in an epoch.
+    /// Records that a rank serves in a generation.
     pub(super) fn serves_in(&mut self, place: usize, serves: Serves) {
         let worker = &mut self.members[place];
         (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
     }
 
-    /// Records that an epoch serves: a pending restart of all ranks is not needed.
+    /// Records that a generation serves: a pending restart of all ranks is not needed.
     pub(super) fn serves(&mut self) {
         self.owed.take_if(|owed| owed.what == Start::All);
     }
@@ -428,20 +431,20 @@ impl Crew {
         in_vain.max().unwrap_or_default()
     }
 
-    /// While no epoch serves: kills ranks that still serve in an epoch that others have left long ago. Such a rank hangs
+    /// While no generation serves: kills ranks that still serve in a generation that others have left long ago. Such a rank hangs
     /// outside any operation, and the others wait for it. A rank that has begun to serve since then may be about to leave,
     /// and is spared.
     pub(super) fn kill_wedged(&mut self) {
-        let limit = self.deadline + GOODBYE;
-        let is_long_ago = |at: Instant| at.elapsed() > limit;
+        let timeout = self.deadline + GOODBYE;
+        let is_long_ago = |at: Instant| at.elapsed() > timeout;
         let left = |worker: &Worker| {
-            let (epoch, at) = worker.left?;
-            is_long_ago(at).then_some(epoch)
+            let (generation, at) = worker.left?;
+            is_long_ago(at).then_some(generation)
         };
         let over: Vec<_> = self.members.iter().filter_map(left).collect();
         let hangs = |worker: &&Worker| {
-            let serves = worker.serves.map(|serves| serves.epoch);
-            serves.is_some_and(|epoch| over.contains(&epoch))
+            let serves = worker.serves.map(|serves| serves.generation);
+            serves.is_some_and(|generation| over.contains(&generation))
                 && worker.since.is_some_and(is_long_ago)
         };
         let wedged = self.members.iter().filter(hangs);
@@ -456,12 +459,14 @@ impl Crew {
     pub(super) fn age(&mut self, by: Duration) {
         let earlier = |at: Instant| at.checked_sub(by).unwrap();
         for worker in &mut self.members {
-            worker.left = worker.left.map(|(epoch, at)| (epoch, earlier(at)));
+            worker.left = worker
+                .left
+                .map(|(generation, at)| (generation, earlier(at)));
             worker.since = worker.since.map(earlier);
         }
     }
 
-    /// While no epoch serves: kills processes that have been stopped for too long. The other ranks cannot continue without
+    /// While no generation serves: kills processes that have been stopped for too long. The other ranks cannot continue without
     /// them, and detect a stopped rank by themselves only in an operation.
     pub(super) fn kill_stopped(&mut self) {
         let mut over = Vec::new();

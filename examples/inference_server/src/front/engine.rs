@@ -1,7 +1,7 @@
 //! The engine: one thread that owns the requests and the ranks, and handles all events in order.
 //!
 //! ```text
-//!                 all parts of an epoch say that they serve
+//!                 all parts of a generation say that they serve
 //!   not ready ───────────────────────────────────────────────▶ serving: one step after another, while anybody asks
 //!       ▲                                                        │
 //!       └────────────────────────────────────────────────────────┘
@@ -14,7 +14,7 @@
 //! a small operation on the model's communicator, which a hung rank does not complete. So the fault is detected
 //! before the next request.
 //!
-//! - `trouble`: the handling of failed ranks, until an epoch serves again.
+//! - `trouble`: the handling of failed ranks, until a generation serves again.
 
 #[cfg(test)]
 mod tests;
@@ -69,8 +69,8 @@ pub(super) struct Engine {
     scheduler: Scheduler<Caller>,
     view: Arc<Mutex<View>>,
     inbox: Receiver<Event>,
-    /// The epoch that serves, and whether any epoch has ever served.
-    epoch: Option<u64>,
+    /// The generation that serves, and whether any generation has ever served.
+    generation: Option<u64>,
     served: bool,
     /// The number of the last work sent, and its kind while it is in progress.
     number: u64,
@@ -94,7 +94,7 @@ impl Engine {
             scheduler,
             view,
             inbox,
-            epoch: None,
+            generation: None,
             served: false,
             number: 0,
             under_way: None,
@@ -182,8 +182,12 @@ impl Engine {
                     });
                 }
             }
-            Event::Fleet(FleetEvent::Started { rank, pid, epoch }) => {
-                self.crew.started(rank, pid, epoch);
+            Event::Fleet(FleetEvent::Started {
+                rank,
+                pid,
+                generation,
+            }) => {
+                self.crew.started(rank, pid, generation);
             }
             Event::Fleet(FleetEvent::Exited(end)) => self.ended(&end)?,
             Event::Fleet(_) => {}
@@ -216,10 +220,10 @@ impl Engine {
     fn hear(&mut self, place: usize, message: FromRank) -> Result<(), Failure> {
         match message {
             FromRank::Hello { .. } => {}
-            FromRank::Entered { epoch } => {
-                self.crew.entered(place, epoch);
-                if self.epoch.is_some_and(|serves| serves != epoch) {
-                    let cause = format!("rank {place} has gone on to epoch {epoch}");
+            FromRank::Entered { generation } => {
+                self.crew.entered(place, generation);
+                if self.generation.is_some_and(|serves| serves != generation) {
+                    let cause = format!("rank {place} has gone on to generation {generation}");
                     self.interrupt(Trouble {
                         cause,
                         rank: Some(place),
@@ -228,34 +232,34 @@ impl Engine {
                 }
             }
             FromRank::Serves {
-                epoch,
+                generation,
                 rank,
                 shard,
                 shards,
                 device,
             } => {
                 let serves = Serves {
-                    epoch,
+                    generation,
                     rank,
                     shard,
                     shards,
                     device,
                 };
                 self.crew.serves_in(place, serves);
-                if self.epoch.is_none()
-                    && let Some(parts) = self.crew.complete(epoch)
+                if self.generation.is_none()
+                    && let Some(parts) = self.crew.complete(generation)
                 {
-                    self.ready(epoch, parts);
+                    self.ready(generation, parts);
                 }
             }
             FromRank::Drawn {
-                epoch,
+                generation,
                 number,
                 tokens,
                 seconds,
                 communicating,
             } => {
-                if self.is_over(Work::Step, epoch, number) {
+                if self.is_over(Work::Step, generation, number) {
                     {
                         let mut view = self.lock();
                         view.took(seconds, communicating);
@@ -270,29 +274,29 @@ impl Engine {
                     })?;
                 }
             }
-            FromRank::Probed { epoch, number } => {
-                if self.is_over(Work::Probe, epoch, number) {
+            FromRank::Probed { generation, number } => {
+                if self.is_over(Work::Probe, generation, number) {
                     self.lock().answered();
                 }
             }
-            FromRank::Left { epoch, fault } => {
-                self.crew.left(place, epoch);
+            FromRank::Left { generation, fault } => {
+                self.crew.left(place, generation);
                 let Some(fault) = fault else { return Ok(()) };
                 // A rank without a part of the model may not know of the fault.
-                self.crew.go_on(epoch);
-                if self.epoch == Some(epoch) || self.epoch.is_none() {
+                self.crew.go_on(generation);
+                if self.generation == Some(generation) || self.generation.is_none() {
                     self.told(&fault);
                 }
             }
             FromRank::Failed {
-                epoch,
+                generation,
                 error,
                 fault,
             } => {
-                self.crew.left(place, epoch);
-                self.crew.go_on(epoch);
-                if self.epoch == Some(epoch) || self.epoch.is_none() {
-                    self.failed(place, epoch, &error, fault.as_deref());
+                self.crew.left(place, generation);
+                self.crew.go_on(generation);
+                if self.generation == Some(generation) || self.generation.is_none() {
+                    self.failed(place, generation, &error, fault.as_deref());
                 }
             }
         }
@@ -300,8 +304,9 @@ impl Engine {
     }
 
     /// Whether this is the expected answer. If so, the work in progress is over.
-    fn is_over(&mut self, work: Work, epoch: u64, number: u64) -> bool {
-        let over = (Some(work), Some(epoch), number) == (self.under_way, self.epoch, self.number);
+    fn is_over(&mut self, work: Work, generation: u64, number: u64) -> bool {
+        let over = (Some(work), Some(generation), number)
+            == (self.under_way, self.generation, self.number);
         if over {
             self.under_way = None;
             self.quiet = Instant::now();
@@ -312,7 +317,9 @@ impl Engine {
 
     /// Sends the next step or probe, if one is due.
     fn go(&mut self) {
-        let Some(epoch) = self.epoch else { return };
+        let Some(generation) = self.generation else {
+            return;
+        };
         if self.under_way.is_some() {
             return;
         }
@@ -328,11 +335,11 @@ impl Engine {
         (self.number, self.under_way) = (number, Some(work));
         self.lock().given(work, number);
         self.crew.send(
-            epoch,
+            generation,
             &match work {
-                Work::Probe => ToRank::Probe { epoch, number },
+                Work::Probe => ToRank::Probe { generation, number },
                 Work::Step => ToRank::Step(Step {
-                    epoch,
+                    generation,
                     number,
                     rows,
                 }),
@@ -345,7 +352,7 @@ impl Engine {
         if self.under_way.is_none() {
             self.scheduler.forget_the_gone();
         }
-        if self.epoch.is_some() {
+        if self.generation.is_some() {
             return Ok(());
         }
         self.crew.kill_stopped();
@@ -369,7 +376,7 @@ impl Engine {
     fn show(&self) {
         let members = self.crew.members.iter().map(|worker| Member {
             pid: worker.pid,
-            epoch: worker.epoch,
+            generation: worker.generation,
             rank: worker.serves.map(|serves| serves.rank),
             shard: worker.serves.and_then(|serves| serves.shard),
             serves: worker.serves.is_some(),

@@ -66,9 +66,9 @@ pub struct Options {
     pub client_timeout: Duration,
     /// What to do when a rank dies.
     pub recovery: Recovery,
-    /// The limit of an operation.
+    /// The timeout of an operation.
     pub deadline: Duration,
-    /// The limit of an orderly end.
+    /// The timeout of an orderly end.
     pub grace: Duration,
 }
 
@@ -165,7 +165,7 @@ impl Role {
 const SLOTS: usize = 1024;
 const QUEUE: usize = 1 << 20;
 const CONNECTIONS: usize = 1 << 20;
-/// The kernel counts in milliseconds, and takes none for no limit.
+/// The kernel counts in milliseconds, and takes none for no timeout.
 const SHORTEST: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -20,9 +20,9 @@ pub(super) struct View {
     pub(super) started: Instant,
     /// The ranks by place.
     pub(super) members: Vec<Member>,
-    /// The epoch that serves, the beginning of its service, and its number of parts.
+    /// The generation that serves, the beginning of its service, and its number of parts.
     pub(super) serving: Option<(u64, Instant, usize)>,
-    /// The reason why no epoch serves.
+    /// The reason why no generation serves.
     pub(super) trouble: Trouble,
     /// The work of the ranks, its number, and its beginning.
     pub(super) given: Option<(Work, u64, Instant)>,
@@ -39,9 +39,9 @@ pub(super) struct View {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Member {
     pub(super) pid: Option<u32>,
-    /// The epoch of the rank.
-    pub(super) epoch: Option<u64>,
-    /// The rank's number in the epoch.
+    /// The generation of the rank.
+    pub(super) generation: Option<u64>,
+    /// The rank's number in the generation.
     pub(super) rank: Option<usize>,
     /// The rank's part of the model, when it serves.
     pub(super) shard: Option<usize>,
@@ -81,8 +81,8 @@ pub(super) struct Trouble {
 pub(super) struct LastFault {
     #[serde(flatten)]
     pub(super) trouble: Trouble,
-    /// The epoch of the fault, if it was in one.
-    pub(super) epoch: Option<u64>,
+    /// The generation of the fault, if it was in one.
+    pub(super) generation: Option<u64>,
     pub(super) unix_seconds: u64,
     /// The report of the ranks, if they had a communicator.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,7 +101,7 @@ impl LastFault {
     pub(super) fn of(trouble: Trouble) -> Self {
         Self {
             trouble,
-            epoch: None,
+            generation: None,
             unix_seconds: unix_seconds(),
             report: None,
             evidence: Vec::new(),
@@ -156,8 +156,8 @@ impl View {
         }
     }
 
-    /// Returns a needed rank whose process is stopped: frozen, but not dead. While an epoch serves, it needs the ranks with a
-    /// part of the model; the next epoch needs all ranks.
+    /// Returns a needed rank whose process is stopped: frozen, but not dead. While a generation serves, it needs the ranks with a
+    /// part of the model; the next generation needs all ranks.
     fn frozen(&self) -> Option<Trouble> {
         let pids = self.members.iter().enumerate();
         let pids = pids.filter(|(_, member)| self.serving.is_none() || member.shard.is_some());
@@ -256,7 +256,7 @@ impl View {
                 "rank": rank,
                 "pid": member.pid,
                 "state": state,
-                "epoch": member.epoch,
+                "generation": member.generation,
                 "world_rank": member.rank,
                 "shard": member.shard,
                 "device": member.device,
@@ -268,7 +268,7 @@ impl View {
             "trouble": trouble,
             "pid": std::process::id(),
             "uptime_seconds": self.started.elapsed().as_secs_f64(),
-            "epoch": self.serving.map(|(epoch, ..)| epoch),
+            "generation": self.serving.map(|(generation, ..)| generation),
             "parts": self.serving.map(|(.., parts)| parts),
             "running": self.numbers.running,
             "waiting": self.numbers.waiting,

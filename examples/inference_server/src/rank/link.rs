@@ -52,7 +52,7 @@ impl Link {
         })
     }
 
-    /// Wakes this rank at every event that may end the epoch, in this epoch of the world and all later ones.
+    /// Wakes this rank at every event that may end the generation, in this generation of the world and all later ones.
     pub(super) fn listen_to(&self, world: &World) -> io::Result<()> {
         let (events, told) = (world.events(), self.told.clone());
         let thread = std::thread::Builder::new().name(String::from("world"));

@@ -1,30 +1,30 @@
 //! A rank: a process that has a part of the model, and runs the steps that the front sends.
 //!
 //! ```text
-//!          ┌───────────── next epoch, with those that are left and those that are new ◀────────┐
+//!          ┌───────────── next generation, with those that are left and those that are new ◀────────┐
 //!          ▼                                                                                   │
 //! join ─▶ enter: who has which part ─▶ communicator ─▶ (load) ─▶ serve: step, step, … ─────────┤ somebody is gone
 //! (rejoin)                                                          │                          │ or a step failed
 //!                                                                   └─▶ end: the front says so
 //! ```
 //!
-//! Expensive resources outlive an epoch: the process, its device and stream, and its part of the weights. The communicator
-//! and the caches of keys and values belong to the epoch, since the progress of a failed step is unknown. The front
+//! Expensive resources outlive a generation: the process, its device and stream, and its part of the weights. The communicator
+//! and the caches of keys and values belong to the generation, since the progress of a failed step is unknown. The front
 //! keeps the tokens, and sends them again.
 //!
-//! An epoch numbers its ranks anew; a joiner becomes the last rank. A rank's part of the model must not depend
+//! A generation numbers its ranks anew; a joiner becomes the last rank. A rank's part of the model must not depend
 //! on that, or all ranks would have to load weights after each death. So the launcher's number of a rank (its *place*)
 //! determines its part. A restarted process gets the same place, and the communicator of the model orders its ranks by
 //! place.
 //!
-//! - `epochs`: the loop over epochs; `serve`: the work in an epoch;
+//! - `generations`: the loop over generations; `serve`: the work in a generation;
 //! - `link`: the connection to the front; `timed`: the time of communication in a step.
 
-mod epochs;
+mod generations;
 mod link;
 mod serve;
 mod timed;
 
-pub use self::epochs::{RankOptions, run};
+pub use self::generations::{RankOptions, run};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

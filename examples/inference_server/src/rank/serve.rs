@@ -1,4 +1,4 @@
-//! The work of a rank in an epoch.
+//! The work of a rank in a generation.
 
 use std::error::Error;
 use std::io;
@@ -9,16 +9,16 @@ use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, ReduceOp, Timeouts, World};
 
 use super::Outcome;
-use super::epochs::RankOptions;
+use super::generations::RankOptions;
 use super::link::{Link, Told};
 use super::timed::Timed;
 use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling};
 use crate::ranks::device;
 use crate::wire::{FromRank, Step, ToRank};
 
-/// The continuation after an epoch.
+/// The continuation after a generation.
 pub(super) enum After {
-    /// The next epoch, with the fault that ended this one, if known.
+    /// The next generation, with the fault that ended this one, if known.
     Next(Option<Box<nccl::Fault>>),
     End,
 }
@@ -27,9 +27,9 @@ pub(super) struct Rank {
     device: usize,
     stream: Arc<CudaStream>,
     file: ModelFile,
-    /// The part of the model, which outlives an epoch.
+    /// The part of the model, which outlives a generation.
     decoder: Option<Box<AnyPart<Timed<OverNccl>>>>,
-    /// Whether the rank completed work with the others in the last epoch.
+    /// Whether the rank completed work with the others in the last generation.
     achieved: bool,
     options: RankOptions,
     link: Link,
@@ -53,16 +53,16 @@ impl Rank {
         self.link.say(message)
     }
 
-    /// Whether the rank completed work with the others in the last epoch.
+    /// Whether the rank completed work with the others in the last generation.
     pub(super) fn has_achieved(&self) -> bool {
         self.achieved
     }
 
-    /// Serves in one epoch.
+    /// Serves in one generation.
     pub(super) fn serve(&mut self, world: &World) -> Outcome<After> {
-        let epoch = world.epoch();
+        let generation = world.generation();
         self.achieved = false;
-        self.link.say(&FromRank::Entered { epoch })?;
+        self.link.say(&FromRank::Entered { generation })?;
         world.phase("meet");
         let own = world.local_rank() as u64;
         let places = world.all_gather("places", &own.to_be_bytes())?;
@@ -94,7 +94,7 @@ impl Rank {
         }
         world.phase("serve");
         self.link.say(&FromRank::Serves {
-            epoch,
+            generation,
             rank: world.rank(),
             shard,
             shards,
@@ -102,18 +102,23 @@ impl Rank {
         })?;
         loop {
             match self.link.hear() {
-                Told::Front(ToRank::Step(step)) if step.epoch == epoch && comm.is_some() => {
+                Told::Front(ToRank::Step(step))
+                    if step.generation == generation && comm.is_some() =>
+                {
                     self.step(&step)?;
                 }
-                Told::Front(ToRank::Probe { epoch: of, number }) if of == epoch => {
+                Told::Front(ToRank::Probe {
+                    generation: of,
+                    number,
+                }) if of == generation => {
                     if let Some(comm) = &comm {
-                        self.probe(comm, epoch, number)?;
+                        self.probe(comm, generation, number)?;
                     }
                 }
-                Told::Front(ToRank::GoOn { epoch: over }) if over == epoch => {
+                Told::Front(ToRank::GoOn { generation: over }) if over == generation => {
                     return Ok(After::Next(None));
                 }
-                // Messages for an epoch that is over.
+                // Messages for a generation that is over.
                 Told::Front(ToRank::Step(_) | ToRank::Probe { .. } | ToRank::GoOn { .. }) => {}
                 Told::Front(ToRank::End) => break,
                 Told::World => {
@@ -171,7 +176,7 @@ impl Rank {
         let tokens = drawn.collect();
         let communicating = decoder.ranks().spent() - before;
         self.link.say(&FromRank::Drawn {
-            epoch: step.epoch,
+            generation: step.generation,
             number: step.number,
             tokens,
             seconds: begun.elapsed().as_secs_f64(),
@@ -181,7 +186,7 @@ impl Rank {
     }
 
     /// Shows that the device and the other ranks work, with an all-reduce that counts the ranks.
-    fn probe(&mut self, comm: &Communicator, epoch: u64, number: u64) -> Outcome<()> {
+    fn probe(&mut self, comm: &Communicator, generation: u64, number: u64) -> Outcome<()> {
         let mut ranks = self.stream.clone_htod(&[1u32])?;
         comm.all_reduce_in_place(&mut ranks, ReduceOp::Sum)?
             .wait()?;
@@ -192,7 +197,7 @@ impl Rank {
         }
         self.achieved = true;
         if comm.rank() == 0 {
-            self.link.say(&FromRank::Probed { epoch, number })?;
+            self.link.say(&FromRank::Probed { generation, number })?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::{Question, reference, until};
 /// until the report, or `None` if the server was ready again before the first look.
 fn kill(server: &Server, rank: usize) -> Option<Duration> {
     let health = server.health();
-    let (pid, epoch) = (&health["ranks"][rank]["pid"], &health["epoch"]);
+    let (pid, generation) = (&health["ranks"][rank]["pid"], &health["generation"]);
     let pid = u32::try_from(pid.as_u64().unwrap()).unwrap();
     signal(pid, Signal::KILL);
     let begun = Instant::now();
@@ -27,7 +27,7 @@ fn kill(server: &Server, rank: usize) -> Option<Duration> {
             assert_eq!(cause, expected);
             return Some(Some(begun.elapsed()));
         }
-        (answer.status == 200 && json["epoch"] != *epoch).then_some(None)
+        (answer.status == 200 && json["generation"] != *generation).then_some(None)
     });
     match found {
         Some(took) => println!("rank {rank}: not ready {took:?} after SIGKILL"),

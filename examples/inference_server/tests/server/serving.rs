@@ -79,7 +79,7 @@ fn how_it_stands_with_the_ranks_and_what_they_did_last_can_be_seen() {
     complete(&server.url, &Question::number(1).body()).completion();
     let health = server.health();
     assert_eq!(
-        (&health["ready"], &health["epoch"]),
+        (&health["ready"], &health["generation"]),
         (&json!(true), &json!(0))
     );
     for (number, rank) in health["ranks"].as_array().unwrap().iter().enumerate() {

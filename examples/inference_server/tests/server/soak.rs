@@ -261,7 +261,7 @@ impl<'a> Deaths<'a> {
     fn kill_first(&mut self, place: usize) {
         let pid = self.pids[place];
         let readyz = format!("{}/readyz", self.server.url);
-        let epoch = get(&readyz).json()["epoch"].clone();
+        let generation = get(&readyz).json()["generation"].clone();
         let begun = Instant::now();
         self.kill(place, pid);
         let named = until("that a rank is named", || {
@@ -273,7 +273,7 @@ impl<'a> Deaths<'a> {
                 return Some(Some(begun.elapsed()));
             }
             // It may be over before it is looked.
-            (answer.status == 200 && json["epoch"] != epoch).then_some(None)
+            (answer.status == 200 && json["generation"] != generation).then_some(None)
         });
         self.named.extend(named);
     }

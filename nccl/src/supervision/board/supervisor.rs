@@ -179,13 +179,13 @@ impl Supervisor for Board {
 
     fn conclusion(&self) -> Option<&str> {
         let said = self.conclusion.get().and_then(Option::as_deref);
-        let Some(epoch) = self.line.gone_on() else {
+        let Some(generation) = self.line.gone_on() else {
             return said;
         };
         let past = self.past.get_or_init(|| {
             let own = self.line.job().1;
             let past = format!(
-                "it is of epoch {own} of its world, which has gone on to epoch {epoch}: make it anew there"
+                "it is of generation {own} of its world, which has gone on to generation {generation}: make it anew there"
             );
             match said {
                 Some(said) => format!("{said}; {past}"),

@@ -80,7 +80,7 @@ pub(super) fn elect(case: &Case<'_>) -> Verdict {
             evidence,
             also: Waiting::together(standings),
             hint: finding.hint,
-            limit: case.symptoms.iter().find_map(Fault::limit),
+            timeout: case.symptoms.iter().find_map(Fault::timeout),
             began: None,
             told: None,
         },

@@ -190,7 +190,7 @@ impl AllToAll {
         let (kind, shape) = (self.kind, self.shape);
         let (comm, scratch) = (&self.comm, self.scratch.as_mut());
         let recorded = || {
-            let _inside = comm.inner.enter(Place::Issue, comm.limit);
+            let _inside = comm.inner.enter(Place::Issue, comm.timeout);
             let mut frame = Frame::new(&comm.stream)?;
             right_way(self.in_place, in_place)?;
             let addresses = lend(&self.payloads, &mut frame)?;

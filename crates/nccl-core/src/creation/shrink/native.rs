@@ -41,8 +41,8 @@ pub(super) fn shrink_native(
     {
         return Err(parent.conclude(parent.out_of_use()));
     }
-    let limit = parent.timeouts.init;
-    let deadline = deadline_after(limit);
+    let timeout = parent.timeouts.init;
+    let deadline = deadline_after(timeout);
     let without: Vec<i32> = (0..comm.world_size())
         .filter(|rank| !places.contains(rank))
         .map(|rank| rank as i32)
@@ -54,8 +54,8 @@ pub(super) fn shrink_native(
         Box::new(move |child, config, _| {
             let config = Sent(*config);
             let phase = Arc::clone(&child.phase);
-            let shrunk = within(limit.saturating_add(PATIENCE), "nccl-shrink", move || {
-                shrink_raw(&parent, &phase, without, config, aborting, &made, limit)
+            let shrunk = within(timeout.saturating_add(PATIENCE), "nccl-shrink", move || {
+                shrink_raw(&parent, &phase, without, config, aborting, &made, timeout)
             });
             match shrunk {
                 Some(Ok(raw)) => Ok((raw, Ok(()))),
@@ -68,10 +68,10 @@ pub(super) fn shrink_native(
                             Arc::clone(board).announce(Cause::asked(refusal.text()));
                         }
                     }
-                    Err((Left::Nothing, unsettled.into_error("shrinking", limit)))
+                    Err((Left::Nothing, unsettled.into_error("shrinking", timeout)))
                 }
                 None => {
-                    let error = Unsettled::TimedOut.into_error("ncclCommShrink", limit);
+                    let error = Unsettled::TimedOut.into_error("ncclCommShrink", timeout);
                     Err((Left::Lost, error))
                 }
             }
@@ -79,7 +79,7 @@ pub(super) fn shrink_native(
     };
     let outcome = prepared.begun_by(begin).join(id, deadline, || false);
     let refused = refused.get().copied();
-    // A rank whose call checks the limit itself comes a little later.
+    // A rank whose call checks the timeout itself comes a little later.
     let heard = attempt::tell_each_other(
         &**agreed.board,
         agreed.ranks,
@@ -158,7 +158,7 @@ impl Unsettled {
     }
 }
 
-/// How long past its limit a call may take that checks the limit itself.
+/// How long past its timeout a call may take that checks the timeout itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long another thread may hold the lock for a call that is no launch.
@@ -228,7 +228,7 @@ fn shrink_raw(
     mut config: Sent,
     aborting: bool,
     made: &Arc<Slot>,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<RawComm, Unsettled> {
     const CALL: &str = "ncclCommShrink";
     let failed = Unsettled::Failed;
@@ -237,7 +237,7 @@ fn shrink_raw(
     let held = inner
         .switch
         .as_ref()
-        .map(|idle| idle.hold_parent(deadline_after(limit)));
+        .map(|idle| idle.hold_parent(deadline_after(timeout)));
     let raw = match &held {
         None => handle.raw.or_else(|| inner.revoked()),
         Some(held) => held.as_ref().and_then(HeldParent::raw),
@@ -291,7 +291,7 @@ fn shrink_raw(
         )
     };
     ffi::check(library, CALL, code).map_err(failed)?;
-    settle(library, raw, CALL, deadline_after(limit), interrupted)?;
+    settle(library, raw, CALL, deadline_after(timeout), interrupted)?;
     // SAFETY: the parent is idle, so that NCCL does not write there any more.
     unsafe { Arc::decrement_strong_count(Arc::as_ptr(made)) };
     made.take()

@@ -19,7 +19,7 @@ pub struct TrackedCall {
     /// Since [`origin`].
     pub(crate) since: Duration,
     /// How long it may run; `None` for ever.
-    pub(crate) limit: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     /// CUDA's handle.
     pub(crate) stream: u64,
     /// Whether NCCL, or the launch of a graph, has not returned.
@@ -37,7 +37,7 @@ impl Track {
             number: issue.number,
             kind: OperationKind::from_code((issue.state >> 8) as u8),
             since: Duration::from_nanos(issue.time),
-            limit: limit_of_word(issue.state >> 16),
+            timeout: limit_of_word(issue.state >> 16),
             stream: issue.stream,
             issuing: Progress::from_word(issue.state) == Progress::Issuing,
         });

@@ -36,7 +36,7 @@ pub(crate) struct Issue<'i> {
     pub(crate) on: &'i Arc<CudaStream>,
     pub(crate) number: u64,
     pub(crate) kind: OperationKind,
-    pub(crate) limit: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// To be called before an unusual call reaches NCCL, when everything else is in order. Returns whether
@@ -110,12 +110,12 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     }
     let track = inner.tracked.track();
     let usual = &track.usual;
-    let limit = limit_word(issue.limit);
+    let timeout = limit_word(issue.timeout);
     if !usual.is_listed() {
         keep_events(inner);
     }
     let now = origin().monotonic.elapsed();
-    let period = period(limit_of_word(limit));
+    let period = period(limit_of_word(timeout));
     let mut state = STATE.lock();
     start(&mut state)?;
     let at = state
@@ -124,7 +124,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         .position(|entry| entry.track.number == track.number);
     let was_empty = state.entries.is_empty();
     let at = at.unwrap_or_else(|| {
-        usual.start(limit);
+        usual.start(timeout);
         state.entries.push(Entry {
             track: Arc::clone(track),
             inner: Arc::downgrade(inner),
@@ -143,7 +143,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
         number,
         kind: issue.kind,
         since: now,
-        limit: limit_of_word(limit),
+        timeout: limit_of_word(timeout),
         stream: handle_of(on),
         issuing: true,
     });
@@ -187,7 +187,7 @@ fn enlist(issue: Issue<'_>) -> Result<bool> {
     // Keeps events at hand for the next marks.
     let is_full = watched.incoming.len() >= EVENTS[0] / 2;
     let due = u64::try_from(watched.due.as_nanos()).unwrap_or(u64::MAX);
-    usual.list(Arc::as_ptr(on).addr(), due, limit);
+    usual.list(Arc::as_ptr(on).addr(), due, timeout);
     let soon = if is_full { Duration::ZERO } else { period };
     entry.next = entry.next.min(Instant::now() + soon);
     if is_due {

@@ -142,13 +142,13 @@ impl Court {
             .unreached
             .iter()
             .any(|mark| mark.covers < call.number && !call.issuing);
-        let (clock, began, limit) = match (call.issuing, is_behind) {
-            (true, _) => (Clock::Issuing, call.since.max(self.restarted), call.limit),
+        let (clock, began, timeout) = match (call.issuing, is_behind) {
+            (true, _) => (Clock::Issuing, call.since.max(self.restarted), call.timeout),
             (false, true) => (Clock::Queued, call.since.max(self.restarted), queue_limit),
             (false, false) => (
                 Clock::Running,
                 call.since.max(queue.free).max(since).max(self.restarted),
-                call.limit,
+                call.timeout,
             ),
         };
         let behind = queue
@@ -158,21 +158,21 @@ impl Court {
             .min_by_key(|mark| (mark.covers, mark.at));
         let is_alone =
             behind.is_some_and(|mark| mark.is_right_behind && mark.covers == call.number);
-        let deadline = limit.and_then(|limit| match (clock, behind) {
-            // The thread in the call enforces the limit as well, and reports more: it gets an eighth more
+        let deadline = timeout.and_then(|timeout| match (clock, behind) {
+            // The thread in the call enforces the timeout as well, and reports more: it gets an eighth more
             // time.
-            (Clock::Issuing, _) => Some(began.saturating_add(limit).saturating_add(limit / 8)),
-            (Clock::Queued, _) => Some(began.saturating_add(limit)),
-            (Clock::Running, Some(_)) if is_alone => Some(began.saturating_add(limit)),
+            (Clock::Issuing, _) => Some(began.saturating_add(timeout).saturating_add(timeout / 8)),
+            (Clock::Queued, _) => Some(began.saturating_add(timeout)),
+            (Clock::Running, Some(_)) if is_alone => Some(began.saturating_add(timeout)),
             // Other work may be in front of a mark that was put there later.
-            (Clock::Running, Some(mark)) => Some(began.max(mark.at).saturating_add(limit)),
+            (Clock::Running, Some(mark)) => Some(began.max(mark.at).saturating_add(timeout)),
             (Clock::Running, None) => None,
         });
         Some(Standing {
             call,
             clock,
             began,
-            limit,
+            timeout,
             deadline,
             last: behind.map_or(call.number, |mark| mark.covers.max(call.number)),
             is_alone: is_alone || clock != Clock::Running,
@@ -191,7 +191,7 @@ mod tests {
     use crate::error::{ErrorKind, Mark};
     use crate::standing::Overdue;
 
-    const LIMIT: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -202,7 +202,7 @@ mod tests {
             number,
             kind: OperationKind::AllReduce,
             since: at(since),
-            limit: Some(LIMIT),
+            timeout: Some(TIMEOUT),
             stream,
             issuing: false,
         }
@@ -311,7 +311,7 @@ mod tests {
         queue.update(&[call(1, 7, 0), issuing, call(3, 7, 0)], 1, at(1));
         let standing = judge(&mut Court::default(), std::slice::from_ref(&queue), 1);
         assert_eq!(standing.clock, Clock::Issuing);
-        assert!(standing.overdue(LIMIT).is_none(), "its caller is first");
+        assert!(standing.overdue(TIMEOUT).is_none(), "its caller is first");
         let error = standing.overdue(at(60)).expect("late").error();
         assert!(error.is(Mark::Inside), "{error}");
         let text = error.to_string();
@@ -369,7 +369,7 @@ mod tests {
     fn a_limit_without_end_is_none_and_what_was_captured_does_not_run() {
         let mut queue = Queue::new(7);
         let patient = TrackedCall {
-            limit: None,
+            timeout: None,
             ..call(1, 7, 0)
         };
         queue.update(&[patient], 0, at(0));

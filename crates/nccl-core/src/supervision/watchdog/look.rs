@@ -234,7 +234,7 @@ impl Eye {
         {
             return;
         }
-        let Some(patience) = inner.timeouts.straggler_after(standing.call.limit) else {
+        let Some(patience) = inner.timeouts.straggler_after(standing.call.timeout) else {
             return;
         };
         let ranks = u32::try_from(inner.world_size).unwrap_or(u32::MAX);

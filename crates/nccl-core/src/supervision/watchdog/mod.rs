@@ -3,7 +3,7 @@
 //! A [`Request`](crate::Request) that is waited for has a deadline of its own. If it was dropped, because
 //! the program waits for the stream or for another thread, no thread enforces its deadline; so one thread of
 //! the process looks at everything that was issued and is not known to be done. A call that runs longer than
-//! its limit, or waits longer for its turn than the queue limit, ends its communicator on all ranks, with an
+//! its timeout, or waits longer for its turn than the queue timeout, ends its communicator on all ranks, with an
 //! error that says what was found.
 //!
 //! Nothing on the path of an operation asks the device for progress, so the watchdog finds that out now
@@ -23,7 +23,7 @@
 //! - The watchdog puts a mark behind calls that no mark covers yet.
 //!
 //! Two clocks. A call is *queued* while a mark in front of it is not reached; its wait is bounded by the
-//! communicator's queue limit. Afterwards it is *running*, and its own limit counts: from that mark, from
+//! communicator's queue timeout. Afterwards it is *running*, and its own timeout counts: from that mark, from
 //! its issue, or from the end of the call before it on its stream or communicator, whichever is latest.
 //! Calls that were issued within less than 10 ms may have no mark between them: then the first stands for
 //! all, and for any other work put on the stream meanwhile.

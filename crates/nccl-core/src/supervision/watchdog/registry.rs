@@ -218,11 +218,11 @@ impl Watched {
     }
 }
 
-/// The time between looks at calls with this limit.
-pub(super) fn period(limit: Option<Duration>) -> Duration {
+/// The time between looks at calls with this timeout.
+pub(super) fn period(timeout: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_millis(250);
     const SHORTEST: Duration = Duration::from_micros(500);
-    limit.map_or(LONGEST, |limit| (limit / 8).clamp(SHORTEST, LONGEST))
+    timeout.map_or(LONGEST, |timeout| (timeout / 8).clamp(SHORTEST, LONGEST))
 }
 
 /// An event with timing: the watchdog takes the difference of two events around a call.

@@ -33,11 +33,11 @@ pub(super) fn start(running: &mut Running) -> io::Result<()> {
     monitor::ensure(&BELL, Keeper::default)
 }
 
-fn wait(bell: &Condvar, state: &mut MutexGuard<'_, State>, limit: Option<Duration>) {
-    match limit {
+fn wait(bell: &Condvar, state: &mut MutexGuard<'_, State>, timeout: Option<Duration>) {
+    match timeout {
         None => bell.wait(state),
-        Some(limit) => {
-            bell.wait_for(state, limit);
+        Some(timeout) => {
+            bell.wait_for(state, timeout);
         }
     }
 }
@@ -233,8 +233,8 @@ impl State {
         {
             now + LINGER
         } else {
-            let limit = limit_of_word(entry.track.usual.limit());
-            entry.interval = (entry.interval * 2).min(period(limit));
+            let timeout = limit_of_word(entry.track.usual.timeout());
+            entry.interval = (entry.interval * 2).min(period(timeout));
             let next = now + entry.interval;
             let deadline = entry.facts.standing.and_then(|standing| standing.deadline);
             let deadline = deadline.and_then(|deadline| origin().monotonic.checked_add(deadline));

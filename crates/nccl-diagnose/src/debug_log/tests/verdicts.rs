@@ -471,7 +471,7 @@ fn what_is_not_known_is_told_and_not_judged() {
 fn the_file_of_a_rank_names_it_where_nothing_else_does() {
     let mut log = DebugLog::new();
     let warning = b"a:1:1 [0] x.cc:1 NCCL WARN Cuda failure 2 'out of memory'\n";
-    log.read("/tmp/job/nccl.rank-5.epoch-1.log", &warning[..])
+    log.read("/tmp/job/nccl.rank-5.generation-1.log", &warning[..])
         .unwrap();
     assert_eq!(found(&log, "log-memory").ranks, [5]);
 }

@@ -21,7 +21,7 @@ fn a_snapshot_and_a_timeline_survive_the_way_through_json() {
     let first = &value["communicators"][0]["calls"][0];
     assert_eq!(
         (&value["kind"], &value["schema"]),
-        (&"nccl-recording".into(), &1.into())
+        (&"nccl-recording".into(), &2.into())
     );
     assert_eq!(first["stream"], "0x7f0012345678");
     assert!(first["span"].is_null());
@@ -43,8 +43,8 @@ fn fields_of_a_later_release_are_skipped_and_another_format_is_refused() {
     assert!(Snapshot::from_json(&later).is_ok());
     for (text, word) in [
         (
-            json.replacen("\"schema\":1", "\"schema\":2", 1),
-            "version 2",
+            json.replacen("\"schema\":2", "\"schema\":3", 1),
+            "version 3",
         ),
         (json.replacen("nccl-recording", "cat", 1), "\"kind\""),
         (two_of_three().to_json(), "it is a nccl-timeline"),

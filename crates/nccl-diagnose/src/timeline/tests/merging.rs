@@ -116,16 +116,19 @@ fn clocks_are_one_on_one_machine_corrected_where_measured_and_otherwise_said_to_
 #[test]
 fn of_several_worlds_the_latest_is_merged_and_of_one_process_the_last_recording() {
     let mut old = snapshot(0, "a", vec![]);
-    old.place.as_mut().unwrap().epoch = 2;
+    old.place.as_mut().unwrap().generation = 2;
     old.taken = origin();
     let mut early = snapshot(1, "a", vec![]);
     early.taken = origin() + Duration::from_millis(1);
     let late = snapshot(1, "a", vec![call(1, 2, CallState::Done, &[reduce(1)])]);
     let timeline = Timeline::merge(vec![old, late.clone(), early]).unwrap();
-    assert_eq!(timeline.epoch, 3);
+    assert_eq!(timeline.generation, 3);
     assert_eq!(timeline.ranks.len(), 1);
     assert_eq!(timeline.ranks[0].snapshot, late);
-    assert!(timeline.left_out[0].contains("epoch 2"), "{timeline:?}");
+    assert!(
+        timeline.left_out[0].contains("generation 2"),
+        "{timeline:?}"
+    );
 }
 
 #[test]

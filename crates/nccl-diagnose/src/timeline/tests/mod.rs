@@ -24,13 +24,13 @@ const NAME: &str = "model/</script><b>tp</b>";
 /// A recording with one of every possible entry, as another process would send it.
 fn sample() -> Snapshot {
     let text = json!({
-        "kind": "nccl-recording", "schema": 1,
+        "kind": "nccl-recording", "schema": 2,
         "host": "node", "boot": "boot", "pid": 4000,
-        "place": { "job": "job", "epoch": 3, "rank": 0, "world_size": 3 },
+        "place": { "job": "job", "generation": 3, "rank": 0, "world_size": 3 },
         "origin_unix_ns": 1_760_000_000_123_456_789_u64,
         "taken_unix_ns": 1_760_000_001_123_456_789_u64,
         "communicators": [{
-            "name": NAME, "key": "0123456789abcdef0123456789abcdef", "epoch": 3, "number": 1,
+            "name": NAME, "key": "0123456789abcdef0123456789abcdef", "generation": 3, "number": 1,
             "rank": 0, "world_size": 3, "life": "ready",
             "calls": [{
                 "sequence": 1, "kind": "group", "since_ns": 0, "unix_ns": 0, "stream": "0x7f0012345678",

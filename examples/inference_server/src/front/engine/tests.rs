@@ -102,14 +102,14 @@ impl Scene {
         self.tell(Event::Link(place, Heard::Said(message)));
     }
 
-    /// These are in the epoch, and share the model in so many parts; the last ones have none.
-    fn serve(&mut self, epoch: u64, places: &[usize], shards: usize) {
+    /// These are in the generation, and share the model in so many parts; the last ones have none.
+    fn serve(&mut self, generation: u64, places: &[usize], shards: usize) {
         for &place in places {
-            self.say(place, FromRank::Entered { epoch });
+            self.say(place, FromRank::Entered { generation });
         }
         for (rank, &place) in places.iter().enumerate() {
             let message = FromRank::Serves {
-                epoch,
+                generation,
                 rank,
                 shard: (rank < shards).then_some(rank),
                 shards,
@@ -141,16 +141,16 @@ fn those_that_went_on_without_a_rank_are_not_stopped_when_it_is_heard_how_it_end
     for closed_first in [true, false] {
         let mut scene = Scene::new(&["--ranks", "2", "--recovery", "shrink"]);
         scene.serve(0, &[0, 1], 2);
-        assert_eq!(scene.engine.epoch, Some(0));
+        assert_eq!(scene.engine.generation, Some(0));
         let end = scene.kill(1);
         scene.serve(1, &[0], 1);
-        assert_eq!(scene.engine.epoch, Some(1));
+        assert_eq!(scene.engine.generation, Some(1));
         let mut late = [Event::Link(1, Heard::Closed), end];
         if !closed_first {
             late.reverse();
         }
         late.into_iter().for_each(|event| scene.tell(event));
-        assert_eq!(scene.engine.epoch, Some(1));
+        assert_eq!(scene.engine.generation, Some(1));
         let view = scene.engine.lock();
         assert_eq!(view.trouble(), None);
         let fault = view.last_fault.as_ref().unwrap();
@@ -165,20 +165,23 @@ fn the_end_of_a_rank_that_serves_or_is_there_in_its_place_interrupts() {
     for place in [0, 2] {
         let mut scene = Scene::new(&["--ranks", "4", "--recovery", "shrink"]);
         scene.serve(0, &[0, 1, 2], 2);
-        assert_eq!(scene.engine.epoch, Some(0));
+        assert_eq!(scene.engine.generation, Some(0));
         let end = scene.kill(place);
         scene.tell(end);
-        assert_eq!(scene.engine.epoch, None);
+        assert_eq!(scene.engine.generation, None);
         let trouble = scene.engine.lock().trouble().unwrap();
         assert_eq!(trouble.signal.as_deref(), Some("SIGKILL"));
         let fault = scene.engine.lock().last_fault.clone().unwrap();
-        assert_eq!((fault.epoch, fault.ready_after_seconds), (Some(0), None));
+        assert_eq!(
+            (fault.generation, fault.ready_after_seconds),
+            (Some(0), None)
+        );
     }
 }
 
-fn left(epoch: u64) -> FromRank {
+fn left(generation: u64) -> FromRank {
     let fault = None;
-    FromRank::Left { epoch, fault }
+    FromRank::Left { generation, fault }
 }
 
 /// A request, and what its client hears.
@@ -222,16 +225,19 @@ fn a_rank_that_cannot_go_on_by_itself_is_the_last_fault_until_more_is_known() {
     let mut scene = Scene::new(&["--ranks", "2"]);
     scene.serve(0, &[0, 1], 2);
     let failed = |error: &str| FromRank::Failed {
-        epoch: 0,
+        generation: 0,
         error: error.to_owned(),
         fault: None,
     };
     scene.say(1, failed("the device is full"));
     scene.say(0, failed("rank 1 went on"));
-    assert_eq!(scene.engine.epoch, None);
+    assert_eq!(scene.engine.generation, None);
     let fault = scene.engine.lock().last_fault.clone().unwrap();
     assert_eq!(fault.trouble.cause, "rank 1: the device is full");
-    assert_eq!((fault.epoch, fault.ready_after_seconds), (Some(0), None));
+    assert_eq!(
+        (fault.generation, fault.ready_after_seconds),
+        (Some(0), None)
+    );
     let end = scene.kill(1);
     scene.tell(end);
     let fault = scene.engine.lock().last_fault.clone().unwrap();
@@ -281,12 +287,12 @@ fn a_rank_without_a_part_is_told_when_another_can_do_no_more() {
     let mut scene = Scene::new(&["--ranks", "4", "--recovery", "shrink"]);
     scene.serve(3, &[0, 1, 2], 2);
     let failed = FromRank::Failed {
-        epoch: 3,
+        generation: 3,
         error: String::from("it broke"),
         fault: None,
     };
     scene.say(0, failed);
-    assert_eq!(scene.heard(2), Some(ToRank::GoOn { epoch: 3 }));
+    assert_eq!(scene.heard(2), Some(ToRank::GoOn { generation: 3 }));
     // One that has not come yet need not be told.
     assert_eq!(scene.heard(3), None);
 }
@@ -371,7 +377,7 @@ fn ranks_that_have_nothing_to_do_are_asked_for_a_sign_of_life() {
     scene.serve(7, &[0, 1], 2);
     // At once when they serve, and then not before a while has passed.
     let expected = Some(ToRank::Probe {
-        epoch: 7,
+        generation: 7,
         number: 1,
     });
     scene.engine.go();
@@ -379,14 +385,14 @@ fn ranks_that_have_nothing_to_do_are_asked_for_a_sign_of_life() {
         (scene.heard(0), scene.heard(1)),
         (expected.clone(), expected)
     );
-    let (epoch, number) = (7, 1);
-    scene.say(0, FromRank::Probed { epoch, number });
+    let (generation, number) = (7, 1);
+    scene.say(0, FromRank::Probed { generation, number });
     scene.engine.go();
     assert_eq!(scene.heard(0), None);
     scene.engine.quiet = Instant::now().checked_sub(QUIET * 2).unwrap();
     scene.engine.go();
     let expected = Some(ToRank::Probe {
-        epoch: 7,
+        generation: 7,
         number: 2,
     });
     assert_eq!(scene.heard(1), expected);
@@ -397,11 +403,11 @@ fn ranks_that_have_nothing_to_do_are_asked_for_a_sign_of_life() {
     scene.engine.go();
     assert_eq!((scene.heard(0), scene.heard(0)), (expected, None));
     // An answer to the one before is none.
-    scene.say(0, FromRank::Probed { epoch, number });
+    scene.say(0, FromRank::Probed { generation, number });
     scene.engine.go();
     assert_eq!(scene.heard(0), None);
     let number = 2;
-    scene.say(0, FromRank::Probed { epoch, number });
+    scene.say(0, FromRank::Probed { generation, number });
     scene.engine.go();
     assert!(matches!(scene.heard(0), Some(ToRank::Step(step)) if step.number == 3));
 }
@@ -422,17 +428,23 @@ fn a_sign_of_life_that_does_not_come_is_a_trouble() {
     };
     assert!(trouble.cause.contains("sign of life"), "{trouble:?}");
     let number = 1;
-    scene.say(0, FromRank::Probed { epoch: 0, number });
+    scene.say(
+        0,
+        FromRank::Probed {
+            generation: 0,
+            number,
+        },
+    );
     assert_eq!(scene.engine.lock().trouble(), None);
 }
 
 #[test]
-fn a_rank_that_does_not_leave_an_epoch_that_others_have_left_is_ended() {
+fn a_rank_that_does_not_leave_a_generation_that_others_have_left_is_ended() {
     let mut scene = Scene::new(&["--ranks", "3", "--deadline", "0.2"]);
     scene.serve(4, &[0, 1, 2], 3);
     let error = String::from("rank 1 has not entered all_reduce");
     let failed = FromRank::Failed {
-        epoch: 4,
+        generation: 4,
         error,
         fault: None,
     };
@@ -457,8 +469,8 @@ fn a_rank_that_does_not_leave_an_epoch_that_others_have_left_is_ended() {
 #[test]
 fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
     let mut scene = Scene::new(&["--ranks", "2", "--deadline", "1"]);
-    scene.say(0, FromRank::Entered { epoch: 0 });
-    scene.say(1, FromRank::Entered { epoch: 0 });
+    scene.say(0, FromRank::Entered { generation: 0 });
+    scene.say(1, FromRank::Entered { generation: 0 });
     scene.say(0, left(0));
     let long = Duration::from_secs(5);
     scene.engine.crew.age(long);
@@ -470,7 +482,7 @@ fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
     nobody_ends(&mut scene);
     // It has loaded, and is about to find out that the others have left.
     let serves = FromRank::Serves {
-        epoch: 0,
+        generation: 0,
         rank: 1,
         shard: Some(1),
         shards: 2,
@@ -492,12 +504,12 @@ fn ranks_that_do_nothing_before_they_end_are_not_started_for_ever_and_each_time_
     let mut scene = Scene::new(&["--ranks", "2"]);
     // One that did something begins at the beginning.
     for round in 0..=IN_VAIN + 2 {
-        let epoch = round as u64;
-        scene.serve(epoch, &[0, 1], 2);
+        let generation = round as u64;
+        scene.serve(generation, &[0, 1], 2);
         scene.engine.go();
         if round == 2 {
             let number = scene.engine.number;
-            scene.say(0, FromRank::Probed { epoch, number });
+            scene.say(0, FromRank::Probed { generation, number });
         }
         let end = scene.kill(1);
         if round == IN_VAIN + 2 {

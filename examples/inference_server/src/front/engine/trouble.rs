@@ -1,4 +1,4 @@
-//! Interruptions of the service: their cause, their beginning, and the recovery until an epoch
+//! Interruptions of the service: their cause, their beginning, and the recovery until a generation
 //! serves again.
 
 use std::time::Instant;
@@ -19,7 +19,13 @@ impl Engine {
     }
 
     /// Handles a rank's report that it could not continue.
-    pub(super) fn failed(&mut self, place: usize, epoch: u64, error: &str, fault: Option<&Fault>) {
+    pub(super) fn failed(
+        &mut self,
+        place: usize,
+        generation: u64,
+        error: &str,
+        fault: Option<&Fault>,
+    ) {
         if let Some(fault) = fault {
             return self.told(fault);
         }
@@ -35,7 +41,7 @@ impl Engine {
         let known = view.last_fault.as_ref();
         if known.is_none_or(|known| known.ready_after_seconds.is_some()) {
             view.last_fault = Some(LastFault {
-                epoch: Some(epoch),
+                generation: Some(generation),
                 ..LastFault::of(trouble)
             });
         }
@@ -69,7 +75,7 @@ impl Engine {
             Some(_) => {}
             None => {
                 view.last_fault = Some(LastFault {
-                    epoch: Some(fault.epoch()),
+                    generation: Some(fault.generation()),
                     report: Some(fault.explain()),
                     evidence: fault.evidence().to_vec(),
                     hint: fault.hint().map(str::to_owned),
@@ -88,11 +94,11 @@ impl Engine {
     pub(super) fn ended(&mut self, end: &RankEnd) -> Result<(), Failure> {
         let (place, pid) = (end.rank(), end.pid());
         let gave_up = matches!(end.exit(), Exit::Code(_))
-            && self.epoch.is_none()
+            && self.generation.is_none()
             && self.crew.members[place].serves.is_none();
-        // The others may have moved to the next epoch before the exit status is known.
-        let late = self.epoch.is_some() && !self.serves_now(place);
-        let epoch = self.crew.members[place].epoch;
+        // The others may have moved to the next generation before the exit status is known.
+        let late = self.generation.is_some() && !self.serves_now(place);
+        let generation = self.crew.members[place].generation;
         if !self.crew.ended(place, pid) {
             return Ok(());
         }
@@ -118,7 +124,7 @@ impl Engine {
             let of = before.as_ref();
             let took = view.numbers.last_recovery_seconds;
             view.last_fault = Some(LastFault {
-                epoch: epoch.or(of.and_then(|fault| fault.epoch)),
+                generation: generation.or(of.and_then(|fault| fault.generation)),
                 report: of.and_then(|fault| fault.report.clone()),
                 evidence: of.map(|fault| fault.evidence.clone()).unwrap_or_default(),
                 hint: of.and_then(|fault| fault.hint.clone()),
@@ -142,15 +148,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether this rank serves in the present epoch.
+    /// Whether this rank serves in the present generation.
     pub(super) fn serves_now(&self, place: usize) -> bool {
         let serves = self.crew.members[place].serves;
-        serves.is_some_and(|serves| self.epoch == Some(serves.epoch))
+        serves.is_some_and(|serves| self.generation == Some(serves.generation))
     }
 
-    /// Ends the service of the present epoch.
+    /// Ends the service of the present generation.
     pub(super) fn interrupt(&mut self, trouble: Trouble) {
-        if self.epoch.take().is_some() {
+        if self.generation.take().is_some() {
             self.troubled = Instant::now();
             self.under_way = None;
             self.scheduler.begin_again();
@@ -161,9 +167,9 @@ impl Engine {
         }
     }
 
-    /// Begins the service of an epoch.
-    pub(super) fn ready(&mut self, epoch: u64, parts: usize) {
-        self.epoch = Some(epoch);
+    /// Begins the service of a generation.
+    pub(super) fn ready(&mut self, generation: u64, parts: usize) {
+        self.generation = Some(generation);
         self.crew.serves();
         let took = self.troubled.elapsed().as_secs_f64();
         // Makes a probe due at once, to show that the ranks work.
@@ -171,7 +177,7 @@ impl Engine {
             .checked_sub(QUIET)
             .unwrap_or_else(Instant::now);
         let mut view = self.lock();
-        view.serving = Some((epoch, Instant::now(), parts));
+        view.serving = Some((generation, Instant::now(), parts));
         let fault = view.last_fault.as_mut();
         let fault = fault.filter(|fault| fault.ready_after_seconds.is_none());
         let again = self.served || fault.is_some();
@@ -184,7 +190,7 @@ impl Engine {
             view.numbers.last_recovery_seconds = took;
         }
         let word = if again { "ready again" } else { "ready" };
-        let how = format!("{word} after {took:.3} s, in epoch {epoch}, on {parts} ranks");
+        let how = format!("{word} after {took:.3} s, in generation {generation}, on {parts} ranks");
         drop(view);
         self.served = true;
         note!("{how}");

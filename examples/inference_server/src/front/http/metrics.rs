@@ -118,8 +118,12 @@ fn text(view: &View, slots: usize) -> String {
         "Connections of other users to the ranks' socket, which were closed.",
         strangers(),
     );
-    if let Some((epoch, ..)) = view.serving {
-        page.gauge("inference_epoch", "The epoch that serves.", epoch);
+    if let Some((generation, ..)) = view.serving {
+        page.gauge(
+            "inference_generation",
+            "The generation that serves.",
+            generation,
+        );
     }
     let name = "inference_ranks";
     page.metric(name, "gauge", "Ranks by state.");

@@ -24,8 +24,11 @@ pub(super) async fn ready(State(server): State<Arc<Server>>) -> Response {
     let view = server.view();
     match view.trouble() {
         None => {
-            let epoch = view.serving.map(|(epoch, ..)| epoch);
-            in_json(StatusCode::OK, &json!({"ready": true, "epoch": epoch}))
+            let generation = view.serving.map(|(generation, ..)| generation);
+            in_json(
+                StatusCode::OK,
+                &json!({"ready": true, "generation": generation}),
+            )
         }
         Some(trouble) => {
             let mut json = json!(trouble);

@@ -111,7 +111,7 @@ fn told(rank: usize, root: RootCause, text: &str) -> Fault {
         rank,
         host: "node-a",
         pid: 1,
-        epoch: 1,
+        generation: 1,
     };
     Fault::new(cause, place)
 }
@@ -321,7 +321,7 @@ fn mismatch(table: &Table) -> Fault {
         rank: verdict.rank,
         host: "node-a",
         pid: 1,
-        epoch: 0,
+        generation: 0,
     };
     Fault::new(verdict.cause, place)
 }
@@ -380,7 +380,7 @@ fn where_ranks_wait_it_is_a_matter_of_time_whichever_of_them_told_first() {
         rank: 1,
         host: "node-a",
         pid: 2,
-        epoch: 1,
+        generation: 1,
     };
     let failed = Fault::new(failed, place);
     for symptoms in [vec![late(0), failed.clone()], vec![failed.clone(), late(0)]] {
@@ -540,7 +540,7 @@ fn a_failure_that_follows_says_more_than_time_that_ran_out_and_the_noise_of_an_e
             rank,
             host: "node-a",
             pid: 1,
-            epoch: 1,
+            generation: 1,
         };
         Fault::new(cause, place)
     };

@@ -1,4 +1,4 @@
-//! A rank's part in going on: the next epoch of a world, and how a new process joins it.
+//! A rank's part in going on: the next generation of a world, and how a new process joins it.
 
 use std::time::{Duration, Instant};
 
@@ -19,21 +19,21 @@ use nccl_base::ranges::ranges;
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// The topic, in errors.
-const TOPIC: &str = "the next epoch";
+const TOPIC: &str = "the next generation";
 
 impl World {
-    /// Returns the epoch of this world in its job: 0 unless the [`Rendezvous`] or the launcher sets another,
+    /// Returns the generation of this world in its job: 0 unless the [`Rendezvous`] or the launcher sets another,
     /// and one more (at least) each time it goes on.
-    pub fn epoch(&self) -> u64 {
+    pub fn generation(&self) -> u64 {
         self.line.job().1
     }
 
-    /// Returns the rank that `rank` was in the epoch before; `None` for a new rank, and in the first epoch.
+    /// Returns the rank that `rank` was in the generation before; `None` for a new rank, and in the first generation.
     pub fn previous_rank(&self, rank: usize) -> Option<usize> {
         *self.from.get(rank)?
     }
 
-    /// Returns how many processes wait to be taken into the next epoch ([`rejoin`](Self::rejoin)).
+    /// Returns how many processes wait to be taken into the next generation ([`rejoin`](Self::rejoin)).
     pub fn newcomers(&self) -> usize {
         self.line.mailbox.newcomers()
     }
@@ -61,20 +61,21 @@ impl World {
         Ok(world)
     }
 
-    /// Goes on with the remaining ranks, and those that have asked to join: returns the world of the next epoch. `leaves_behind`: without
+    /// Goes on with the remaining ranks, and those that have asked to join: returns the world of the next generation. `leaves_behind`: without
     /// the ranks that do not come in time, if all agree. Communicators with the keys `kept` do not end with this world.
-    pub fn go_on(&self, limit: Duration, leaves_behind: bool, kept: &[&str]) -> Result<Self> {
+    pub fn go_on(&self, timeout: Duration, leaves_behind: bool, kept: &[&str]) -> Result<Self> {
         forked::check()?;
         let begun = Instant::now();
-        let limit = world_limit(limit);
-        // The number of the next epoch is only known in the end.
-        let span = tracing::info_span!(target: "nccl", "nccl.recover", epoch = self.epoch());
+        let timeout = world_limit(timeout);
+        // The number of the next generation is only known in the end.
+        let span =
+            tracing::info_span!(target: "nccl", "nccl.recover", generation = self.generation());
         let _entered = span.enter();
         self.line.takes_part(TOPIC)?;
         let next = match self.line.link() {
             Link::Node { node, generation } => {
                 let entered = node
-                    .go_on(generation, limit, leaves_behind)
+                    .go_on(generation, timeout, leaves_behind)
                     .map_err(|vain| self.in_vain(vain))?;
                 let mut next = Self::entered(&entered, self.local_rank, self.timeout());
                 next.from = node.ranks_before(generation, &entered.membership);
@@ -82,7 +83,7 @@ impl World {
             }
             Link::Threads(threads) => {
                 let agreed = threads
-                    .go_on(self.rank(), limit, leaves_behind)
+                    .go_on(self.rank(), timeout, leaves_behind)
                     .map_err(|why| self.explain(TOPIC, &why))?;
                 let place = agreed.from.iter().position(|&before| before == self.rank());
                 let rank = place.expect("who agrees to go on has a rank");
@@ -95,7 +96,7 @@ impl World {
         Ok(self.went_on(next, kept, begun))
     }
 
-    /// Decides, as the operator, that `ranks` may go on although fewer than a majority are left of this epoch's.
+    /// Decides, as the operator, that `ranks` may go on although fewer than a majority are left of this generation's.
     pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
         forked::check()?;
         self.line.takes_part(TOPIC)?;
@@ -153,9 +154,9 @@ impl World {
     fn went_on(&self, mut next: Self, kept: &[&str], begun: Instant) -> Self {
         next.interface = self.interface.clone();
         tracing::info!(
-            name: "nccl.rendezvous.next_epoch",
+            name: "nccl.rendezvous.next_generation",
             target: "nccl",
-            epoch = next.epoch(),
+            generation = next.generation(),
             rank = next.rank(),
             nranks = next.size(),
             elapsed_ms = crate::time::millis(begun.elapsed()),
@@ -163,7 +164,7 @@ impl World {
         );
         next.line.attached().goes_on_from(self.line.attached());
         next.line.goes_on_from(&self.line);
-        self.line.has_gone_on(next.epoch(), kept);
+        self.line.has_gone_on(next.generation(), kept);
         next
     }
 }

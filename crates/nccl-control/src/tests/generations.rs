@@ -1,4 +1,4 @@
-//! Going on: the remaining ranks agree on the next epoch, whatever happens meanwhile.
+//! Going on: the remaining ranks agree on the next generation, whatever happens meanwhile.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use super::super::{Rendezvous, World};
 use super::rendezvous;
 use crate::error::Result;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Simulates the death of the process of this world.
 fn die(world: &World) {
@@ -36,9 +36,9 @@ fn those_who_are_left_go_on_with_dense_ranks_and_know_who_was_who() {
         if world.rank() == 1 {
             return die(&world);
         }
-        let next = world.next_epoch(LIMIT).unwrap();
+        let next = world.next_generation(TIMEOUT).unwrap();
         let before = world.rank();
-        assert_eq!(next.epoch(), 1);
+        assert_eq!(next.generation(), 1);
         assert_eq!(next.size(), 3);
         assert_eq!(next.rank(), [0, 9, 1, 2][before]);
         assert_eq!(
@@ -50,7 +50,7 @@ fn those_who_are_left_go_on_with_dense_ranks_and_know_who_was_who() {
         assert_eq!(from, [Some(0), Some(2), Some(3), None]);
         talk(&next);
         let error = world.barrier("of the past").unwrap_err().to_string();
-        assert!(error.contains("gone on to epoch 1"), "{error}");
+        assert!(error.contains("gone on to generation 1"), "{error}");
         drop(world);
         talk(&next);
     });
@@ -59,13 +59,13 @@ fn those_who_are_left_go_on_with_dense_ranks_and_know_who_was_who() {
 #[test]
 fn a_world_that_goes_on_without_a_limit_waits_for_whoever_is_there() {
     let alone = World::single();
-    let next = alone.next_epoch(Duration::MAX).unwrap();
-    assert_eq!(next.epoch(), 1);
-    let kept = next.next_epoch(Duration::MAX).unwrap();
-    assert_eq!(kept.epoch(), 2);
+    let next = alone.next_generation(Duration::MAX).unwrap();
+    assert_eq!(next.generation(), 1);
+    let kept = next.next_generation(Duration::MAX).unwrap();
+    assert_eq!(kept.generation(), 2);
     ranks("unlimited", 2, |world| {
-        let next = world.next_epoch(Duration::MAX).unwrap();
-        assert_eq!(next.epoch(), 1);
+        let next = world.next_generation(Duration::MAX).unwrap();
+        assert_eq!(next.generation(), 1);
         talk(&next);
     });
 }
@@ -73,12 +73,15 @@ fn a_world_that_goes_on_without_a_limit_waits_for_whoever_is_there() {
 #[test]
 fn a_world_goes_on_as_often_as_ranks_die() {
     ranks("twice", 4, |mut world| {
-        for epoch in 1..4 {
+        for generation in 1..4 {
             if world.rank() + 1 == world.size() {
                 return die(&world);
             }
-            world = world.next_epoch(LIMIT).unwrap();
-            assert_eq!((world.epoch(), world.size()), (epoch, 4 - epoch as usize));
+            world = world.next_generation(TIMEOUT).unwrap();
+            assert_eq!(
+                (world.generation(), world.size()),
+                (generation, 4 - generation as usize)
+            );
             talk(&world);
         }
         assert_eq!(world.rank(), 0);
@@ -93,7 +96,7 @@ fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
             world.phase("load weights");
             late.wait();
         } else {
-            let error = world.next_epoch(Duration::from_secs(3)).unwrap_err();
+            let error = world.next_generation(Duration::from_secs(3)).unwrap_err();
             let error = error.to_string();
             assert!(error.contains("rank 2 of 3 did not come"), "{error}");
             assert!(error.contains("load weights"), "{error}");
@@ -101,8 +104,8 @@ fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
         }
         // The world is as it was.
         talk(&world);
-        let next = world.next_epoch(LIMIT).unwrap();
-        assert_eq!((next.epoch(), next.size()), (1, 3));
+        let next = world.next_generation(TIMEOUT).unwrap();
+        assert_eq!((next.generation(), next.size()), (1, 3));
         talk(&next);
         over.wait();
     });
@@ -114,11 +117,11 @@ fn a_rank_that_does_not_come_is_left_behind_where_all_want_that() {
     ranks("behind", 3, |world| {
         if world.rank() == 1 {
             late.wait();
-            let error = world.next_epoch(LIMIT).unwrap_err().to_string();
+            let error = world.next_generation(TIMEOUT).unwrap_err().to_string();
             assert!(error.contains("left behind"), "{error}");
             return;
         }
-        let next = world.next_epoch_leaving_behind(Duration::from_secs(3));
+        let next = world.next_generation_leaving_behind(Duration::from_secs(3));
         let next = next.unwrap();
         assert_eq!(next.size(), 2);
         let departed = world.departed();
@@ -144,11 +147,11 @@ fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
             }
             _ => {}
         }
-        let next = world.next_epoch(LIMIT).unwrap();
+        let next = world.next_generation(TIMEOUT).unwrap();
         assert_eq!(next.size(), 2);
         talk(&next);
     });
-    assert!(begun.elapsed() < LIMIT / 2);
+    assert!(begun.elapsed() < TIMEOUT / 2);
 }
 
 #[test]
@@ -162,42 +165,42 @@ fn without_rank_0_the_others_go_on_with_the_next_one() {
             std::thread::sleep(Duration::from_millis(200));
             return die(&world);
         }
-        let next = world.next_epoch(LIMIT).unwrap();
+        let next = world.next_generation(TIMEOUT).unwrap();
         assert_eq!((next.rank() + 1, next.size()), (world.rank(), 3));
         assert_eq!(next.previous_rank(0), Some(1));
         talk(&next);
-        talk(&next.next_epoch(LIMIT).unwrap());
+        talk(&next.next_generation(TIMEOUT).unwrap());
     });
 }
 
-fn newcomer(name: &str, limit: Duration) -> Result<World> {
+fn newcomer(name: &str, timeout: Duration) -> Result<World> {
     // The rank and size of its launch do not matter.
-    let rendezvous: Rendezvous = rendezvous(name, 1, 9).epoch(7).timeout(limit);
+    let rendezvous: Rendezvous = rendezvous(name, 1, 9).generation(7).timeout(timeout);
     World::rejoin(rendezvous)
 }
 
 #[test]
-fn who_asks_to_come_in_is_a_rank_of_the_next_epoch() {
+fn who_asks_to_come_in_is_a_rank_of_the_next_generation() {
     std::thread::scope(|scope| {
         let new = scope.spawn(|| {
-            let world = newcomer("new", LIMIT).unwrap();
-            assert_eq!((world.rank(), world.size(), world.epoch()), (2, 3, 1));
+            let world = newcomer("new", TIMEOUT).unwrap();
+            assert_eq!((world.rank(), world.size(), world.generation()), (2, 3, 1));
             assert_eq!(world.previous_rank(2), None);
             talk(&world);
-            let next = world.next_epoch(LIMIT).unwrap();
+            let next = world.next_generation(TIMEOUT).unwrap();
             assert_eq!(next.previous_rank(2), Some(2));
             talk(&next);
         });
         ranks("new", 2, |world| {
             let begun = Instant::now();
             while world.newcomers() == 0 {
-                assert!(begun.elapsed() < LIMIT, "nobody came");
+                assert!(begun.elapsed() < TIMEOUT, "nobody came");
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let world = world.next_epoch(LIMIT).unwrap();
+            let world = world.next_generation(TIMEOUT).unwrap();
             assert_eq!((world.rank() < 2, world.newcomers()), (true, 0));
             talk(&world);
-            talk(&world.next_epoch(LIMIT).unwrap());
+            talk(&world.next_generation(TIMEOUT).unwrap());
         });
         new.join().unwrap();
     });
@@ -211,11 +214,11 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
             // Long enough to be admitted.
             let error = newcomer("closed", Duration::from_secs(2)).unwrap_err();
             let error = error.to_string();
-            assert!(error.contains("World::next_epoch"), "{error}");
+            assert!(error.contains("World::next_generation"), "{error}");
         }
         over.wait();
         // The newcomer does not wait any more.
-        let next = world.next_epoch(LIMIT).unwrap();
+        let next = world.next_generation(TIMEOUT).unwrap();
         assert_eq!(next.size(), 2);
         talk(&next);
     });
@@ -223,10 +226,10 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
 
 /// Counts the descriptors of its process, in which no other test may run: this test starts itself once more, alone.
 #[test]
-fn nothing_is_left_of_many_epochs() {
-    const ROLE: &str = "NCCL_TEST_MANY_EPOCHS";
+fn nothing_is_left_of_many_generations() {
+    const ROLE: &str = "NCCL_TEST_MANY_GENERATIONS";
     if std::env::var_os(ROLE).is_none() {
-        let name = "tests::epochs::nothing_is_left_of_many_epochs";
+        let name = "tests::generations::nothing_is_left_of_many_generations";
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name])
             .env(ROLE, "1")
@@ -245,7 +248,7 @@ fn nothing_is_left_of_many_epochs() {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for round in 0..rounds {
-                    let world = newcomer("many", LIMIT).unwrap();
+                    let world = newcomer("many", TIMEOUT).unwrap();
                     assert_eq!(world.size(), 3, "round {round}");
                     talk(&world);
                     die(&world);
@@ -264,10 +267,10 @@ fn nothing_is_left_of_many_epochs() {
                         }
                         // Both have seen it.
                         world.barrier("somebody is there").unwrap();
-                        world = world.next_epoch(LIMIT).unwrap();
+                        world = world.next_generation(TIMEOUT).unwrap();
                         talk(&world);
                         gate.wait();
-                        world = world.next_epoch(LIMIT).unwrap();
+                        world = world.next_generation(TIMEOUT).unwrap();
                         assert_eq!(world.size(), 2);
                         gate.wait();
                     }
@@ -282,7 +285,7 @@ fn nothing_is_left_of_many_epochs() {
     // Other threads close their descriptors soon.
     while descriptors() > before {
         assert!(
-            begun.elapsed() < LIMIT,
+            begun.elapsed() < TIMEOUT,
             "{before} descriptors are {} now",
             descriptors()
         );
@@ -294,11 +297,11 @@ fn nothing_is_left_of_many_epochs() {
 fn a_thread_that_gave_up_going_on_does_not_count_when_it_is_waited_again() {
     let worlds = World::threads(2);
     let long = Duration::from_millis(600);
-    let error = worlds[0].next_epoch(long).unwrap_err().to_string();
+    let error = worlds[0].next_generation(long).unwrap_err().to_string();
     assert!(error.contains("rank 1 of 2 did not come"), "{error}");
     let begun = Instant::now();
     let error = worlds[0]
-        .next_epoch(Duration::ZERO)
+        .next_generation(Duration::ZERO)
         .unwrap_err()
         .to_string();
     assert!(error.contains("within 0.0 s"), "{error}");
@@ -311,7 +314,7 @@ fn threads_are_left_behind_and_go_on_without_those_that_fail() {
     worlds.remove(1).fail(&std::io::Error::other("it broke"));
     let late = worlds.remove(1);
     let next: Vec<_> = std::thread::scope(|scope| {
-        let go_on = |world: World| world.next_epoch_leaving_behind(Duration::from_millis(300));
+        let go_on = |world: World| world.next_generation_leaving_behind(Duration::from_millis(300));
         let all: Vec<_> = worlds
             .into_iter()
             .map(|world| scope.spawn(move || go_on(world).unwrap()))
@@ -320,6 +323,6 @@ fn threads_are_left_behind_and_go_on_without_those_that_fail() {
     });
     assert_eq!(next.iter().map(World::rank).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(next[1].previous_rank(1), Some(3));
-    let error = late.next_epoch(LIMIT).unwrap_err().to_string();
+    let error = late.next_generation(TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("left behind"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The loop over epochs, with surviving and new ranks.
+//! The loop over generations, with surviving and new ranks.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub struct RankOptions {
 /// operation, after which the front kills a frozen rank.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The most epochs in a row that may end before a completed step.
+/// The most generations in a row that may end before a completed step.
 const IN_VAIN: usize = 8;
 
 /// Runs a rank until the front ends it.
@@ -45,12 +45,12 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
         nccl_emulator::install_unless_gpu()?;
     }
     let rendezvous = Rendezvous::from_env()?;
-    let limit = match rendezvous.was_restarted() {
+    let timeout = match rendezvous.was_restarted() {
         false => PATIENCE,
         // The others may have to wait for a frozen rank before they can admit this one.
         true => PATIENCE + options.deadline,
     };
-    let rendezvous = rendezvous.timeout(limit);
+    let rendezvous = rendezvous.timeout(timeout);
     // One host: its local ranks are all ranks.
     let link = Link::connect(&options.link, place_of(&rendezvous)?)?;
     let mut world = match rendezvous.was_restarted() {
@@ -63,14 +63,14 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     let mut in_vain = 0;
     let mut rank = Rank::new(&world, options, link)?;
     loop {
-        let epoch = world.epoch();
+        let generation = world.generation();
         match rank.serve(&world) {
             Ok(After::End) => return Ok(()),
             Ok(After::Next(fault)) => {
                 if rank.has_achieved() {
                     in_vain = 0;
                 }
-                rank.say(&FromRank::Left { epoch, fault })?;
+                rank.say(&FromRank::Left { generation, fault })?;
             }
             Err(error) => {
                 let fault = rank.fault(&world, &*error);
@@ -83,7 +83,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
                 }
                 let error = error.to_string();
                 rank.say(&FromRank::Failed {
-                    epoch,
+                    generation,
                     error,
                     fault,
                 })?;
@@ -105,28 +105,28 @@ fn is_of_ranks(error: &(dyn Error + 'static)) -> bool {
     error.is::<nccl::Error>() || matches!(error.downcast_ref(), Some(model::Error::Nccl(_)))
 }
 
-/// Returns the next epoch that has enough ranks.
+/// Returns the next generation that has enough ranks.
 fn go_on(world: World, options: &RankOptions) -> nccl::Result<World> {
-    let next = world.next_epoch(PATIENCE + options.deadline)?;
+    let next = world.next_generation(PATIENCE + options.deadline)?;
     drop(world);
     wait_for(next, options)
 }
 
-/// Returns this epoch, if it has enough ranks, or the next one that has. All ranks of an epoch call this first, also new
+/// Returns this generation, if it has enough ranks, or the next one that has. All ranks of a generation call this first, also new
 /// ranks.
 fn wait_for(mut next: World, options: &RankOptions) -> nccl::Result<World> {
     let wanted = options.wanted;
     while next.size() < wanted {
         next.phase("wait for a new process");
         let begun = Instant::now();
-        // After its limit a rank moves to the next epoch with the present ranks, and waits again until the front ends it.
+        // After its timeout a rank moves to the next generation with the present ranks, and waits again until the front ends it.
         while next.size() + next.newcomers() < wanted
             && next.departed().is_empty()
             && begun.elapsed() < PATIENCE
         {
             std::thread::sleep(Duration::from_millis(2));
         }
-        next = next.next_epoch(PATIENCE + options.deadline)?;
+        next = next.next_generation(PATIENCE + options.deadline)?;
     }
     Ok(next)
 }
