@@ -42,7 +42,7 @@ fn main() -> Outcome<()> {
     match &arguments[..] {
         // Print the error with `Display`, for people.
         [word] if word == "rank" => rank().map_err(|error| {
-            eprintln!("{error}");
+            eprintln!("{error:#}");
             std::process::exit(1)
         }),
         [rounds] => launch(rounds.parse()?),
@@ -99,7 +99,7 @@ fn grow(world: &World, comm: &Communicator) -> Outcome<(World, Option<Communicat
         }
         // A rank died meanwhile: its fault is handled in the generation in which it died.
         Err(error) => {
-            println!("not grown: {error}");
+            println!("not grown: {error:#}");
             Ok((next, None))
         }
     }

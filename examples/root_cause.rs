@@ -32,7 +32,7 @@ fn main() -> Outcome {
     match &arguments[..] {
         // Print the error with `Display`, for people.
         [word] if word == "rank" => rank().map_err(|error| {
-            eprintln!("{error}");
+            eprintln!("{error:#}");
             std::process::exit(1)
         }),
         [number] => launch(number.parse()?),
@@ -57,7 +57,7 @@ fn rank() -> Outcome {
             // The same on all ranks, for programs; `error` is for people, and has the operation of this rank.
             let fault = error.fault().ok_or("an error without a cause")?;
             println!("cause: {fault}");
-            println!("{error}");
+            println!("{error:#}");
             println!("said all");
             break;
         }

@@ -127,7 +127,7 @@ impl Verdict for () {
 
 impl<E: fmt::Display> Verdict for Result<(), E> {
     fn verdict(self) -> Result<(), String> {
-        self.map_err(|error| error.to_string())
+        self.map_err(|error| format!("{error:#}"))
     }
 }
 

@@ -97,11 +97,7 @@ impl fmt::Display for Attempt {
 #[non_exhaustive]
 pub enum LoadError {
     /// No place had a library that loads and is NCCL.
-    #[error(
-        "no NCCL library could be loaded:{}\n  {}",
-        numbered(attempts),
-        hint(attempts)
-    )]
+    #[error(fmt = not_found)]
     #[non_exhaustive]
     NotFound {
         /// Everything that was tried, in order.
@@ -150,12 +146,15 @@ pub enum LoadError {
     },
 }
 
-fn numbered(attempts: &[Attempt]) -> String {
-    attempts
-        .iter()
-        .enumerate()
-        .map(|(index, attempt)| format!("\n  {}. {attempt}", index + 1))
-        .collect()
+/// One line; in the alternate form each attempt has a line of its own.
+fn not_found(attempts: &[Attempt], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (before, last) = if f.alternate() { ("\n  ", "\n  ") } else { (" ", "; ") };
+    f.write_str("no NCCL library could be loaded:")?;
+    for (attempt, number) in attempts.iter().zip(1..) {
+        let before = if number > 1 { last } else { before };
+        write!(f, "{before}{number}. {attempt}")?;
+    }
+    write!(f, "{last}{}", hint(attempts))
 }
 
 /// Returns what to do about it.

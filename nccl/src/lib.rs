@@ -106,6 +106,8 @@ use nccl_control as rendezvous;
 use nccl_core::{communicator, events, peers, reaper, threads};
 use nccl_core::{library, op};
 
+#[doc = include_str!("../errors.md")]
+pub mod errors {}
 #[cfg(feature = "world")]
 pub mod debug_log {
     //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.

@@ -17,7 +17,7 @@ impl From<nccl::Error> for Failure {
             ErrorKind::Nccl(_) | ErrorKind::Cuda { .. } | ErrorKind::Aborted { .. } => Exit::Nccl,
             _ => Exit::Failed,
         });
-        Self::new(exit, error.to_string())
+        Self::new(exit, format!("{error:#}"))
     }
 }
 

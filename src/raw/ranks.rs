@@ -239,7 +239,7 @@ pub fn run(
         perf::install(1)?;
         let result = Rendezvous::from_env()
             .map_err(|error| error.to_string())
-            .and_then(|rendezvous| World::join(rendezvous).map_err(|error| error.to_string()))
+            .and_then(|rendezvous| World::join(rendezvous).map_err(|error| format!("{error:#}")))
             .and_then(one);
         if let Err(error) = &result {
             eprintln!("{error}");

@@ -18,7 +18,7 @@ use crate::fault::Fault;
 pub struct ErrorReport {
     /// Which [`ErrorKind`] it is, in lower case: `timed_out`, `nccl`, …
     pub kind: String,
-    /// The error as printed.
+    /// The error in one line, as printed.
     pub text: String,
     /// The operation in which it arose, if it arose in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,23 +126,23 @@ impl Error {
 }
 
 impl Error {
-    /// Returns the section about this kind of error in the docs of this crate: cause, remedy, a sample.
+    /// Returns the section about this kind of error in the documentation of this crate (`cargo doc`): cause, remedy, a sample.
     ///
-    /// An error printed with `{:#}` ends with it.
+    /// The path is relative to the documentation's root, as that of every item is. An error printed with `{:#}` ends with it.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
     /// let error = nccl::device(1000).unwrap_err();
-    /// assert_eq!(error.help(), "docs/errors.md#no_such_device");
-    /// assert!(format!("{error:#}").ends_with("docs/errors.md#no_such_device"));
+    /// assert_eq!(error.help(), "nccl/errors/index.html#no_such_device");
+    /// assert!(format!("{error:#}").ends_with("nccl/errors/index.html#no_such_device"));
     /// ```
     #[must_use]
     pub fn help(&self) -> String {
-        format!("docs/errors.md#{}", name(self.kind()))
+        format!("nccl/errors/index.html#{}", name(self.kind()))
     }
 }
 
-/// Returns the name of a kind, which is stable; `docs/errors.md` has a section of that name.
+/// Returns the name of a kind, which is stable; `nccl/errors.md` has a section of that name.
 fn name(kind: &ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Load(_) => "load",
@@ -184,13 +184,12 @@ fn name(kind: &ErrorKind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::error::Error as _;
     use std::sync::Arc;
 
     use super::*;
 
     /// The page; the kinds are in backticks or are headings, as a browser finds them.
-    const PAGE: &str = include_str!("../../../docs/errors.md");
+    const PAGE: &str = include_str!("../../../nccl/errors.md");
 
     #[test]
     fn every_kind_has_a_section_with_cause_and_remedy_and_a_sample() {
@@ -239,7 +238,7 @@ mod tests {
             }
             assert!(
                 PAGE.contains(&format!("\n| `{name}` | ")),
-                "docs/errors.md lacks {name}"
+                "nccl/errors.md lacks {name}"
             );
         }
     }
@@ -387,7 +386,6 @@ mod tests {
         let report = error.report();
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<ErrorReport>(&json).unwrap(), report);
-        let source = error.source().and_then(|source| source.downcast_ref());
-        assert_eq!(source, Some(&*fault));
+        assert_eq!(error.fault(), Some(&*fault));
     }
 }

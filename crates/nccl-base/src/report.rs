@@ -198,17 +198,20 @@ impl Report {
         severities.max().unwrap_or(Severity::Ok)
     }
 
-    /// Returns the errors, as the text of an error.
-    #[doc(hidden)]
-    pub fn errors_in_one_text(&self) -> String {
-        let texts: Vec<String> = self
-            .errors()
-            .map(|finding| match &finding.fix {
-                Some(fix) => format!("{} [{}]; {fix}", finding.what, finding.check),
-                None => format!("{} [{}]", finding.what, finding.check),
-            })
-            .collect();
-        texts.join("\n  and:   ")
+    /// Writes the errors, as the text of an error: in one line, or in the alternate form a line for each.
+    pub(crate) fn write_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let between = if f.alternate() { "\n  and:        " } else { "; and: " };
+        f.write_str("before NCCL was started: ")?;
+        for (index, finding) in self.errors().enumerate() {
+            if index > 0 {
+                f.write_str(between)?;
+            }
+            write!(f, "{} [{}]", finding.what, finding.check)?;
+            if let Some(fix) = &finding.fix {
+                write!(f, "; {fix}")?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether there is neither an error nor a warning.

@@ -21,7 +21,8 @@ fn an_error_numbers_every_place_with_its_reason() {
         },
         |dir| {
             let error = load(&Loader::new().pip_layout(true)).unwrap_err();
-            let text = error.to_string();
+            assert_eq!(error.to_string().lines().count(), 1, "{error}");
+            let text = format!("{error:#}");
             let LoadError::NotFound { attempts, .. } = error else {
                 panic!("{text}")
             };

@@ -11,14 +11,15 @@ impl<K: Into<ErrorKind>> From<K> for Error {
 }
 
 impl StdError for Error {
+    /// What is beneath it and not in its text: a chain of sources prints nothing twice. The cause itself is
+    /// [`Error::kind`], what ended the communicator [`Error::fault`].
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self.0.seen.as_ref().unwrap_or(&self.0.kind) {
-            ErrorKind::Load(error) => Some(error),
-            ErrorKind::Nccl(failure) => Some(failure),
-            ErrorKind::Cuda { error, .. } => Some(error),
-            ErrorKind::Io { error, .. } => Some(error),
-            // Lets a caller that walks a chain of sources find the cause behind this error.
-            _ => self.fault().map(|fault| fault as &(dyn StdError + 'static)),
+            ErrorKind::Load(error) => error.source(),
+            ErrorKind::Nccl(failure) => failure.source(),
+            ErrorKind::Cuda { error, .. } => error.source(),
+            ErrorKind::Io { error, .. } => error.source(),
+            _ => None,
         }
     }
 }

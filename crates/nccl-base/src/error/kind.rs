@@ -322,7 +322,7 @@ pub enum ErrorKind {
 
     /// A requirement of NCCL differs between the ranks, or is not met: found before NCCL was started, on all
     /// ranks alike.
-    #[error("before NCCL was started: {}", report.errors_in_one_text())]
+    #[error(fmt = crate::report::Report::write_errors)]
     Preflight {
         /// All findings.
         report: crate::report::Report,

@@ -53,72 +53,96 @@ impl Error {
 }
 
 impl fmt::Display for Error {
+    /// One line; with `{:#}` all that is known, a line for each part.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.say(f)?;
-        match f.alternate() {
-            true => write!(f, "\n  help:       {}", self.help()),
-            false => Ok(()),
+        if !f.alternate() {
+            return self.in_one_line(f);
         }
+        self.in_full(f)?;
+        write!(f, "\n  help:       {}", self.help())
     }
 }
 
 impl Error {
-    fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.operation, &self.0.fault) {
-            (Some(operation), Some(fault)) => {
-                write!(f, "nccl: {operation}")?;
-                // What this rank saw itself, where that is more than all ranks report.
-                let own = (!self.0.is_told).then_some(&self.0.kind);
-                if let Some(seen) = own.or(self.0.seen.as_ref()) {
-                    write!(f, "\n  seen here:  {seen}")?;
+    /// Returns what this rank saw itself, where that is more than all ranks report.
+    fn own_view(&self) -> Option<&ErrorKind> {
+        let own = (!self.0.is_told).then_some(&self.0.kind);
+        own.or(self.0.seen.as_ref())
+    }
+
+    fn in_one_line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (operation, fault) = (&self.0.operation, &self.0.fault);
+        let Some(operation) = operation else {
+            return self.outside_of_operations(f);
+        };
+        write!(f, "nccl: {operation}: ")?;
+        match (fault, self.own_view()) {
+            (Some(fault), Some(seen)) => write!(f, "{seen}; root cause: {fault:#}"),
+            (Some(fault), None) => write!(f, "root cause: {fault:#}"),
+            (None, _) => write!(f, "{}", self.0.kind),
+        }
+    }
+
+    fn in_full(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(operation) = &self.0.operation else {
+            return self.outside_of_operations(f);
+        };
+        write!(f, "nccl: {operation}")?;
+        let also = match &self.0.fault {
+            Some(fault) => {
+                if let Some(seen) = self.own_view() {
+                    write!(f, "\n  seen here:  {seen:#}")?;
                 }
                 if let Some(beside) = &self.0.beside {
                     write!(f, "\n  also here:  {beside}")?;
                 }
                 write!(f, "\n{}", fault.explain())?;
-                if let (None, Some(hint)) = (fault.hint(), self.hint()) {
-                    write!(f, "\n  hint:       {hint}")?;
-                }
-                if let Some(also) = &self.0.also {
-                    write!(f, "\n  left open:  {also}")?;
-                }
-                Ok(())
+                "left open: "
             }
-            (Some(operation), None) => {
-                write!(f, "nccl: {operation}\n  cause: {}", self.0.kind)?;
+            None => {
+                write!(f, "\n  cause:      {:#}", self.0.kind)?;
                 if let Some(beside) = &self.0.beside {
-                    write!(f, "\n  also:  {beside}")?;
+                    write!(f, "\n  also:       {beside}")?;
                 }
-                if let Some(also) = &self.0.also {
-                    write!(f, "\n  also:  {also}")?;
-                }
-                if let Some(hint) = self.hint() {
-                    write!(f, "\n  hint:  {hint}")?;
-                }
-                Ok(())
+                "also:      "
             }
-            (None, fault) => {
-                match fault.as_ref().filter(|_| self.is_told()) {
-                    Some(fault) => write!(f, "the communicator was aborted: {fault}")?,
-                    None => write!(f, "{}", self.0.seen.as_ref().unwrap_or(&self.0.kind))?,
-                }
-                if let Some(beside) = &self.0.beside {
-                    write!(f, "; {beside}")?;
-                }
-                if let Some(also) = &self.0.also {
-                    write!(f, "; {also}")?;
-                }
-                if let Some(hint) = self.hint() {
-                    write!(f, " ({hint})")?;
-                }
-                Ok(())
-            }
+        };
+        let has_hint = self.0.fault.as_ref().is_some_and(|fault| fault.hint().is_some());
+        if let (false, Some(hint)) = (has_hint, self.hint()) {
+            write!(f, "\n  hint:       {hint}")?;
         }
+        if let Some(text) = &self.0.also {
+            write!(f, "\n  {also} {text}")?;
+        }
+        Ok(())
+    }
+
+    /// An error of no operation: its text, what happened beside it, and a hint.
+    fn outside_of_operations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.fault.as_ref().filter(|_| self.is_told()) {
+            Some(fault) => write!(f, "the communicator was aborted: {fault}")?,
+            // With the flags of the caller: some kinds have a line for each finding.
+            None => fmt::Display::fmt(self.0.seen.as_ref().unwrap_or(&self.0.kind), f)?,
+        }
+        if let Some(beside) = &self.0.beside {
+            write!(f, "; {beside}")?;
+        }
+        if let Some(also) = &self.0.also {
+            write!(f, "; {also}")?;
+        }
+        if let Some(hint) = self.hint() {
+            write!(f, " ({hint})")?;
+        }
+        Ok(())
     }
 }
 
 impl fmt::Debug for Error {
+    /// As `{:#}`, for a `main` that returns it and for `unwrap`; with `{:#?}` the fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return write!(f, "{self:#}");
+        }
         f.debug_struct("Error")
             .field("kind", &self.0.kind)
             .field("operation", &self.0.operation)
