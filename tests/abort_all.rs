@@ -59,14 +59,17 @@ fn end_six(world: &World) -> Outcome {
     } else {
         let error = wait_in_vain(if world.rank() == 0 { &a } else { &b }).unwrap_err();
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-        assert!(error.to_string().contains("enough"), "{error}");
-        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        assert!(format!("{error:#}").contains("enough"), "{error:#}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Aborted { .. }),
+            "{error:#}"
+        );
     }
     world.barrier("over")?;
     for comm in [a, b] {
         assert_eq!(comm.state(), CommunicatorState::Aborted);
         let error = wait_in_vain(&comm).unwrap_err();
-        assert!(error.to_string().contains("enough"), "{error}");
+        assert!(format!("{error:#}").contains("enough"), "{error:#}");
     }
     Ok(())
 }
@@ -120,7 +123,7 @@ fn communicators_of_one_group_end_together() {
                 group.on(&b)?.all_reduce_in_place(&mut y, ReduceOp::Sum)
             });
             let error = error.unwrap_err();
-            assert!(error.to_string().contains("enough"), "{error}");
+            assert!(format!("{error:#}").contains("enough"), "{error:#}");
         } else {
             std::thread::sleep(Duration::from_millis(100));
             let report = nccl::abort_all("enough");
@@ -203,8 +206,11 @@ fn communicators_that_are_being_made_end_as_well() {
         })?;
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         for error in [looking, waiting] {
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
-            assert!(error.to_string().contains("not now"), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
+            assert!(format!("{error:#}").contains("not now"), "{error:#}");
         }
         assert_eq!(used.state(), CommunicatorState::Aborted);
         let mut names: Vec<_> = report

@@ -130,7 +130,7 @@ fn a_rank_that_is_killed_while_all_come_together_is_named() {
         let begun = Instant::now();
         let error = start(&world, "unborn").unwrap_err();
         assert!(begun.elapsed() < TIMEOUT / 2);
-        println!("{}", error.to_string().replace('\n', " "));
+        println!("{}", format!("{error:#}").replace('\n', " "));
         return;
     }
     if !support::needs_emulator("a process that is killed in a chosen call") {
@@ -219,14 +219,14 @@ fn one_does_not_come(world: World) -> Outcome {
     );
     assert!(fault.cause().contains("2s"), "{fault}");
     // The same kind on every rank, also where no timeout passed.
-    assert!(error.is_timeout(), "{error}");
+    assert!(error.is_timeout(), "{error:#}");
     assert!(
         matches!(error.kind(), ErrorKind::TimedOut { timeout, .. } if *timeout == Duration::from_secs(2)),
         "{error:?}"
     );
-    let seen = error.to_string().contains("\n  seen here:  ");
-    assert_eq!(seen, world.rank() == 0, "{error}");
-    let text = error.to_string();
+    let seen = format!("{error:#}").contains("\n  seen here:  ");
+    assert_eq!(seen, world.rank() == 0, "{error:#}");
+    let text = format!("{error:#}");
     assert!(
         text.contains("rank 3 (") && text.contains("rank 0 waited") && text.contains("2s"),
         "{text}"
@@ -332,7 +332,7 @@ fn ranks_that_fail_at_the_same_time_tell_one_cause() {
                     .expect("a cause")
                     .clone(),
             };
-            let all = world.all_gather("fault", error.to_string().as_bytes())?;
+            let all = world.all_gather("fault", format!("{error:#}").as_bytes())?;
             assert!(
                 all.iter().all(|other| *other == all[0]),
                 "round {round}: {all:?}"
@@ -388,8 +388,11 @@ fn what_a_program_or_a_signal_ends_is_ended_on_all_with_its_reason() {
             } else {
                 "tired of waiting"
             };
-            assert!(error.to_string().contains(word), "{error}");
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(format!("{error:#}").contains(word), "{error:#}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
             world.barrier("next")?;
         }
         Ok(())
@@ -463,7 +466,7 @@ fn ranks_of_one_thread_end_together() {
         // The other rank does not enter, because this thread is here.
         let error = all_reduce(&comms[1].within(Duration::from_millis(100)), &streams[1]);
         let error = error.unwrap_err();
-        assert!(error.is_timeout(), "{error}");
+        assert!(error.is_timeout(), "{error:#}");
         let other = all_reduce(&comms[0], &streams[0]).unwrap_err();
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         assert_eq!(other.fault(), error.fault());
@@ -509,11 +512,11 @@ fn an_error_is_handed_out_when_no_peer_can_write_any_more() {
             let sent = comm.group(|group| group.isend(&x, 0))?;
             world.barrier("sent")?;
             let error = sent.wait().unwrap_err();
-            let fault = error.fault().ok_or_else(|| error.to_string())?;
+            let fault = error.fault().ok_or_else(|| format!("{error:#}"))?;
             assert_eq!(
                 (fault.culprit(), fault.reported_by()),
                 (None, Some(0)),
-                "{error}"
+                "{error:#}"
             );
         } else {
             world.barrier("sent")?;
@@ -568,7 +571,7 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
         };
         let error = all_reduce(&comm, &stream).unwrap_err();
         println!("ended after {} ms", begun.elapsed().as_millis());
-        println!("error: {}", error.to_string().replace('\n', " "));
+        println!("error: {}", format!("{error:#}").replace('\n', " "));
         return;
     }
     if !support::needs_processes(RANKS) {
@@ -595,10 +598,10 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
                 .and_then(|number| number.parse().ok());
             let took = Duration::from_millis(millis.expect("a number"));
             let error = rank.says("error:");
-            println!("{stopped} stopped: {took:?} {error}");
+            println!("{stopped} stopped: {took:?} {error:#}");
             let who = format!("pid {pid}) did not confirm within 800ms");
             // Rank 2 waits for the report that rank 0 would forward.
-            assert!(error.contains(&who), "{error}");
+            assert!(error.contains(&who), "{error:#}");
             assert!(took > BOUND && took < SOON, "{took:?}");
             if stopped == 0 {
                 break;
@@ -609,7 +612,7 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
             let error = ranks[2].says("error:");
             assert!(
                 error.contains("300ms"),
-                "it hears the cause as well: {error}"
+                "it hears the cause as well: {error:#}"
             );
         }
     }

@@ -42,7 +42,7 @@ async fn exchange(
     stream: Arc<CudaStream>,
     rounds: usize,
 ) -> Result<(), String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let text = |error: &dyn std::fmt::Display| format!("{error:#}");
     let ranks = comm.world_size();
     for round in 0..rounds {
         let mut y = stream
@@ -291,7 +291,7 @@ fn who_awaits_on_a_device_that_fails_for_good_is_told_what_all_ranks_are() {
             }
         };
         let error = error.expect_err("the device of rank 0 has failed");
-        let fault = error.fault().ok_or_else(|| error.to_string())?;
+        let fault = error.fault().ok_or_else(|| format!("{error:#}"))?;
         assert_eq!(
             (fault.culprit(), fault.class()),
             (Some(0), FaultClass::Failed)

@@ -45,7 +45,7 @@ fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
                 .abort_signal(&signal)
                 .build()
                 .unwrap_err();
-            assert!(begun.elapsed() < SOON, "turn {turn}: {error}");
+            assert!(begun.elapsed() < SOON, "turn {turn}: {error:#}");
             same_fault(&world, &other, &error, FaultClass::Asked, 1 + turn % 2)?;
         }
         Ok(())
@@ -61,14 +61,20 @@ fn same_fault(
     class: FaultClass,
     rank: usize,
 ) -> Outcome {
-    let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
+    let fault = error
+        .fault()
+        .ok_or_else(|| format!("no fault: {error:#}"))?;
     assert_eq!(
         (fault.class(), fault.culprit()),
         (class, Some(rank)),
-        "{error}"
+        "{error:#}"
     );
     assert_eq!(other.fault().as_ref(), Some(fault));
-    assert_eq!(error.is_timeout(), class == FaultClass::TimedOut, "{error}");
+    assert_eq!(
+        error.is_timeout(),
+        class == FaultClass::TimedOut,
+        "{error:#}"
+    );
     let kind = error.report().kind;
     let says = format!(
         "{kind}\n{fault}\n{:?}\n{:?}",
@@ -125,11 +131,13 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
                 .build()
                 .unwrap_err();
             if class == FaultClass::Gone {
-                let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
+                let fault = error
+                    .fault()
+                    .ok_or_else(|| format!("no fault: {error:#}"))?;
                 assert_eq!(
                     (fault.class(), fault.culprit()),
                     (class, Some(culprit)),
-                    "{error}"
+                    "{error:#}"
                 );
                 assert!(fault.to_string().contains("no weights"), "{fault}");
                 beside.all_gather("fault", b"")?;

@@ -214,7 +214,7 @@ fn a_registration_that_is_still_in_use_does_not_come_back() {
             // Rank 1 never enters.
             drop(comm.all_reduce_in_place(&mut y, ReduceOp::Max)?);
             let error = y.into_inner().unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
         }
         world.barrier("given up")?;
         comm.abort("over")?;
@@ -248,7 +248,7 @@ fn registrations_outlive_a_finalize_and_an_abort() {
                     error.kind(),
                     ErrorKind::Aborted { .. } | ErrorKind::Closed { .. }
                 ),
-                "{error}"
+                "{error:#}"
             );
         }
         nothing_was_caught();
@@ -281,7 +281,7 @@ fn a_library_without_an_allocator_says_which_release_has_one() {
             let (_context, comm) = start(&world)?;
             let error = comm.buffer::<f32>(8).unwrap_err();
             let ErrorKind::Unsupported { what, needs, .. } = error.kind() else {
-                panic!("{error}")
+                panic!("{error:#}")
             };
             assert_eq!(
                 (&**what, needs.to_string()),
@@ -292,7 +292,7 @@ fn a_library_without_an_allocator_says_which_release_has_one() {
                 .unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::Unsupported { .. }),
-                "{error}"
+                "{error:#}"
             );
             Ok(())
         });
@@ -305,17 +305,23 @@ fn buffers_of_strange_streams_and_sizes_are_refused() {
         let library = Library::load()?;
         let error = Buffer::<u8>::zeroed(&library, &context.per_thread_stream(), 8).unwrap_err();
         let ErrorKind::Stream { reason, .. } = error.kind() else {
-            panic!("{error}")
+            panic!("{error:#}")
         };
         assert_eq!(*reason, StreamRefusal::PerThread);
         let error = comm.buffer::<f64>(usize::MAX / 4).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Length { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Length { .. }),
+            "{error:#}"
+        );
         let error = comm.buffer::<u8>(1 << 45).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Nccl(_)), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Nccl(_)), "{error:#}");
         // Another context object for the same device has its own order.
         let twin = CudaContext::new(context.ordinal())?.new_stream()?;
         let error = comm.register(twin.alloc_zeros::<u8>(8)?).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Stream { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Stream { .. }),
+            "{error:#}"
+        );
         // An empty registration works.
         let mut none = comm.register(comm.buffer::<f32>(0)?)?;
         assert_eq!(none.view().len(), 0);

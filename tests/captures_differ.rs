@@ -106,7 +106,7 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
             let ErrorKind::TimedOut { what, .. } = kind else {
                 return Err(error.into());
             };
-            assert_eq!(what, "putting the operation on its stream", "{error}");
+            assert_eq!(what, "putting the operation on its stream", "{error:#}");
             let took = error.operation().ok_or("an operation")?.elapsed();
             assert!(timeout <= took && took < timeout * 3 / 2, "{took:?}");
         }
@@ -249,7 +249,7 @@ fn a_rank_whose_closure_fails_is_the_reason_of_all_at_once() {
         if comm.rank() == 1 {
             assert!(
                 matches!(error.kind(), ErrorKind::NoSuchRank { .. }),
-                "{error}"
+                "{error:#}"
             );
         } else {
             let text = difference(&error, 1);
@@ -282,8 +282,8 @@ fn a_rank_that_does_not_come_is_named_at_the_limit() {
             })
             .unwrap_err();
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-        assert!(error.is_timeout(), "{error}");
-        let text = error.to_string();
+        assert!(error.is_timeout(), "{error:#}");
+        let text = format!("{error:#}");
         assert!(
             text.contains("the capture of plan 1, to which rank 1 ("),
             "{text}"
@@ -311,10 +311,13 @@ fn an_abort_ends_the_wait_for_the_others() {
                     capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
                 })
                 .unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
             assert!(
                 error.fault().is_some_and(|fault| fault.cause() == "enough"),
-                "{error}"
+                "{error:#}"
             );
         }
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());

@@ -224,7 +224,7 @@ fn a_world_of_one_rank_needs_no_library() {
         let error = comm.pre_mul_sum(2.0f32).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::Unsupported { .. }),
-            "{error}"
+            "{error:#}"
         );
         comm.finalize()?;
         Ok(())
@@ -276,7 +276,7 @@ fn a_collective_made_of_messages_must_not_come_between_a_message_to_oneself_and_
         let refused = |error: nccl::Error| {
             assert!(
                 matches!(error.kind(), ErrorKind::UnpairedOwnMessages { .. }),
-                "{error}"
+                "{error:#}"
             );
         };
         refused(
@@ -336,11 +336,11 @@ fn scaled_values_are_summed_each_with_the_factor_of_its_rank() {
         let error = other.all_reduce_in_place(&mut y, &factor).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::WrongReduction { .. }),
-            "{error}"
+            "{error:#}"
         );
         let mut wrong = stream.alloc_zeros::<f64>(2)?;
         let error = comm.all_reduce_in_place(&mut wrong, &factor).unwrap_err();
-        assert!(error.to_string().contains("f64"), "{error}");
+        assert!(format!("{error:#}").contains("f64"), "{error:#}");
         drop(factor);
 
         // A group keeps its operator until it is issued.
@@ -400,17 +400,23 @@ fn parts_of_all_lengths_are_exchanged_and_empty_ones_skipped() {
         let error = comm
             .all_to_all_v(&x, &send_counts[1..], &mut y, &recv_counts)
             .unwrap_err();
-        assert!(error.to_string().contains("one for each rank"), "{error}");
+        assert!(
+            format!("{error:#}").contains("one for each rank"),
+            "{error:#}"
+        );
         let error = comm
             .all_to_all_v(&x, &vec![usize::MAX; ranks], &mut y, &recv_counts)
             .unwrap_err();
-        assert!(error.to_string().contains("the send buffer"), "{error}");
+        assert!(
+            format!("{error:#}").contains("the send buffer"),
+            "{error:#}"
+        );
         let mut lopsided = recv_counts.clone();
         lopsided[rank] += 1;
         let error = comm
             .all_to_all_v(&x, &send_counts, &mut y, &lopsided)
             .unwrap_err();
-        assert!(error.to_string().contains("from itself"), "{error}");
+        assert!(format!("{error:#}").contains("from itself"), "{error:#}");
         comm.all_to_all_v(&x, &vec![0; ranks], &mut y, &vec![0; ranks])?
             .wait()?;
         comm.finalize()?;
@@ -427,24 +433,27 @@ fn a_root_or_a_length_that_does_not_fit_is_refused_before_nccl_is_asked() {
         let error = comm.broadcast(Some(&x), &mut y, 2).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::NoSuchRank { .. }),
-            "{error}"
+            "{error:#}"
         );
         assert_eq!(
             error.operation().and_then(|operation| operation.root()),
             Some(2)
         );
         let error = comm.all_gather(&x, &mut y).unwrap_err();
-        assert!(error.to_string().contains("needed are 8"), "{error}");
+        assert!(format!("{error:#}").contains("needed are 8"), "{error:#}");
         let error = comm
             .reduce_scatter_in_place(&mut y, ReduceOp::Sum)
             .unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Length { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Length { .. }),
+            "{error:#}"
+        );
         if comm.rank() == 0 {
             let none: Option<&nccl::cudarc::driver::CudaSlice<f32>> = None;
             let error = comm.scatter(none, &mut y, 0).unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::NoBuffer { .. }),
-                "{error}"
+                "{error:#}"
             );
         }
         // None of these calls has reached NCCL.

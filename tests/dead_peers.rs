@@ -68,11 +68,11 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
                 println!("abort: {aborted:?}");
             });
             let error = sum(&comm.within(PATIENCE), &stream).expect_err("it is aborted");
-            println!("error: {}", error.to_string().replace('\n', " "));
+            println!("error: {}", format!("{error:#}").replace('\n', " "));
         }),
         _ => {
             let error = sum(&comm, &stream).expect_err("the other one is dead");
-            println!("error: {}", error.to_string().replace('\n', " "));
+            println!("error: {}", format!("{error:#}").replace('\n', " "));
         }
     }
     assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());

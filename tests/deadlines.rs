@@ -42,7 +42,7 @@ fn a_communicator_whose_rank_never_comes_is_given_up_at_the_limit() {
             .init_timeout(Duration::from_millis(300))
             .build()
             .unwrap_err();
-        assert!(error.is_timeout(), "{error}");
+        assert!(error.is_timeout(), "{error:#}");
         assert!((Duration::from_millis(300)..SOON).contains(&begun.elapsed()));
         let operation = error.operation().unwrap();
         assert_eq!(operation.kind(), OperationKind::Init);
@@ -63,7 +63,7 @@ fn a_rank_that_cannot_take_part_is_the_reason_on_every_rank() {
         let begun = Instant::now();
         let error = builder.build().unwrap_err();
         assert!(begun.elapsed() < SOON);
-        let text = error.to_string();
+        let text = format!("{error:#}");
         assert!(text.contains("min_ctas"), "{text}");
         if world.rank() != 1 {
             assert!(text.contains("rank 1 ("), "{text}");
@@ -86,7 +86,7 @@ fn a_rank_that_left_before_init_is_named_on_the_others() {
             .build()
             .unwrap_err();
         assert!(begun.elapsed() < SOON);
-        assert!(error.to_string().contains("rank 1 ("), "{error}");
+        assert!(format!("{error:#}").contains("rank 1 ("), "{error:#}");
         Ok(())
     });
 }
@@ -105,7 +105,7 @@ fn an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks() {
         });
         let begun = Instant::now();
         let text = match world.communicator("late").stream(&stream).build() {
-            Err(error) => error.to_string(),
+            Err(error) => format!("{error:#}"),
             // Its own init succeeded, and it gets the others' failure a moment later.
             Ok(comm) => loop {
                 assert!(
@@ -158,7 +158,7 @@ fn a_wait_ends_at_its_limit_and_the_operation_goes_on() {
         if world.rank() == 0 {
             let done = unmatched(&comm, &stream)?;
             let error = done.wait_timeout(Duration::from_millis(100)).unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             assert_eq!(error.operation().unwrap().sequence(), Some(2));
             assert!(!done.is_complete()?);
             world.barrier("waited")?;
@@ -206,10 +206,10 @@ fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
             let begun = Instant::now();
             let mut y = stream.alloc_zeros::<f32>(1024)?;
             let error = comm.group(|group| group.irecv(&mut y, 1)).unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             assert!(begun.elapsed() < SOON);
             let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
-            assert!(error.is_timeout(), "for the same reason: {error}");
+            assert!(error.is_timeout(), "for the same reason: {error:#}");
         }
         world.barrier("end")?;
         comm.abort("the other rank did")?;
@@ -253,8 +253,8 @@ fn waiting_for_a_turn_has_a_limit_of_its_own_and_harms_nobody() {
                 .all_reduce_in_place(&mut y, ReduceOp::Sum)
                 .unwrap_err();
             assert!(begun.elapsed() < late, "{:?}", begun.elapsed());
-            assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
-            let text = error.to_string();
+            assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error:#}");
+            let text = format!("{error:#}");
             assert!(text.contains("with group #1"), "{text}");
             assert!(text.contains("100ms"), "{text}");
             // Its own timeout counts, however long other operations have taken before.
@@ -282,7 +282,10 @@ fn an_abort_from_another_thread_ends_a_wait_and_is_no_success() {
                     comm.abort("tired of waiting").unwrap();
                 });
                 let error = done.wait().unwrap_err();
-                assert!(error.to_string().contains("tired of waiting"), "{error}");
+                assert!(
+                    format!("{error:#}").contains("tired of waiting"),
+                    "{error:#}"
+                );
             });
             assert!(begun.elapsed() < SOON);
             stream.synchronize()?;
@@ -315,7 +318,10 @@ fn an_abort_signal_ends_an_init_that_waits() {
                 .abort_signal(&stop)
                 .build()
                 .unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
         });
         assert!(begun.elapsed() < SOON);
         Ok(())
@@ -393,7 +399,10 @@ fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
                     stop.abort();
                 });
                 let error = done.wait().unwrap_err();
-                assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+                assert!(
+                    matches!(error.kind(), ErrorKind::Aborted { .. }),
+                    "{error:#}"
+                );
             });
         }
         world.barrier("end")?;
@@ -437,10 +446,10 @@ fn an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for() {
         let hang = faults::at_call("ncclCommAbort").hang();
         let begun = Instant::now();
         let error = comm.abort("to see it hang").unwrap_err();
-        assert!(error.is_timeout() && begun.elapsed() < SOON, "{error}");
+        assert!(error.is_timeout() && begun.elapsed() < SOON, "{error:#}");
         assert_eq!(error.operation().unwrap().kind(), OperationKind::Abort);
         let error = comm.abort("again").unwrap_err();
-        assert!(error.is_timeout(), "{error}");
+        assert!(error.is_timeout(), "{error:#}");
         drop(hang);
         Ok(())
     });

@@ -41,7 +41,7 @@ fn a_machine_without_a_driver_is_an_error_that_names_the_library() {
         Ok(_) => return nccl_tools::gpu_check::not_tested("there is a driver"),
     };
     let ErrorKind::NoDriver { looked_for, reason } = error.kind() else {
-        panic!("{error}");
+        panic!("{error:#}");
     };
     assert_eq!(*looked_for, "libcuda.so.1");
     assert!(reason.contains("libcuda.so.1"), "{reason}");
@@ -60,7 +60,7 @@ fn a_device_that_does_not_exist_is_an_error_with_those_that_do() {
     nccl_emulator::install_unless_gpu().expect("the emulator");
     assert_eq!(nccl::device(3).expect("the last").ordinal(), 3);
     let error = nccl::device(4).unwrap_err();
-    let text = error.to_string();
+    let text = format!("{error:#}");
     assert!(
         matches!(
             error.kind(),

@@ -216,7 +216,7 @@ fn a_process_that_exits_on_an_error_while_the_abort_is_under_way_exits() {
         } else {
             let request = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
             let error = request.and_then(|request| request.wait()).unwrap_err();
-            assert!(error.to_string().contains("it is time"), "{error}");
+            assert!(format!("{error:#}").contains("it is time"), "{error:#}");
             assert_eq!(comm.state(), nccl::CommunicatorState::Aborting);
         }
         std::mem::forget((aborts, comm, buffer));

@@ -50,7 +50,7 @@ fn a_fault_of_one_communicator_leaves_its_neighbours_in_the_process_alone() {
             let ranks = World::threads(2).into_iter();
             let ranks = ranks.map(|world| {
                 std::thread::spawn(move || {
-                    sum(&world, "neighbour/tp").map_err(|error| error.to_string())
+                    sum(&world, "neighbour/tp").map_err(|error| format!("{error:#}"))
                 })
             });
             let ranks: Vec<_> = ranks.collect();
@@ -90,7 +90,7 @@ fn a_call_that_stalls_ends_with_the_abort_in_a_blocking_child() {
         let begun = Instant::now();
         let sum = comm.all_reduce_in_place(&mut values, ReduceOp::Sum);
         let error = sum.and_then(|sum| sum.wait()).unwrap_err();
-        assert!(error.fault().is_some(), "{error}");
+        assert!(error.fault().is_some(), "{error:#}");
         assert!(
             begun.elapsed() < Duration::from_secs(10),
             "{:?}",
@@ -137,7 +137,7 @@ fn a_group_that_stalls_ends_with_the_abort_of_any_of_its_communicators() {
                 Ok(())
             });
             let error = stalled.and_then(|sums| sums.wait()).unwrap_err();
-            assert!(error.fault().is_some(), "{error}");
+            assert!(error.fault().is_some(), "{error:#}");
             let fault = second.fault().expect("it was aborted").to_string();
             assert!(fault.contains("on purpose"), "{fault}");
             Ok(())

@@ -92,7 +92,7 @@ fn a_capture_that_a_groups_closure_begins_on_the_stream_of_a_buffer_is_refused()
                 Ok(())
             })
             .unwrap_err();
-        assert_eq!(refusal(&error), Some(StreamRefusal::Capturing), "{error}");
+        assert_eq!(refusal(&error), Some(StreamRefusal::Capturing), "{error:#}");
         // Neither the work nor the communicator's stream is in that graph.
         if let Some(graph) = home.end_capture(NO_FLAGS)? {
             drop((x, y));
@@ -140,8 +140,8 @@ fn captured_when(
         if !ends_soon {
             ends_without_graph(stream);
         }
-        assert!(names_the_capture(&error), "{error}");
-        assert!(error.fault().is_some(), "all ranks say why: {error}");
+        assert!(names_the_capture(&error), "{error:#}");
+        assert!(error.fault().is_some(), "all ranks say why: {error:#}");
         error
     })
 }
@@ -158,7 +158,7 @@ fn is_told_of_rank_0(comm: &Communicator, stream: &Arc<CudaStream>) {
     assert_eq!(
         error.fault().expect("a cause").culprit(),
         Some(0),
-        "{error}"
+        "{error:#}"
     );
 }
 
@@ -279,7 +279,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
                 if !matches!(error.kind(), ErrorKind::Busy { .. }) {
                     break error;
                 }
-                assert!(begun.elapsed() < TIMEOUT / 3, "{error}");
+                assert!(begun.elapsed() < TIMEOUT / 3, "{error:#}");
             };
             assert_eq!(
                 refusal(&refused),
@@ -291,7 +291,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
             ends_without_graph(&stream);
             let error = issues.join().expect("no panic");
             let reason = refusal(&error);
-            assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error}");
+            assert_eq!(reason, Some(StreamRefusal::CapturedMeanwhile), "{error:#}");
             Ok(())
         })?;
         becomes_aborted(&comm);
@@ -522,8 +522,8 @@ fn a_replay_that_is_in_another_threads_graph_leaves_the_plans_memory_to_that() {
         let work = || plan.launch().map(drop).unwrap_err();
         let (error, graph) = becomes_a_graph(&stream, "cuGraphLaunch", work);
         assert!(graph.is_some(), "it ended before it was void");
-        assert_eq!(refusal(&error), Some(StreamRefusal::InGraph), "{error}");
-        assert!(!error.to_string().contains("void"), "{error}");
+        assert_eq!(refusal(&error), Some(StreamRefusal::InGraph), "{error:#}");
+        assert!(!format!("{error:#}").contains("void"), "{error:#}");
         let deadline = Instant::now() + TIMEOUT;
         while comm.state() != CommunicatorState::Leaked && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -637,7 +637,7 @@ fn an_operation_that_fails_under_another_threads_capture_names_both() {
             let fault = faults::at_call(call).on_other_threads().fail(code);
             let error = captured_meanwhile(stream, call, true, work);
             drop(fault);
-            assert_eq!(refusal(&error), None, "{error}");
+            assert_eq!(refusal(&error), None, "{error:#}");
         };
         let (stream, comm) = alone;
         let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, stream.alloc_zeros::<u8>(4)?);
@@ -921,7 +921,7 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
             drop(aborts);
             let _ = abort.join().expect("no panic");
             let error = group.join().expect("no panic");
-            assert!(error.to_string().contains("stop"), "{error}");
+            assert!(format!("{error:#}").contains("stop"), "{error:#}");
         });
         becomes_aborted(&x);
         becomes_aborted(&y);
@@ -953,7 +953,7 @@ fn a_communicator_with_a_launch_under_way_is_aborted_where_it_was_to_be_revoked(
             assert!(!issues.is_finished());
             assert!(comm.revoke("another plan").is_err());
             let error = issues.join().expect("no panic").unwrap_err();
-            assert!(error.to_string().contains("another plan"), "{error}");
+            assert!(format!("{error:#}").contains("another plan"), "{error:#}");
         });
         assert_eq!((revokes.hits(), aborts.hits()), (0, 1));
         world.barrier("revoked")?;

@@ -212,7 +212,7 @@ impl Rank {
         for (what, error) in self.all.use_all(&self.world) {
             let error = error.unwrap_or_else(|| panic!("{what} succeeded"));
             let ErrorKind::Forked { made_by } = error.kind() else {
-                panic!("{what}: {error}");
+                panic!("{what}: {error:#}");
             };
             assert_eq!(*made_by, parent, "{what}");
         }
@@ -379,7 +379,7 @@ fn a_forked_child_of_a_process_that_has_only_memory_of_nccls_leaves_it_alone() {
         let error = Buffer::<f32>::zeroed(&library, &stream, 64).expect_err("it is a child");
         assert!(
             matches!(error.kind(), ErrorKind::Forked { made_by } if *made_by == parent),
-            "{error}"
+            "{error:#}"
         );
         std::process::exit(0);
     });

@@ -119,14 +119,14 @@ fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
         if let Some(old) = old.replace(comm.clone()) {
             let mut y = stream.alloc_zeros::<f32>(1)?;
             let error = old.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
-            println!("old: {}", error.to_string().replace('\n', " "));
+            println!("old: {}", format!("{error:#}").replace('\n', " "));
         }
         if world.size() == 2 {
             work(&comm, &stream, 20)?;
             return Ok(comm.finalize()?);
         }
         let error = work(&comm, &stream, 0).unwrap_err();
-        println!("ended: {}", error.to_string().replace('\n', " "));
+        println!("ended: {}", format!("{error:#}").replace('\n', " "));
         let timeout = match leaves_behind {
             true => Duration::from_millis(500),
             false => TIMEOUT,
@@ -193,15 +193,15 @@ fn a_rank_that_hangs_is_left_behind_and_learns_it() {
             .build()
             .expect("all are there");
         let error = work(&comm, &stream, 0).unwrap_err();
-        println!("ended: {}", error.to_string().replace('\n', " "));
+        println!("ended: {}", format!("{error:#}").replace('\n', " "));
         let short = Duration::from_millis(500);
         if rank == 2 {
             let error = world.next_generation(TIMEOUT).unwrap_err();
-            println!("behind: {error}");
+            println!("behind: {error:#}");
             return;
         }
         let error = world.next_generation(short).unwrap_err();
-        println!("named: {error}");
+        println!("named: {error:#}");
         let next = world
             .next_generation_leaving_behind(short)
             .expect("two are left");

@@ -64,10 +64,10 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
             "{:?}",
             begun.elapsed()
         );
-        assert!(error.is_timeout(), "{error}");
+        assert!(error.is_timeout(), "{error:#}");
         assert!(
-            error.to_string().contains("graphs captured elsewhere"),
-            "{error}"
+            format!("{error:#}").contains("graphs captured elsewhere"),
+            "{error:#}"
         );
         assert_eq!(comm.state(), CommunicatorState::Leaked);
         assert!(format!("{comm:?}").contains("Leaked"), "{comm:?}");
@@ -75,7 +75,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         // Every later call reports that.
         let mut z = stream.alloc_zeros::<f32>(8)?;
         let error = comm.all_reduce_in_place(&mut z, ReduceOp::Sum).unwrap_err();
-        assert!(error.to_string().contains("on purpose"), "{error}");
+        assert!(format!("{error:#}").contains("on purpose"), "{error:#}");
         world.barrier("over")?;
         drop(foreign);
         drop(y);
@@ -108,7 +108,10 @@ fn an_error_of_a_replay_says_of_which_plan() {
                 (operation.kind(), operation.plan()),
                 (OperationKind::Replay, Some(2))
             );
-            assert!(error.to_string().contains("replay of plan 2 #"), "{error}");
+            assert!(
+                format!("{error:#}").contains("replay of plan 2 #"),
+                "{error:#}"
+            );
             let fault = error.fault().ok_or("all ranks know")?;
             let during = fault.operation().ok_or("it was in one")?;
             assert!(during.contains("replay of plan 2"), "{during}");
@@ -151,7 +154,7 @@ fn what_ends_by_an_abort_is_no_success_on_any_way() {
         let polled = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
         world.barrier("issued")?;
         let is_abort = |error: nccl::Error| {
-            assert!(error.to_string().contains("enough"), "{error}");
+            assert!(format!("{error:#}").contains("enough"), "{error:#}");
         };
         is_abort(issued.wait().unwrap_err());
         is_abort(launched.wait_timeout(SOON).unwrap_err());

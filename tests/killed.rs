@@ -33,9 +33,9 @@ fn rank(world: World) -> Result<(), Box<dyn std::error::Error>> {
         let limited = comm.within(if turn == 0 { SOON } else { TIMEOUT });
         let done = limited.all_reduce_in_place(&mut y, ReduceOp::Sum);
         if let Err(error) = done.and_then(|done| done.wait()) {
-            assert!(error.is_timeout(), "{error}");
-            assert!(error.fault().is_none(), "{error}");
-            println!("error: {}", error.to_string().replace('\n', " "));
+            assert!(error.is_timeout(), "{error:#}");
+            assert!(error.fault().is_none(), "{error:#}");
+            println!("error: {}", format!("{error:#}").replace('\n', " "));
             // Whether it had to be aborted or was already: the call returns.
             comm.abort("a rank is gone")?;
             drop(y);

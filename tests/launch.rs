@@ -117,26 +117,28 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
 }
 
 fn survivor_or_victim(directory: &Path) -> Result<(), String> {
-    let rendezvous = Rendezvous::from_env().map_err(|error| error.to_string())?;
+    let rendezvous = Rendezvous::from_env().map_err(|error| format!("{error:#}"))?;
     let rendezvous = rendezvous.timeout(LONG);
     let join = |generation: Option<u64>| {
         let rendezvous = match generation {
             Some(generation) => rendezvous.clone().generation(generation),
             None => rendezvous.clone(),
         };
-        World::join(rendezvous).map_err(|error| error.to_string())
+        World::join(rendezvous).map_err(|error| format!("{error:#}"))
     };
     let world = join(None)?;
-    let told = std::env::var("NCCL_RUN_GENERATION").map_err(|error| error.to_string())?;
+    let told = std::env::var("NCCL_RUN_GENERATION").map_err(|error| format!("{error:#}"))?;
     let note = directory.join(format!("{}-{told}", world.rank()));
-    std::fs::write(note, "").map_err(|error| error.to_string())?;
+    std::fs::write(note, "").map_err(|error| format!("{error:#}"))?;
     let world = if told == "0" {
         // A service learns the generation from the launcher that restarts ranks.
         let file = directory.join("generation");
         eventually("there is another generation", || file.exists());
-        let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+        let text = std::fs::read_to_string(file).map_err(|error| format!("{error:#}"))?;
         drop(world);
-        let generation = text.parse().map_err(|error| format!("{text:?}: {error}"))?;
+        let generation = text
+            .parse()
+            .map_err(|error| format!("{text:?}: {error:#}"))?;
         join(Some(generation))?
     } else {
         world
@@ -284,7 +286,10 @@ fn a_rank_can_be_restarted_while_it_ignores_that_it_should_end() {
     assert_eq!(fleet.restart(0).unwrap(), 1);
     assert_ne!(fleet.pids(), before);
     let error = fleet.restart(7).unwrap_err().to_string();
-    assert!(error.contains("rank 7 is not one of this fleet"), "{error}");
+    assert!(
+        error.contains("rank 7 is not one of this fleet"),
+        "{error:#}"
+    );
 }
 
 #[test]
@@ -311,7 +316,10 @@ fn a_fleet_that_is_being_ended_is_not_restarted_in_parts() {
     std::thread::sleep(Duration::from_millis(100));
     fleet.stop(Signal::TERM);
     let error = fleet.restart(0).unwrap_err().to_string();
-    assert!(error.contains("while the fleet is being ended"), "{error}");
+    assert!(
+        error.contains("while the fleet is being ended"),
+        "{error:#}"
+    );
     fleet.kill();
     let report = fleet.wait_timeout(LONG).expect("killed");
     assert_eq!(
@@ -337,7 +345,7 @@ fn a_fleet_of_which_one_cannot_be_started_leaves_nothing() {
         assert!(begun.elapsed() < Duration::from_secs(3));
         assert!(
             error.starts_with("rank 2 cannot be started: no-such-program"),
-            "{error}"
+            "{error:#}"
         );
         assert!(children().is_empty(), "{:?}", children());
         eventually("nothing is kept", || held() == before);
@@ -433,8 +441,9 @@ fn a_fleet_that_does_not_observe_knows_of_no_world() {
     let test = name(&|| ());
     if let Role::Child(_) = Role::of(&test) {
         end_with(|| -> Result<(), String> {
-            let rendezvous = Rendezvous::from_env().map_err(|error| error.to_string())?;
-            let world = World::join(rendezvous.timeout(LONG)).map_err(|error| error.to_string())?;
+            let rendezvous = Rendezvous::from_env().map_err(|error| format!("{error:#}"))?;
+            let world =
+                World::join(rendezvous.timeout(LONG)).map_err(|error| format!("{error:#}"))?;
             println!("met");
             // The fleet ends it.
             std::thread::sleep(LONG);

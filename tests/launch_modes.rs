@@ -69,12 +69,15 @@ fn a_thread_inside_nccl_is_freed_at_its_limit_and_all_ranks_hear_why() {
         if world.rank() == 0 {
             let timeout = Duration::from_millis(300);
             let (error, took) = first(&comm.within(timeout), &stream);
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             assert!((timeout..SOON).contains(&took), "{took:?}");
             let operation = error.operation().expect("an operation");
             assert_eq!(operation.kind(), OperationKind::AllReduce);
             assert_eq!(operation.sequence(), Some(1));
-            assert!(error.to_string().contains("1024"), "the count: {error}");
+            assert!(
+                format!("{error:#}").contains("1024"),
+                "the count: {error:#}"
+            );
         }
         let said = fault(&comm);
         assert!(
@@ -98,8 +101,11 @@ fn a_thread_inside_nccl_is_freed_by_an_abort_from_another_thread() {
             });
             let (error, took) = first(&comm, &stream);
             assert!(took < SOON, "{took:?}");
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
-            assert!(error.to_string().contains("it is time"), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
+            assert!(format!("{error:#}").contains("it is time"), "{error:#}");
             aborting.join().expect("no panic")?;
         }
         assert!(fault(&comm).contains("it is time"));
@@ -120,7 +126,10 @@ fn a_thread_inside_nccl_is_freed_by_the_abort_signal() {
             });
             let (error, took) = first(&comm, &stream);
             assert!(took < SOON, "{took:?}");
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
             given.join().expect("no panic");
         }
         fault(&comm);
@@ -141,7 +150,7 @@ fn a_thread_inside_nccl_is_freed_by_the_death_of_a_peer() {
         }
         let (error, took) = first(&comm, &stream);
         assert!(took < TIMEOUT / 2, "{took:?}");
-        println!("error: {}", error.to_string().replace('\n', " "));
+        println!("error: {}", format!("{error:#}").replace('\n', " "));
         drop((comm, stream, world));
         assert!(nccl_emulator::violations().is_empty());
         return;
@@ -188,7 +197,7 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                     Ok(comm) => comm,
                     // The other rank had the fault a little earlier.
                     Err(error) => {
-                        assert!(error.to_string().contains("at random"), "{error}");
+                        assert!(format!("{error:#}").contains("at random"), "{error:#}");
                         world.barrier("next")?;
                         continue;
                     }
@@ -249,7 +258,10 @@ fn a_group_that_waits_for_one_communicator_ends_with_another_of_its_communicator
             });
             let error = error.expect_err("it was aborted");
             assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
         }
         fault(&one);
         fault(&two);
@@ -278,7 +290,7 @@ fn a_group_has_the_shortest_limit_of_its_communicators() {
             })
             .map(drop)
             .expect_err("nobody else comes");
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             assert!((timeout..SOON).contains(&begun.elapsed()));
         }
         fault(&one);
@@ -304,7 +316,7 @@ fn communicators_of_both_modes_in_one_group_are_refused_before_nccl_is_asked() {
             })
             .map(drop)
             .expect_err("the modes differ");
-            let text = error.to_string();
+            let text = format!("{error:#}");
             assert!(
                 matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
                 "{text}"
@@ -337,7 +349,7 @@ fn ranks_that_choose_differently_all_hear_who_did() {
         let builder = world.communicator("mixed").stream(&stream);
         let error = builder.launch_mode(mode).build().unwrap_err();
         assert!(begun.elapsed() < SOON);
-        let text = error.to_string();
+        let text = format!("{error:#}");
         assert!(
             matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
             "{text}"
@@ -377,8 +389,8 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
                 .init_timeout(timeout)
                 .build()
                 .unwrap_err();
-            assert!(error.is_timeout(), "{error}");
-            assert!((timeout..SOON).contains(&begun.elapsed()), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
+            assert!((timeout..SOON).contains(&begun.elapsed()), "{error:#}");
             world.barrier("given up")?;
         } else {
             let comm = builder.launch_mode(LaunchMode::NonBlocking).build()?;
@@ -598,7 +610,7 @@ fn variables_that_contradict_a_mode_are_refused_with_what_to_unset() {
                 let error = start(&world, |builder| builder.without_preflight())
                     .map(drop)
                     .expect_err("it is refused");
-                let text = error.to_string();
+                let text = format!("{error:#}");
                 assert!(
                     text.contains(&format!("{variable}={value}"))
                         && text.contains(&format!("unset {variable}")),
@@ -627,7 +639,7 @@ fn a_file_that_contradicts_a_mode_is_found_and_named() {
                 let made = start(&world, |builder| builder);
                 assert_eq!(made.is_err(), refused, "{variable}={value}");
                 if let Err(error) = made {
-                    let text = error.to_string();
+                    let text = format!("{error:#}");
                     assert!(text.contains(&format!("{variable}={value}")), "{text}");
                     assert!(text.contains("BlockingChild"), "{text}");
                 }
@@ -673,7 +685,7 @@ fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
         if world.rank() == 0 {
             let begun = Instant::now();
             let error = comm.finalize().unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             assert!((timeout..SOON).contains(&begun.elapsed()));
         }
         fault(&comm);
@@ -695,7 +707,7 @@ fn a_finalize_is_ended_by_an_abort_from_another_thread() {
             let begun = Instant::now();
             let error = comm.finalize().unwrap_err();
             assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-            assert!(error.to_string().contains("it is time"), "{error}");
+            assert!(format!("{error:#}").contains("it is time"), "{error:#}");
             aborting.join().expect("no panic")?;
         }
         fault(&comm);
@@ -721,7 +733,7 @@ fn a_capture_that_the_others_do_not_come_to_ends_at_its_limit() {
                 })
                 .map(drop)
                 .unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             assert!((timeout..SOON).contains(&begun.elapsed()));
         }
         world.barrier("given up")?;
@@ -743,7 +755,7 @@ fn a_call_that_does_not_come_back_after_all_ends_the_process_with_a_sentence() {
             let _fault = faults::at_call("ncclAllReduce").hang();
             let timeout = Duration::from_millis(300);
             let (error, _) = first(&comm.within(timeout), &stream);
-            println!("returned: {error}");
+            println!("returned: {error:#}");
         } else {
             println!("heard: {}", fault(&comm));
         }

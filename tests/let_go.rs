@@ -39,8 +39,8 @@ fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State>
         let error = sum(&comm, &stream).expect_err("it has ended");
         (comm.state(), error)
     };
-    let error = error.to_string();
-    assert!(!error.contains("did not confirm"), "{error}");
+    let error = format!("{error:#}");
+    assert!(!error.contains("did not confirm"), "{error:#}");
     world.barrier("both have their error")?;
     let begun = Instant::now();
     while comm.state() != State::Aborted {
@@ -130,7 +130,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
             .and_then(|waiting| waiting.wait())
             .expect_err("it is stopped");
         assert!(begun.elapsed() >= BOUND, "{:?}", begun.elapsed());
-        println!("error: {}", error.to_string().replace('\n', " "));
+        println!("error: {}", format!("{error:#}").replace('\n', " "));
         // The memory belongs to the program again, and is reused.
         stream.memset_zeros(&mut y).expect("zeros");
         let read = || stream.clone_dtoh(&y).expect("words");
@@ -160,7 +160,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
     let pid = ranks[1].pid();
     assert!(
         error.contains(&format!("pid {pid}) did not confirm")) && error.contains("may still write"),
-        "{error}"
+        "{error:#}"
     );
     ranks[0].says("zeros");
     ranks[1].resume();
@@ -193,7 +193,7 @@ fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank
             .expect("a line");
         let error = sum(&comm.within(SOON), &stream).expect_err("the other one is stopped");
         assert_eq!(comm.state(), State::Aborted);
-        println!("error: {}", error.to_string().replace('\n', " "));
+        println!("error: {}", format!("{error:#}").replace('\n', " "));
         drop(registered);
         return;
     }
@@ -210,7 +210,7 @@ fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank
     ranks[1].stop();
     ranks[0].go_on();
     let error = ranks[0].says("error: ");
-    assert!(error.contains("did not confirm"), "{error}");
+    assert!(error.contains("did not confirm"), "{error:#}");
     ranks.remove(0).succeeds(TIMEOUT);
     ranks.remove(0).kill();
 }
@@ -234,7 +234,7 @@ fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
         let Some(part) = part else { return };
         let error = part.abort("a test").map(|()| sum(&part, &stream));
         let error = error.expect("an end").expect_err("it has ended");
-        println!("error: {}", error.to_string().replace('\n', " "));
+        println!("error: {}", format!("{error:#}").replace('\n', " "));
         println!("fault: {:?}", part.fault().map(|fault| fault.to_string()));
         return;
     }
@@ -253,7 +253,7 @@ fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
         let says = format!("pid {pid}) did not confirm");
         assert!(
             error.contains(&says) && error.contains("rank 0 ("),
-            "{error}"
+            "{error:#}"
         );
     }
     for rank in ranks.drain(1..) {
@@ -288,8 +288,8 @@ fn a_rank_that_drops_what_does_not_end_keeps_no_other_from_saying_that_it_has_le
         } else {
             world.barrier("dropped")?;
             let error = sum(&comm.within(SOON), &stream).expect_err("rank 0 does not come");
-            let error = error.to_string();
-            assert!(!error.contains("did not confirm"), "{error}");
+            let error = format!("{error:#}");
+            assert!(!error.contains("did not confirm"), "{error:#}");
         }
         world.barrier("over")?;
         Ok(())

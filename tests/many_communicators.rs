@@ -95,16 +95,16 @@ fn a_group_that_fails_aborts_all_its_communicators() {
             Ok(())
         })
         .unwrap_err();
-        assert!(error.is_timeout(), "{error}");
+        assert!(error.is_timeout(), "{error:#}");
         for (comm, y) in comms.iter().zip(&mut ys) {
             let error = comm.all_reduce_in_place(y, ReduceOp::Sum).unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::TimedOut { .. }),
-                "{error}"
+                "{error:#}"
             );
             assert!(
-                error.to_string().contains("has not entered group #1"),
-                "{error}"
+                format!("{error:#}").contains("has not entered group #1"),
+                "{error:#}"
             );
         }
         left_out.abort("the others are gone")?;
@@ -144,7 +144,10 @@ fn an_abort_of_one_ends_the_launch_of_the_whole_group() {
                 Ok(())
             })
             .unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Aborted { .. }),
+                "{error:#}"
+            );
         });
         // Far below the timeout of an operation, and that of an abort.
         assert!(begun.elapsed() < Duration::from_secs(8));
@@ -285,7 +288,7 @@ fn a_rank_that_cannot_take_part_in_a_split_is_the_reason_on_all() {
                 }
             })
             .unwrap_err();
-        let text = error.to_string();
+        let text = format!("{error:#}");
         assert!(text.contains("min_ctas"), "{text}");
         if rank != 1 {
             assert!(text.contains("rank 1"), "{text}");
@@ -303,7 +306,7 @@ fn the_builder_of_a_split_cannot_be_built_by_its_settings() {
         let id = UniqueId::new(comm.library())?;
         let part = comm.split_with("part", Some(0), 0, |builder| {
             let error = builder.build().unwrap_err();
-            assert!(error.to_string().contains("split"), "{error}");
+            assert!(format!("{error:#}").contains("split"), "{error:#}");
             Communicator::builder("part", id, 0, 1).stream(&stream)
         })?;
         assert!(part.is_some());
@@ -321,8 +324,8 @@ fn a_warm_up_connects_all_ranks_or_names_its_limit() {
         let comm = world.communicator("cold").stream(&stream).build()?;
         if comm.rank() == 0 {
             let error = comm.warm_up(Duration::from_millis(200)).unwrap_err();
-            assert!(error.is_timeout(), "{error}");
-            assert!(error.to_string().contains("200ms"), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
+            assert!(format!("{error:#}").contains("200ms"), "{error:#}");
         }
         world.barrier("end")?;
         comm.abort("rank 0 did")?;
@@ -342,7 +345,7 @@ fn a_warm_up_ends_at_one_limit_for_all_of_it() {
         if comm.rank() == 0 {
             let error = comm.warm_up(timeout).unwrap_err();
             let ended = Instant::now();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             let called = PEER_CALLS.lock().unwrap().ok_or("the peer came")?;
             // A timeout of the collective's own would have begun after the messages.
             assert!(ended < called + timeout, "{:?}", ended - called);
@@ -452,7 +455,7 @@ fn a_communicator_of_another_binding_is_taken_over() {
             })
             .unwrap_err()
             .to_string();
-            assert!(error.contains(why), "{error}");
+            assert!(error.contains(why), "{error:#}");
             ours.finalize()?;
         }
         comm.finalize()?;
@@ -479,8 +482,8 @@ fn settings_that_contradict_how_nccl_is_used_are_refused_before_anybody_waits() 
                     match world.communicator("ours").stream(&stream).build() {
                         Ok(_) => assert!(!refused, "{variable}={value} was taken"),
                         Err(error) => {
-                            assert!(refused, "{error}");
-                            let text = error.to_string();
+                            assert!(refused, "{error:#}");
+                            let text = format!("{error:#}");
                             assert!(text.contains(&format!("{variable}={value}")), "{text}");
                             assert!(text.contains(&format!("`{field}`")), "{text}");
                             assert!(text.contains(&format!("unset {variable}")), "{text}");
@@ -514,8 +517,8 @@ fn a_split_ends_with_the_signal_of_its_parent_or_its_own() {
             let mut y = stream.alloc_zeros::<f32>(4)?;
             let error = part.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
             assert!(
-                error.to_string().contains("its abort signal was given"),
-                "{error}"
+                format!("{error:#}").contains("its abort signal was given"),
+                "{error:#}"
             );
             assert!(!own || !parents.is_aborted());
             world.barrier("end")?;
@@ -552,7 +555,7 @@ fn a_signal_of_the_program_ends_an_init_of_all_as_a_rank_that_fails_does() {
             })
             .unwrap_err();
             let word = if given { "abort" } else { "min_ctas" };
-            assert!(error.to_string().contains(word), "{error}");
+            assert!(format!("{error:#}").contains(word), "{error:#}");
             assert!(
                 begun.elapsed() < Duration::from_secs(10),
                 "{:?}",

@@ -169,7 +169,7 @@ fn a_buffer_of_another_context_object_is_refused() {
         let mut y = stream.alloc_zeros::<f32>(8)?;
         let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
         let ErrorKind::Stream { reason, .. } = error.kind() else {
-            panic!("{error}")
+            panic!("{error:#}")
         };
         assert_eq!(*reason, StreamRefusal::ForeignContext);
         Ok(())
@@ -183,7 +183,7 @@ fn the_per_thread_stream_is_refused_for_operations_and_for_buffers() {
         let per_thread = context.per_thread_stream();
         let is_refused = |error: nccl::Error| {
             let ErrorKind::Stream { reason, .. } = error.kind() else {
-                panic!("{error}")
+                panic!("{error:#}")
             };
             assert_eq!(*reason, StreamRefusal::PerThread);
         };
@@ -212,7 +212,7 @@ fn a_capturing_stream_is_refused() {
             stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
             let error = comm.all_reduce_in_place(buffer, ReduceOp::Sum).unwrap_err();
             let ErrorKind::Stream { reason, .. } = error.kind() else {
-                panic!("{error}")
+                panic!("{error:#}")
             };
             assert_eq!(*reason, StreamRefusal::Capturing);
             let _ = stream.end_capture(sys::CUgraphInstantiate_flags(0));
@@ -307,10 +307,10 @@ fn codes_of_a_newer_library_are_kept_as_numbers() {
         let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
         drop(fault);
         let ErrorKind::Nccl(failure) = error.kind() else {
-            panic!("{error}")
+            panic!("{error:#}")
         };
         assert_eq!(failure.code(), 4711);
-        assert!(error.to_string().contains("4711"), "{error}");
+        assert!(format!("{error:#}").contains("4711"), "{error:#}");
         Ok(())
     });
 }
@@ -349,7 +349,7 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
                     gate
                 });
                 let error = comm.group(|group| group.irecv(&mut y, 1)).unwrap_err();
-                assert!(error.is_timeout(), "{error}");
+                assert!(error.is_timeout(), "{error:#}");
                 gate.join().expect("a gate")
             });
             // Work on the owner's stream now waits for the operation's stream.

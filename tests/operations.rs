@@ -243,8 +243,11 @@ fn buffers_that_do_not_fit_are_refused_before_nccl_is_asked() {
             comm.all_to_all(&x, &mut short).unwrap_err(),
             comm.all_to_all(x.slice(..7), &mut odd).unwrap_err(),
         ] {
-            assert!(matches!(error.kind(), ErrorKind::Length { .. }), "{error}");
-            assert!(error.operation().is_some(), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Length { .. }),
+                "{error:#}"
+            );
+            assert!(error.operation().is_some(), "{error:#}");
         }
         let ints = stream.alloc_zeros::<u8>(24)?;
         let ints = Erased::from_bytes(ints.as_view(), DataType::INT32)?;
@@ -253,19 +256,19 @@ fn buffers_that_do_not_fit_are_refused_before_nccl_is_asked() {
         let error = comm.all_reduce(ints, floats, ReduceOp::Sum).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::DataTypeMismatch { .. }),
-            "{error}"
+            "{error:#}"
         );
         let error = comm.group(|group| group.irecv(&mut short, 2)).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::NoSuchRank { rank: 2, .. }),
-            "{error}"
+            "{error:#}"
         );
         let error = comm
             .group(|group| group.isend(&x, world.rank()))
             .unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::UnpairedOwnMessages { .. }),
-            "{error}"
+            "{error:#}"
         );
         // And the communicator still works.
         let mut y = stream.alloc_zeros::<f32>(8)?;

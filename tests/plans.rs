@@ -240,7 +240,7 @@ fn a_buffer_of_somebody_else_is_refused() {
             .unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::NotInPlan { bytes: 32, .. }),
-            "{error}"
+            "{error:#}"
         );
         assert_eq!(
             error.operation().map(|o| o.kind()),
@@ -290,7 +290,7 @@ fn a_group_of_a_plan_cannot_trade_places_with_one_that_is_issued_at_once() {
             })
         });
         let error = plan.unwrap_err();
-        assert!(error.to_string().contains("swapped"), "{error}");
+        assert!(format!("{error:#}").contains("swapped"), "{error:#}");
         assert_eq!(comm.stream().clone_dtoh(&borrowed)?, [3.0, 5.0]);
         comm.finalize()?;
         Ok(())
@@ -307,7 +307,7 @@ fn what_the_closure_returns_comes_out_and_nothing_is_captured() {
             .unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::NoSuchRank { .. }),
-            "{error}"
+            "{error:#}"
         );
         // A panic in it leaves no stream capturing either.
         let y = comm.stream().alloc_zeros::<f32>(8)?;
@@ -348,7 +348,10 @@ fn a_finalize_destroys_the_graphs_of_live_plans() {
         drop(late);
         for plan in [&mut plan, &mut other] {
             let error = plan.launch().unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Closed { .. }), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Closed { .. }),
+                "{error:#}"
+            );
             assert_eq!(
                 error.operation().map(|o| o.kind()),
                 Some(OperationKind::Replay)
@@ -373,7 +376,7 @@ fn an_abort_ends_a_replay_that_waits_and_the_plan_with_it() {
         if world.rank() == 0 {
             let done = plan.launch()?;
             let error = done.wait_timeout(Duration::from_millis(100)).unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
         }
         world.barrier("waited")?;
         let begun = Instant::now();
@@ -385,8 +388,8 @@ fn an_abort_ends_a_replay_that_waits_and_the_plan_with_it() {
         );
         let error = plan.launch().unwrap_err();
         assert!(
-            error.to_string().contains("rank 1 does not come"),
-            "{error}"
+            format!("{error:#}").contains("rank 1 does not come"),
+            "{error:#}"
         );
         let y = plan.into_buffers()?;
         // Not the result, but memory that no operation uses any more.
@@ -419,7 +422,7 @@ fn launches_that_nobody_answers_run_into_their_limit() {
             assert_eq!(
                 (fault.culprit(), fault.class()),
                 (Some(1), FaultClass::TimedOut),
-                "{error}"
+                "{error:#}"
             );
             let operation = fault.operation().unwrap_or_default();
             // The launch that waits for room does not know which of the earlier ones is late.
@@ -428,7 +431,7 @@ fn launches_that_nobody_answers_run_into_their_limit() {
             assert_eq!(
                 error.is_timeout(),
                 !matches!(error.kind(), ErrorKind::Aborted { .. }),
-                "{error}"
+                "{error:#}"
             );
             assert!(launches >= 100, "{launches}");
         }
@@ -471,7 +474,7 @@ fn a_capture_that_the_others_do_not_join_ends_at_its_limit() {
                     capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
                 })
                 .unwrap_err();
-            assert!(error.is_timeout(), "{error}");
+            assert!(error.is_timeout(), "{error:#}");
             assert!(
                 begun.elapsed() < Duration::from_secs(8),
                 "{:?}",
@@ -505,7 +508,7 @@ fn a_capture_that_fails_half_way_lets_go_of_the_communicator() {
             })
             .unwrap_err();
         drop(fault);
-        assert!(matches!(error.kind(), ErrorKind::Nccl(_)), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Nccl(_)), "{error:#}");
         assert!(
             begun.elapsed() < Duration::from_secs(8),
             "{:?}",
@@ -514,7 +517,10 @@ fn a_capture_that_fails_half_way_lets_go_of_the_communicator() {
         context.synchronize()?;
         let mut y = comm.stream().alloc_zeros::<f32>(8)?;
         let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Aborted { .. }),
+            "{error:#}"
+        );
         comm.abort("again")?;
         nothing_was_caught();
         Ok(())
@@ -554,7 +560,10 @@ fn a_plan_is_not_launched_on_a_capturing_stream() {
         let stream = comm.stream();
         stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
         let error = plan.launch().unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Stream { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Stream { .. }),
+            "{error:#}"
+        );
         let _ = stream.end_capture(sys::CUgraphInstantiate_flags(0));
         plan.launch()?.wait()?;
         Ok(())

@@ -273,7 +273,7 @@ fn a_coordinator_without_descriptors_waits_for_some_without_spinning() {
     let first = loop {
         match std::os::unix::net::UnixStream::connect(&path) {
             Ok(stream) => break stream,
-            Err(error) => assert!(Instant::now() < deadline, "rank 0 listens: {error}"),
+            Err(error) => assert!(Instant::now() < deadline, "rank 0 listens: {error:#}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     };

@@ -27,10 +27,13 @@ fn revoke_what_stalls(world: World) -> Outcome {
             .all_reduce_in_place(&mut y, ReduceOp::Sum)
             .and_then(|stalled| stalled.wait());
         let error = ended.unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         assert!(
-            error.to_string().contains("revoked it: a better plan"),
-            "{error}"
+            matches!(error.kind(), ErrorKind::Aborted { .. }),
+            "{error:#}"
+        );
+        assert!(
+            format!("{error:#}").contains("revoked it: a better plan"),
+            "{error:#}"
         );
         let fault = error.fault().expect("all ranks know why");
         assert_eq!(
@@ -45,7 +48,7 @@ fn revoke_what_stalls(world: World) -> Outcome {
         comm.finalize().unwrap_err().to_string(),
         comm.revoke("again").unwrap_err().to_string(),
     ] {
-        assert!(error.contains("a better plan"), "{error}");
+        assert!(error.contains("a better plan"), "{error:#}");
     }
     if world.rank() != 1 {
         let shrunk = comm.shrink("both", &[1])?;
@@ -92,7 +95,10 @@ fn an_older_library_says_what_it_needs_and_nothing_has_happened() {
                 // There the revoke uses no new function of NCCL.
                 world.barrier("both are there")?;
                 if let Err(error) = comm.revoke("old") {
-                    assert!(error.to_string().contains("revoked it: old"), "{error}");
+                    assert!(
+                        format!("{error:#}").contains("revoked it: old"),
+                        "{error:#}"
+                    );
                 }
             }
             let world = world.with_launch_mode(LaunchMode::NonBlocking);
@@ -100,9 +106,9 @@ fn an_older_library_says_what_it_needs_and_nothing_has_happened() {
             let error = comm.revoke("too early").unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::Unsupported { .. }),
-                "{error}"
+                "{error:#}"
             );
-            assert!(error.to_string().contains("2.28.7"), "{error}");
+            assert!(format!("{error:#}").contains("2.28.7"), "{error:#}");
             assert_eq!(sum(&comm, &stream)?, 11.0);
             comm.finalize()?;
             Ok(())
@@ -123,7 +129,10 @@ fn nothing_is_left_of_many_revoked_communicators() {
             // Not while the other still waits for its sum. Then both at once: one revoke arrives first.
             world.barrier("summed")?;
             if let Err(error) = comm.revoke("round") {
-                assert!(error.to_string().contains("revoked it: round"), "{error}");
+                assert!(
+                    format!("{error:#}").contains("revoked it: round"),
+                    "{error:#}"
+                );
             }
             drop(comm);
             if round == 9 {

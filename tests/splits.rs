@@ -78,7 +78,7 @@ fn process(role: &str) {
         };
         match said {
             Ok(said) => println!("{said}"),
-            Err(error) => println!("no: {}", error.to_string().replace('\n', " ")),
+            Err(error) => println!("no: {}", format!("{error:#}").replace('\n', " ")),
         }
     }
 }

@@ -52,8 +52,8 @@ fn kill_working(ranks: Vec<Apart>, victims: &[usize]) -> Vec<(String, Duration)>
             let cause = rank.says("ended: ");
             let took = killed.elapsed();
             let error = rank.says("error: ");
-            println!("after {took:?}: {error}");
-            assert!(!error.contains("line"), "{error}");
+            println!("after {took:?}: {error:#}");
+            assert!(!error.contains("line"), "{error:#}");
             rank.succeeds(SOON);
             (cause, took)
         })
@@ -168,7 +168,7 @@ impl Spread {
             println!("{test}: rank {number} after {took:.1?}: {cause}");
             assert!(took < CUT, "{took:?}");
             let error = rank.says("error: ");
-            println!("  {error}");
+            println!("  {error:#}");
             rank.succeeds(SOON);
             cause
         });

@@ -110,7 +110,7 @@ fn a_limit_that_cannot_be_read_is_an_error_before_the_ranks_meet() {
     }
     let is_told = |error: nccl::Error| {
         let ErrorKind::InvalidConfig { field, reason } = error.kind() else {
-            panic!("{error}");
+            panic!("{error:#}");
         };
         assert_eq!(*field, "NCCL_RUN_FINALIZE_TIMEOUT");
         assert!(

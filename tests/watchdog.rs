@@ -49,7 +49,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         // And every later call reports it.
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
-        assert!(error.to_string().contains(cause), "{error}");
+        assert!(format!("{error:#}").contains(cause), "{error:#}");
         Ok(())
     });
 }
@@ -116,7 +116,7 @@ fn a_request_that_was_kept_says_that_its_operation_was_late() {
         let second = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
         stream.synchronize()?;
         let error = first.wait_timeout(SOON).unwrap_err();
-        assert!(error.is_timeout(), "{error}");
+        assert!(error.is_timeout(), "{error:#}");
         let error = second.wait_timeout(SOON).unwrap_err();
         // It ended with the first one, whose timeout passed.
         let ErrorKind::TimedOut { what, timeout } = error.kind() else {
@@ -124,7 +124,7 @@ fn a_request_that_was_kept_says_that_its_operation_was_late() {
         };
         assert_eq!(*timeout, TIMEOUT);
         assert!(what.starts_with("all_reduce #3 of "), "{what}");
-        assert!(error.to_string().contains("running for"), "{error}");
+        assert!(format!("{error:#}").contains("running for"), "{error:#}");
         Ok(())
     });
 }
@@ -246,7 +246,7 @@ fn the_limit_of_a_call_counts_and_not_that_of_its_communicator() {
         stream.synchronize()?;
         assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
         let error = unattended(&comm).unwrap_err().to_string();
-        assert!(error.contains("within 100ms"), "{error}");
+        assert!(error.contains("within 100ms"), "{error:#}");
         Ok(())
     });
 }
@@ -536,7 +536,7 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
         }
         drop(group);
         let error = error.ok_or("there is a communicator that nobody watches over")?;
-        let text = error.to_string();
+        let text = format!("{error:#}");
         for says in [
             "starting a thread that watches over operations",
             "pids.max leaves",

@@ -148,7 +148,11 @@ pub enum LoadError {
 
 /// One line; in the alternate form each attempt has a line of its own.
 fn not_found(attempts: &[Attempt], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (before, last) = if f.alternate() { ("\n  ", "\n  ") } else { (" ", "; ") };
+    let (before, last) = if f.alternate() {
+        ("\n  ", "\n  ")
+    } else {
+        (" ", "; ")
+    };
     f.write_str("no NCCL library could be loaded:")?;
     for (attempt, number) in attempts.iter().zip(1..) {
         let before = if number > 1 { last } else { before };

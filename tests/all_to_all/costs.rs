@@ -38,7 +38,7 @@ fn measured(world: &World) -> Outcome {
         _ => plan,
     };
     let error = plan.build().unwrap_err();
-    assert!(error.to_string().contains("nodes of 3"), "{error}");
+    assert!(format!("{error:#}").contains("nodes of 3"), "{error:#}");
     assert!(comm.fault().is_none());
     comm.finalize()?;
     Ok(())

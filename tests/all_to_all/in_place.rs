@@ -60,7 +60,7 @@ fn in_place(world: &World) -> Outcome {
             ..
         } = error.kind()
         else {
-            panic!("{error}");
+            panic!("{error:#}");
         };
     }
     comm.finalize()?;

@@ -254,7 +254,7 @@ fn calls(world: &World) -> Outcome {
         let error = comm.all_to_all_v_at(&x, Parts::packed(&twos), &mut long, other);
         let error = error.unwrap_err();
         let ErrorKind::InvalidConfig { reason, .. } = error.kind() else {
-            panic!("{error}");
+            panic!("{error:#}");
         };
         assert_eq!(
             reason,
@@ -263,7 +263,7 @@ fn calls(world: &World) -> Outcome {
     }
     for by in [By::TwoLevel, By::CopyEngine] {
         let error = comm.all_to_all_with(&x, &mut y, by).unwrap_err();
-        assert!(error.to_string().contains("needs a plan"), "{error}");
+        assert!(format!("{error:#}").contains("needs a plan"), "{error:#}");
     }
     comm.finalize()?;
     Ok(())
@@ -304,7 +304,10 @@ fn windows(world: &World) -> Outcome {
     // Where NCCL would silently take another way, the plan fails.
     let mut elsewhere = comm.buffer::<u32>(ranks * 5)?;
     let error = plan.enqueue(&x, &mut elsewhere).unwrap_err();
-    assert!(error.to_string().contains("symmetric windows"), "{error}");
+    assert!(
+        format!("{error:#}").contains("symmetric windows"),
+        "{error:#}"
+    );
     let y = y.into_inner()?;
     let mut y = comm.register_window(y)?;
     plan.enqueue(&x, &mut y)?.wait()?;

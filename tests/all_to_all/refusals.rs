@@ -17,7 +17,7 @@ fn refused(world: &World) -> Outcome {
     let plan = || AllToAll::plan(&comm);
     let text = |builder: AllToAllBuilder<'_>| match builder.build() {
         Ok(plan) => panic!("{}", plan.explain()),
-        Err(error) => (error.to_string(), error),
+        Err(error) => (format!("{error:#}"), error),
     };
     // The ranks ask for different algorithms: the same error on all.
     let by = if rank == 2 {
@@ -95,20 +95,23 @@ fn refused(world: &World) -> Outcome {
     // Nor do later errors about buffers.
     let short = stream.alloc_zeros::<f32>(11)?;
     let error = good.enqueue(&short, &mut y).unwrap_err();
-    assert!(error.to_string().contains("the send buffer"), "{error}");
+    assert!(
+        format!("{error:#}").contains("the send buffer"),
+        "{error:#}"
+    );
     let (of_u8, mut to_u8) = (stream.alloc_zeros::<u8>(12)?, stream.alloc_zeros::<u8>(12)?);
     let error = good.enqueue(&of_u8, &mut to_u8).unwrap_err();
-    assert!(error.to_string().contains("made for"), "{error}");
+    assert!(format!("{error:#}").contains("made for"), "{error:#}");
     let error = good.enqueue_in_place(&mut y).unwrap_err();
     assert!(
-        error.to_string().contains("was not made in_place"),
-        "{error}"
+        format!("{error:#}").contains("was not made in_place"),
+        "{error:#}"
     );
     let two = ((&x, &mut y), (&of_u8, &mut to_u8));
     let error = good.enqueue_all(two).unwrap_err();
     assert!(
-        error.to_string().contains("a pair for each payload"),
-        "{error}"
+        format!("{error:#}").contains("a pair for each payload"),
+        "{error:#}"
     );
     good.enqueue(&x, &mut y)?.wait()?;
     comm.finalize()?;
@@ -128,7 +131,7 @@ fn without_memory(world: &World) -> Outcome {
         let _fault = (world.rank() == 1).then(|| call.fail(OUT_OF_MEMORY));
         plan().err().ok_or("rank 1 has no memory")?
     };
-    let said = error.to_string();
+    let said = format!("{error:#}");
     match world.rank() {
         1 => assert!(matches!(error.kind(), ErrorKind::Cuda { .. }), "{said}"),
         _ => {
@@ -169,11 +172,11 @@ fn what_is_wrong_here_is_said_here_whoever_does_not_come() {
         match world.rank() {
             0 => {
                 let error = plan.cost_model_file("/no/such/file").build().unwrap_err();
-                assert!(error.to_string().contains("/no/such/file"), "{error}");
+                assert!(format!("{error:#}").contains("/no/such/file"), "{error:#}");
             }
             1 => {
                 let error = plan.per_peer::<f32>(4).build().unwrap_err();
-                let said = error.to_string();
+                let said = format!("{error:#}");
                 assert!(matches!(error.kind(), ErrorKind::TimedOut { .. }), "{said}");
                 assert!(
                     said.contains("rank 2 (") && !said.contains("rank 0 ("),

@@ -85,7 +85,7 @@ fn code(status: ExitStatus) -> i32 {
 fn json(output: &Output) -> Value {
     let stdout = text(&output.stdout);
     let value: Value = serde_json::from_str(&stdout)
-        .unwrap_or_else(|error| panic!("{error} in {stdout}\n{}", text(&output.stderr)));
+        .unwrap_or_else(|error| panic!("{error:#} in {stdout}\n{}", text(&output.stderr)));
     let findings = value["findings"].as_array().unwrap();
     let has = |severity: &str| findings.iter().any(|one| one["severity"] == severity);
     let expected = match (has("error"), has("warning")) {

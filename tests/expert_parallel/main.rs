@@ -199,13 +199,13 @@ fn counts_are_right(what: &str, routing: &Routing, case: &Case, step: &Step, ran
                 tokens,
                 capacity,
             } => {
-                assert!(full, "{what}: {error}");
+                assert!(full, "{what}: {error:#}");
                 assert_eq!(capacity, case.capacity);
-                assert_eq!(all[source][expert] as usize, tokens, "{what}: {error}");
-                assert!(tokens > capacity, "{what}: {error}");
-                assert!(source == rank || own.contains(&expert), "{what}: {error}");
+                assert_eq!(all[source][expert] as usize, tokens, "{what}: {error:#}");
+                assert!(tokens > capacity, "{what}: {error:#}");
+                assert!(source == rank || own.contains(&expert), "{what}: {error:#}");
             }
-            _ => panic!("{what}: {error}"),
+            _ => panic!("{what}: {error:#}"),
         },
     }
 }

@@ -76,9 +76,13 @@ fn an_expert_that_is_full_is_told_by_both_ends_and_the_tokens_are_not_numbers() 
             capacity,
         } = *error.kind()
         else {
-            panic!("{error}")
+            panic!("{error:#}")
         };
-        assert_eq!((source, expert, tokens, capacity), (0, 3, 3, 2), "{error}");
+        assert_eq!(
+            (source, expert, tokens, capacity),
+            (0, 3, 3, 2),
+            "{error:#}"
+        );
         let operation = error.operation().expect("the routing");
         assert_eq!(operation.kind(), OperationKind::Route);
         // The communicator and the handle still work.
@@ -279,7 +283,7 @@ fn what_does_not_fit_is_refused_before_anything_is_issued() {
                         ..
                     }
                 ),
-                "{error}"
+                "{error:#}"
             );
         };
         let rows = CASE.rows();
@@ -413,20 +417,26 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
         let error = text(builder().max_tokens(own).build());
         assert!(
             error.contains("`capacity`: it is 4 on rank 0 and 8 on rank 2"),
-            "{error}"
+            "{error:#}"
         );
         let layout = [ExpertLayout::RankMajor, ExpertLayout::ExpertMajor][world.rank() % 2];
         let error = text(builder().max_tokens(4).layout(layout).build());
         assert!(
             error.contains("RankMajor on rank 0 and ExpertMajor on rank 1"),
-            "{error}"
+            "{error:#}"
         );
         // A rank with an invalid setting gets its own error, and the others do not wait for it.
         let own = if world.rank() == 1 { 0 } else { 4 };
         let error = text(builder().max_tokens(4).capacity(own).build());
         match world.rank() {
-            1 => assert!(error.contains("`capacity`: it has to be given"), "{error}"),
-            _ => assert!(error.contains("rank 1 could not make its part"), "{error}"),
+            1 => assert!(
+                error.contains("`capacity`: it has to be given"),
+                "{error:#}"
+            ),
+            _ => assert!(
+                error.contains("rank 1 could not make its part"),
+                "{error:#}"
+            ),
         }
         // Settings that may differ.
         let ep = builder().max_tokens(world.rank() + 1).capacity(2).build()?;
@@ -505,8 +515,8 @@ fn a_rank_that_does_not_come_is_waited_for_no_longer_than_the_limit() {
             // Issued at once; the host waits for the other rank only here.
             ep.route(&stream.clone_htod(&[0i32, 1])?, &mut routing)?;
             let error = routing.counts().expect_err("nobody answered");
-            assert!(error.is_timeout() || error.fault().is_some(), "{error}");
-            let text = error.to_string();
+            assert!(error.is_timeout() || error.fault().is_some(), "{error:#}");
+            let text = format!("{error:#}");
             assert!(text.contains("route #"), "{text}");
         }
         world.barrier("told")?;
@@ -540,9 +550,9 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
                 .and_then(|_| routing.counts())
                 .expect_err("nobody answers"),
         };
-        let fault = error.fault().unwrap_or_else(|| panic!("{error}"));
-        assert_eq!(fault.culprit(), Some(0), "{error}");
-        assert!(error.to_string().contains("cuLaunchKernel"), "{error}");
+        let fault = error.fault().unwrap_or_else(|| panic!("{error:#}"));
+        assert_eq!(fault.culprit(), Some(0), "{error:#}");
+        assert!(format!("{error:#}").contains("cuLaunchKernel"), "{error:#}");
         world.barrier("told")?;
         Ok(())
     });

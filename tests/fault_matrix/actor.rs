@@ -179,11 +179,11 @@ pub(crate) fn rank(row: &'static Row) {
                 let evidence = fault.evidence().join("; ");
                 println!("ended: {class:?} {kind} of {culprit}: {root}; {fault}; {evidence}");
             }
-            None => println!("refused: {}", error.to_string().replace('\n', " ")),
+            None => println!("refused: {}", format!("{error:#}").replace('\n', " ")),
         },
     }
     if let Err(error) = result {
-        println!("in full: {}", error.to_string().replace('\n', " "));
+        println!("in full: {}", format!("{error:#}").replace('\n', " "));
     }
     let rank = actor.world.rank();
     if !row.aside.contains(&rank) && !row.leave.contains(&rank) {
@@ -220,29 +220,29 @@ fn go_on(row: &Row, mut actor: Actor, before: &Held) {
         _ => None,
     };
     if let Some(next) = next {
-        actor.world = next.unwrap_or_else(|error| panic!("no next generation: {error}"));
+        actor.world = next.unwrap_or_else(|error| panic!("no next generation: {error:#}"));
     }
     let comm = match (row.then, old) {
         (Then::Same, Some(comm)) => comm,
         (Then::Shrink, Some(old)) => {
             let shrunk = old.shrink("rest", &[]);
             shrunk
-                .unwrap_or_else(|error| panic!("no shrink: {error}"))
+                .unwrap_or_else(|error| panic!("no shrink: {error:#}"))
                 .communicator
         }
         (_, old) => {
             drop(old);
             build(&actor.world, &actor.stream, "again", SOON)
-                .unwrap_or_else(|error| panic!("no new communicator: {error}"))
+                .unwrap_or_else(|error| panic!("no new communicator: {error:#}"))
         }
     };
-    sum(&comm, &actor.stream).unwrap_or_else(|error| panic!("no right result: {error}"));
+    sum(&comm, &actor.stream).unwrap_or_else(|error| panic!("no right result: {error:#}"));
     println!("on: {} ranks", comm.world_size());
     if row.then == Then::Same || matches!(row.ends, Ends::Nothing) {
         assert!(comm.fault().is_none());
     }
     comm.finalize()
-        .unwrap_or_else(|error| panic!("no orderly end: {error}"));
+        .unwrap_or_else(|error| panic!("no orderly end: {error:#}"));
     println!("leaks: {}", leaks(before, more));
 }
 

@@ -174,7 +174,7 @@ fn attempt(test: &str, row: &'static Row) -> Result<Measured, Unable> {
     for &rank in live.iter().filter(|rank| !row.aside.contains(rank)) {
         if let Some(told) = stage.has_said(rank, "fault: ") {
             let told: serde_json::Value =
-                serde_json::from_str(told).map_err(|error| format!("rank {rank}: {error}"))?;
+                serde_json::from_str(told).map_err(|error| format!("rank {rank}: {error:#}"))?;
             outcomes::sentences(&told, &host, &mut sentences);
             fault = Some(told);
             kinds.extend(stage.has_said(rank, "kind: ").map(str::to_owned));

@@ -59,8 +59,9 @@ impl Outcomes {
             Ok("write") => How::Write,
             _ => How::Compare,
         };
-        let kept = std::fs::read_to_string(PATH).unwrap_or_else(|error| panic!("{PATH}: {error}"));
-        let kept = serde_json::from_str(&kept).unwrap_or_else(|error| panic!("{PATH}: {error}"));
+        let kept =
+            std::fs::read_to_string(PATH).unwrap_or_else(|error| panic!("{PATH}: {error:#}"));
+        let kept = serde_json::from_str(&kept).unwrap_or_else(|error| panic!("{PATH}: {error:#}"));
         Self {
             kept: Mutex::new(kept),
             how,
@@ -105,7 +106,7 @@ impl Outcomes {
             let kept = self.kept.into_inner().unwrap();
             let mut text = serde_json::to_string_pretty(&kept).expect("values");
             text.push('\n');
-            std::fs::write(PATH, text).unwrap_or_else(|error| panic!("{PATH}: {error}"));
+            std::fs::write(PATH, text).unwrap_or_else(|error| panic!("{PATH}: {error:#}"));
         }
     }
 }

@@ -88,7 +88,7 @@ impl Stage {
         };
         let test = test.to_owned();
         let fleet = fleet.start(move |rank| command(&test, row, inside.get(rank)));
-        let fleet = fleet.map_err(|error| format!("the ranks cannot be started: {error}"))?;
+        let fleet = fleet.map_err(|error| format!("the ranks cannot be started: {error:#}"))?;
         let events = fleet.events();
         std::thread::spawn(move || {
             for event in events {

@@ -440,7 +440,7 @@ fn said(result: nccl::Result<()>) -> String {
         .map_or(String::from("nobody"), |rank| rank.to_string());
     format!(
         "{kind} because of {cause}: {}",
-        error.to_string().replace('\n', " ")
+        format!("{error:#}").replace('\n', " ")
     )
 }
 

@@ -147,7 +147,7 @@ pub(crate) fn run_a_rank() {
             println!("result: {}", time.tv_sec * 1000 + time.tv_nsec / 1_000_000);
         }
         Ok(()) => println!("result: fine"),
-        Err(error) => println!("result: {error}"),
+        Err(error) => println!("result: {error:#}"),
     }
 }
 

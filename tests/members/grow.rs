@@ -200,7 +200,7 @@ fn failing_grow(world: World, call: &'static str, on: usize) -> Outcome {
             .map(drop),
     };
     let error = error.expect_err("it fails").to_string();
-    println!("{} {:?}: {error}", world.rank(), begun.elapsed());
+    println!("{} {:?}: {error:#}", world.rank(), begun.elapsed());
     assert!(
         begun.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -209,7 +209,7 @@ fn failing_grow(world: World, call: &'static str, on: usize) -> Outcome {
     // Every rank knows where it failed.
     assert!(
         world.rank() == on || error.contains(&format!("rank {on}")),
-        "{error}"
+        "{error:#}"
     );
     if let Some(part) = &part {
         while !matches!(part.state(), State::Aborted | State::Leaked) {
@@ -264,9 +264,9 @@ fn a_rank_that_does_not_come_is_named_and_nothing_has_happened() {
             let error = part.grow(&world, "whole").expect_err("one does not come");
             assert!(
                 matches!(error.kind(), ErrorKind::TimedOut { .. }),
-                "{error}"
+                "{error:#}"
             );
-            let text = error.to_string();
+            let text = format!("{error:#}");
             assert!(
                 text.contains("rank 2") && text.contains("grow on"),
                 "{text}"

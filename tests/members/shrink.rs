@@ -74,7 +74,10 @@ fn nccl_shrinks_a_communicator_in_either_launch_mode_until_its_idle_parent_has_e
             assert_eq!(sum(&comm, &stream)?, 111.0);
             world.barrier("the old one is of use")?;
             if let Err(error) = comm.revoke("enough") {
-                assert!(error.to_string().contains("revoked it: enough"), "{error}");
+                assert!(
+                    format!("{error:#}").contains("revoked it: enough"),
+                    "{error:#}"
+                );
             }
             if world.rank() > 0 {
                 let shrunk = comm.shrink("both again", &[0])?;
@@ -176,7 +179,10 @@ fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
         }
         assert_eq!(sum(&shrunk.communicator, &stream)?, 11.0);
         let error = stuck.wait().unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Aborted { .. }),
+            "{error:#}"
+        );
         assert!(sum(&comm, &stream).is_err());
         assert!(begun.elapsed() < TIMEOUT / 2);
         shrunk.communicator.finalize()?;
@@ -211,7 +217,7 @@ fn with_a_launch_under_way_a_shrink_that_aborts_makes_a_new_one() {
             let shrunk = comm.shrink_aborting("two", &[2]);
             if let Some(launches) = launches {
                 let error = launches.join().expect("no panic").unwrap_err();
-                assert!(error.to_string().contains("left out"), "{error}");
+                assert!(format!("{error:#}").contains("left out"), "{error:#}");
             }
             shrunk
         })?;
@@ -238,7 +244,7 @@ fn after_a_death_the_ranks_that_live_make_a_new_one() {
             }
             println!("working");
         };
-        println!("ended: {}", error.to_string().replace('\n', " "));
+        println!("ended: {}", format!("{error:#}").replace('\n', " "));
         let shrunk = comm.shrink("both", &[]).expect("two are left");
         println!("way: {}", shrunk.way);
         let right = sum(&shrunk.communicator, &stream).expect("both work");
@@ -271,17 +277,17 @@ fn ranks_that_want_to_leave_out_others_are_told() {
         let comm = comm.build()?;
         let without = [[1], [2], [0]][world.rank()];
         let error = comm.shrink("torn", &without).unwrap_err();
-        let text = error.to_string();
+        let text = format!("{error:#}");
         assert!(
             text.contains("do not agree") && text.contains("shrink on"),
             "{text}"
         );
         let error = comm.shrink("without me", &[world.rank()]).unwrap_err();
-        assert!(error.to_string().contains("left out"), "{error}");
+        assert!(format!("{error:#}").contains("left out"), "{error:#}");
         let error = comm.shrink("nobody", &[7]).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::NoSuchRank { .. }),
-            "{error}"
+            "{error:#}"
         );
         world.barrier("done")?;
         Ok(())
@@ -314,8 +320,8 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
             false => comm.shrink("three", &[3]),
         };
         let error = shrunk.map(drop).expect_err("it fails on one").to_string();
-        assert!(error.contains("rank 1"), "{error}");
-        assert!(!error.contains("did not confirm"), "{error}");
+        assert!(error.contains("rank 1"), "{error:#}");
+        assert!(!error.contains("did not confirm"), "{error:#}");
         assert!(begun.elapsed() < DEADLINE, "{:?}", begun.elapsed());
     }
     // On the excluded rank as well: its communicator has ended.
@@ -367,7 +373,10 @@ fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
     if revoked {
         world.barrier("it is of use")?;
         if let Err(error) = comm.revoke("enough") {
-            assert!(error.to_string().contains("revoked it: enough"), "{error}");
+            assert!(
+                format!("{error:#}").contains("revoked it: enough"),
+                "{error:#}"
+            );
         }
     }
     if world.rank() == 1 {
@@ -434,7 +443,10 @@ fn go_on_over_sockets(role: &str, world: World) -> Outcome {
     if role.contains("revoke") {
         world.barrier("it is of use")?;
         if let Err(error) = comm.revoke("enough") {
-            assert!(error.to_string().contains("revoked it: enough"), "{error}");
+            assert!(
+                format!("{error:#}").contains("revoked it: enough"),
+                "{error:#}"
+            );
         }
         println!("working");
         while world.departed().is_empty() {
@@ -507,7 +519,7 @@ fn a_rank_that_does_not_come_to_a_shrink_is_named_and_nothing_has_happened() {
         if world.rank() < 2 {
             let begun = Instant::now();
             let error = comm.shrink("three", &[3]).expect_err("one does not come");
-            let text = error.to_string();
+            let text = format!("{error:#}");
             assert!(
                 text.contains("rank 2") && text.contains("shrink on"),
                 "{text}"

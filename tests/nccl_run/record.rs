@@ -44,7 +44,7 @@ fn a_recorded_rank() {
         Ok(())
     };
     let error = run().expect_err("rank 1 is killed");
-    eprintln!("{error}");
+    eprintln!("{error:#}");
     std::process::exit(4);
 }
 

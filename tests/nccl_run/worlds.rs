@@ -25,8 +25,8 @@ fn under(options: &str, test: &str) -> Command {
 }
 
 fn join() -> Result<World, String> {
-    let rendezvous = Rendezvous::from_env().map_err(|error| error.to_string())?;
-    World::join(rendezvous).map_err(|error| error.to_string())
+    let rendezvous = Rendezvous::from_env().map_err(|error| format!("{error:#}"))?;
+    World::join(rendezvous).map_err(|error| format!("{error:#}"))
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_secret_that_is_no_text_keeps_strangers_out() {
         end_with(|| {
             let world = join()?;
             // Until the test has looked.
-            world.barrier("over").map_err(|error| error.to_string())
+            world.barrier("over").map_err(|error| format!("{error:#}"))
         });
     }
     let secret = OsStr::from_bytes(b"\xff\xfe\x80 binary, sixteen bytes");
@@ -157,7 +157,7 @@ fn a_secret_that_is_no_text_keeps_strangers_out() {
     let world = World::join(rank.unwrap()).unwrap();
     let stranger = Rendezvous::observer(&address).unwrap().job("binary");
     let error = Observer::join(stranger).unwrap_err().to_string();
-    assert!(error.contains("secret"), "{error}");
+    assert!(error.contains("secret"), "{error:#}");
     world.barrier("over").unwrap();
     let run = launched.finish();
     assert_eq!(run.code, 0, "{run:?}");
@@ -176,18 +176,22 @@ fn the_others_are_told_how_a_rank_was_killed_and_what_it_said_last() {
         end_with(|| {
             let world = join()?;
             if world.rank() == victim() {
-                world.barrier("ready").map_err(|error| error.to_string())?;
+                world
+                    .barrier("ready")
+                    .map_err(|error| format!("{error:#}"))?;
                 // By then nccl-run has joined the world as well.
                 std::thread::sleep(Duration::from_millis(500));
                 eprintln!("no memory for layer 7");
                 send(std::process::id(), Signal::KILL);
             }
-            world.barrier("ready").map_err(|error| error.to_string())?;
+            world
+                .barrier("ready")
+                .map_err(|error| format!("{error:#}"))?;
             // The victim does not enter this barrier.
             let error = world.barrier("work").err();
             Err(error.map_or_else(
                 || "nothing went wrong".to_owned(),
-                |error| error.to_string(),
+                |error| format!("{error:#}"),
             ))
         });
     }
@@ -257,7 +261,7 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
             // Before this rank can be stopped: earlier events are not among these.
             let mut events = world.events();
             let pids = world.all_gather("pid", &std::process::id().to_ne_bytes());
-            let pids = pids.map_err(|error| error.to_string())?;
+            let pids = pids.map_err(|error| format!("{error:#}"))?;
             let pid = |rank: usize| {
                 let bytes = pids[rank].as_slice().try_into();
                 bytes.map(u32::from_ne_bytes).map_err(|_| "four bytes")
@@ -268,7 +272,7 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
                 send(pid(0)?, Signal::KILL);
             }
             let error = world.barrier("work").expect_err("rank 0 is gone");
-            println!("{error}");
+            println!("{error:#}");
             if world.rank() == 3 {
                 let limit = Duration::from_secs(20);
                 while let Some(event) = events.next_within(limit) {
@@ -287,10 +291,10 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
                 return Ok(());
             }
             let next = world.next_generation_leaving_behind(Duration::from_secs(4));
-            let next = next.map_err(|error| error.to_string())?;
+            let next = next.map_err(|error| format!("{error:#}"))?;
             send(pid(3)?, Signal::CONT);
             eventually("rank 3 has ended", || !pid(3).is_ok_and(lives));
-            next.barrier("end").map_err(|error| error.to_string())
+            next.barrier("end").map_err(|error| format!("{error:#}"))
         });
     }
     let run = Running::start(under("-n 4 --linger 60s", &test)).finish();

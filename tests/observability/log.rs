@@ -23,7 +23,7 @@ fn one_does_not_come(world: World) -> Outcome {
         let late = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait();
         let error = late.unwrap_err();
         // Rank 0 did not enter.
-        assert_eq!(error.fault().unwrap().culprit(), Some(0), "{error}");
+        assert_eq!(error.fault().unwrap().culprit(), Some(0), "{error:#}");
     }
     let fault = await_fault(&comm)?;
     let events = await_seen("nccl.fault", NAME, 2);
@@ -113,7 +113,7 @@ fn a_device_hangs(world: World) -> Outcome {
     let fault = error.fault().ok_or("all ranks know how it ended")?;
     assert_eq!(*fault.root(), nccl::RootCause::Unknown);
     assert_eq!(fault.culprit(), None, "{fault}");
-    let text = error.to_string();
+    let text = format!("{error:#}");
     let first = fault.reported_by().ok_or("a rank ran out of time first")?;
     let says = format!("root cause: not found (first to run out of time: rank {first} (");
     assert!(text.contains(&says), "{text}");

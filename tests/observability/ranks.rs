@@ -64,7 +64,7 @@ fn one_of_two_hangs(world: World) -> Outcome {
     if let Some(error) = error {
         let operation = error.operation().ok_or("it was in one")?;
         assert_eq!((operation.rank(), operation.world_rank()), (0, 2));
-        let text = error.to_string();
+        let text = format!("{error:#}");
         let first = text.lines().next().unwrap_or_default();
         let on = format!("all_reduce #2 on {NAME:?} (world ranks 2-3) (");
         assert!(first.contains(&on), "{first}");

@@ -206,7 +206,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
         .preflight(&nccl::preflight::Settings::new())
         .unwrap_err()
         .to_string();
-    assert!(error.contains("rank 1 of 2 did not come"), "{error}");
+    assert!(error.contains("rank 1 of 2 did not come"), "{error:#}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -224,7 +224,7 @@ fn threads_of_one_process_are_compared_by_their_devices_only() {
                         let stream = context.new_stream().unwrap();
                         let built = world.communicator("threads").stream(&stream).build();
                         world.barrier("end").unwrap();
-                        built.map(drop).map_err(|error| error.to_string())
+                        built.map(drop).map_err(|error| format!("{error:#}"))
                     })
                 })
                 .collect();

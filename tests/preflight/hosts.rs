@@ -103,7 +103,7 @@ pub(crate) fn a_rank(script: &str) -> Result<String, Box<dyn std::error::Error>>
         }
         "build" => match world.communicator("model").stream(&stream).build() {
             Ok(_) => String::from("built"),
-            Err(error) => error.to_string(),
+            Err(error) => format!("{error:#}"),
         },
         other => panic!("{other}"),
     };

@@ -18,6 +18,6 @@ fn a_rank() {
     };
     match hosts::a_rank(&script) {
         Ok(text) => println!("result: {text}"),
-        Err(error) => println!("result: {}", error.to_string().replace('\n', " | ")),
+        Err(error) => println!("result: {}", format!("{error:#}").replace('\n', " | ")),
     }
 }

@@ -201,7 +201,7 @@ pub fn run(comm: &Communicator, seed: u64, steps: usize) -> Outcome {
             Kind::Replayed => several::replayed(comm, &step, &chosen),
             _ => perform(comm, &step, place.offset, &chosen),
         };
-        let result = result.map_err(|error| format!("{described}: {error}"))?;
+        let result = result.map_err(|error| format!("{described}: {error:#}"))?;
         results.extend(result);
         if results.len() >= 8 {
             compare(&mut results, seed, comm.rank())?;

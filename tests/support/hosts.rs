@@ -27,5 +27,5 @@ pub(super) fn move_to_own() -> Result<(), String> {
         return Err(format!("unshare: {}", std::io::Error::last_os_error()));
     }
     let name = format!("host{}", rank / each);
-    std::fs::write("/proc/sys/kernel/hostname", name).map_err(|error| error.to_string())
+    std::fs::write("/proc/sys/kernel/hostname", name).map_err(|error| format!("{error:#}"))
 }

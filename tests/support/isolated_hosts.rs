@@ -126,7 +126,7 @@ impl IsolatedHosts {
                 Ok(begun) => made.hosts.push(begun),
                 Err(error) => {
                     nccl_tools::gpu_check::not_tested(format_args!(
-                        "hosts with namespaces of their own: {error}"
+                        "hosts with namespaces of their own: {error:#}"
                     ));
                     return None;
                 }
@@ -257,7 +257,7 @@ impl IsolatedHosts {
         let output = Command::new("ip")
             .args(["netns", "exec", &own, "nft", &rules])
             .output()
-            .map_err(|error| Unable(format!("a filter takes ip: {error}")))?;
+            .map_err(|error| Unable(format!("a filter takes ip: {error:#}")))?;
         let said = String::from_utf8_lossy(&output.stderr);
         match output.status.success() {
             true => Ok(()),
@@ -282,7 +282,7 @@ impl IsolatedHosts {
             .args(["--tcp", "state", "established"])
             .args(filter.split_whitespace())
             .output()
-            .map_err(|error| Unable(format!("a reset takes ip: {error}")))?;
+            .map_err(|error| Unable(format!("a reset takes ip: {error:#}")))?;
         let said = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() || !said.trim().is_empty() {
             let why = said.trim();

@@ -312,7 +312,7 @@ impl Ranks {
                 hosts::move_to_own()?;
                 install(self.ranks);
                 let rendezvous = Rendezvous::from_env().expect("the starter set our variables");
-                let world = World::join(rendezvous).map_err(|error| error.to_string())?;
+                let world = World::join(rendezvous).map_err(|error| format!("{error:#}"))?;
                 body(in_launch_mode(world)).verdict()?;
                 nothing_was_used_after_its_end()
             }),
@@ -326,7 +326,7 @@ impl Ranks {
             command.envs(self.variables.iter().map(|(name, value)| (name, value)));
             command
         });
-        ended.unwrap_or_else(|error| panic!("the ranks could not be started: {error}"))
+        ended.unwrap_or_else(|error| panic!("the ranks could not be started: {error:#}"))
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn try_run(program: &str, arguments: &str) -> Result<(), String> {
     let output = Command::new(program)
         .args(arguments.split_whitespace())
         .output()
-        .map_err(|error| format!("{program}: {error}"))?;
+        .map_err(|error| format!("{program}: {error:#}"))?;
     if output.status.success() {
         return Ok(());
     }

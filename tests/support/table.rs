@@ -37,7 +37,7 @@ const END: &str = "<!-- table: end -->\n";
 /// # Panics
 /// When the page has another one, or none.
 pub fn written_or_same(path: &str, table: &str) {
-    let page = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let page = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error:#}"));
     let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
         let (found, after) = rest.split_once(END)?;
         Some((before, found, after))
@@ -48,7 +48,7 @@ pub fn written_or_same(path: &str, table: &str) {
     }
     if std::env::var_os("NCCL_TEST_WRITE").is_some() {
         let page = format!("{before}{BEGIN}{table}{END}{after}");
-        std::fs::write(path, page).unwrap_or_else(|error| panic!("{path}: {error}"));
+        std::fs::write(path, page).unwrap_or_else(|error| panic!("{path}: {error:#}"));
         return;
     }
     let differing = table

@@ -200,7 +200,11 @@ impl Report {
 
     /// Writes the errors, as the text of an error: in one line, or in the alternate form a line for each.
     pub(crate) fn write_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let between = if f.alternate() { "\n  and:        " } else { "; and: " };
+        let between = if f.alternate() {
+            "\n  and:        "
+        } else {
+            "; and: "
+        };
         f.write_str("before NCCL was started: ")?;
         for (index, finding) in self.errors().enumerate() {
             if index > 0 {

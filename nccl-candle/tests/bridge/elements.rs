@@ -51,7 +51,7 @@ fn an_element_type_that_nccl_has_not_is_refused_with_its_name_and_what_to_do() {
         let comm = join(&world)?;
         let short = Tensor::zeros(4, DType::I16, &candle_core::Device::Cpu)?;
         let error = comm.all_to_all(&short).unwrap_err();
-        let text = error.to_string();
+        let text = format!("{error:#}");
         for part in ["all_to_all", "\"tensors\"", "i16", "to_dtype(DType::I32)"] {
             assert!(text.contains(part), "{part} is not in: {text}");
         }

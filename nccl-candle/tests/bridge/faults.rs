@@ -34,11 +34,14 @@ fn survivor(world: &World) -> Outcome {
             assert!(matches!(fault.root(), RootCause::Died { .. }), "{fault}");
             // The communicator keeps it as well, for programs whose error types lose it.
             let last = comm.last_error().expect("the last error");
-            assert_eq!(last.nccl().expect("nccl's").to_string(), error.to_string());
+            assert_eq!(
+                last.nccl().expect("nccl's").to_string(),
+                format!("{error:#}")
+            );
             assert!(world.fault().is_some());
             assert!(comm.all_reduce(&x, ReduceOp::Sum).is_err(), "it is ended");
             assert_eq!(comm.staged().leaked, 0);
-            println!("error: {}", error.to_string().replace('\n', " "));
+            println!("error: {}", format!("{error:#}").replace('\n', " "));
             return Ok(());
         }
         assert!(
@@ -103,7 +106,7 @@ fn a_rank_that_does_not_come_ends_the_operation_at_its_limit() {
             let error = Error::of(&error)
                 .and_then(Error::nccl)
                 .expect("nccl's error");
-            assert!(error.to_string().contains("all_gather #2"), "{error}");
+            assert!(format!("{error:#}").contains("all_gather #2"), "{error:#}");
             assert!(begun.elapsed() < Duration::from_secs(30));
             // The operation's memory is no longer in use, and was not given up.
             assert_eq!((comm.staged().areas, comm.staged().leaked), (1, 0));

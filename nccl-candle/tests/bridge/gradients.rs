@@ -165,23 +165,23 @@ fn a_gradient_that_could_mean_two_things_is_refused_and_so_is_one_that_is_not_kn
             let error = operation(&comm, &x)?.sum_all()?.backward().unwrap_err();
             assert!(
                 matches!(Error::of(&error), Some(Error::NoGradient { .. })),
-                "{error}"
+                "{error:#}"
             );
             assert!(
-                error.to_string().contains("Gradient::Replicated"),
-                "{error}"
+                format!("{error:#}").contains("Gradient::Replicated"),
+                "{error:#}"
             );
         }
         let comm = comm.with_gradient(Gradient::Replicated);
         for op in [ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
             let error = comm.all_reduce(&x, op)?.sum_all()?.backward().unwrap_err();
-            assert!(error.to_string().contains("maxima"), "{error}");
+            assert!(format!("{error:#}").contains("maxima"), "{error:#}");
             let error = comm
                 .reduce_scatter(&x, 0, op)?
                 .sum_all()?
                 .backward()
                 .unwrap_err();
-            assert!(error.to_string().contains("reduce_scatter"), "{error}");
+            assert!(format!("{error:#}").contains("reduce_scatter"), "{error:#}");
         }
         Outcome::Ok(())
     });

@@ -20,7 +20,7 @@ fn a_dimension_that_the_ranks_cannot_share_is_refused_with_rank_shape_and_ranks(
         ];
         let rank = format!("rank {}", comm.rank());
         for (error, shape) in errors.iter().zip(["[5, 4]", "[6, 4]", "[5, 4]"]) {
-            let text = error.to_string();
+            let text = format!("{error:#}");
             for part in [shape, &rank, "3 ranks", "multiple of 3"] {
                 assert!(text.contains(part), "{part} is not in: {text}");
             }
@@ -31,7 +31,7 @@ fn a_dimension_that_the_ranks_cannot_share_is_refused_with_rank_shape_and_ranks(
             .unwrap_err();
         assert!(
             matches!(Error::of(&error), Some(Error::Scalar { ranks: 3, .. })),
-            "{error}"
+            "{error:#}"
         );
         // Nothing was issued, so the ranks are still together.
         let all = tensors(3, &[6, 4], DType::F32)?;
@@ -50,14 +50,14 @@ fn an_error_that_candle_lost_can_be_read_beside_the_call() {
         // Converts the error to text, as model layers do.
         let lost = layer
             .broadcast(&x, 7)
-            .map_err(|error| candle_core::Error::wrap(error.to_string()));
+            .map_err(|error| candle_core::Error::wrap(format!("{error:#}")));
         let lost = lost.unwrap_err();
         assert!(Error::of(&lost).is_none());
         let error = comm.last_error().expect("it is kept");
         let kind = error.nccl().expect("it is nccl's").kind();
         assert!(
             matches!(kind, nccl::ErrorKind::NoSuchRank { rank: 7, .. }),
-            "{error}"
+            "{error:#}"
         );
         Outcome::Ok(())
     });

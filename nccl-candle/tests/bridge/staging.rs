@@ -132,8 +132,8 @@ fn memory_that_may_still_be_in_use_is_given_up_instead_of_used_again() {
         assert!(refused.is_err() && stream.synchronize().is_err());
         let error = comm.all_reduce(&x, ReduceOp::Sum).unwrap_err();
         assert!(
-            error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
-            "{error}"
+            format!("{error:#}").contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+            "{error:#}"
         );
         let staged = comm.staged();
         assert_eq!((staged.areas, staged.bytes, staged.leaked), (0, 0, 1));

@@ -58,7 +58,7 @@ fn a_strided_view_is_made_contiguous_by_the_methods_and_refused_by_the_operation
         assert_same(&part, &sum(&views)?.chunk(2, 1)?[comm.rank()]);
 
         let error = x.apply_op1(ops::AllToAll::new(&comm)).unwrap_err();
-        let text = error.to_string();
+        let text = format!("{error:#}");
         assert!(
             text.contains("all_to_all") && text.contains("[1, 6]"),
             "{text}"
@@ -67,7 +67,7 @@ fn a_strided_view_is_made_contiguous_by_the_methods_and_refused_by_the_operation
         let error = comm.all_reduce_in_place(x, ReduceOp::Sum).unwrap_err();
         assert!(
             matches!(Error::of(&error), Some(Error::Strided { .. })),
-            "{error}"
+            "{error:#}"
         );
         Outcome::Ok(())
     });

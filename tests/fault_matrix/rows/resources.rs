@@ -38,7 +38,7 @@ pub(crate) const ROWS: &[Row] = &[
             };
             let taken = group.take(stage.pid(1));
             stage.group = Some(group);
-            taken.map_err(|error| Unable::Failed(format!("the control group: {error}")))
+            taken.map_err(|error| Unable::Failed(format!("the control group: {error:#}")))
         }),
         ends: Ends::died(&[1], &["killed by SIGKILL"]),
         lost: &[1],
@@ -170,7 +170,7 @@ fn no_threads(stage: &mut Stage) -> Result<(), Unable> {
     };
     let taken = group.take(stage.pid(1));
     stage.group = Some(group);
-    taken.map_err(|error| Unable::Failed(format!("the control group: {error}")))
+    taken.map_err(|error| Unable::Failed(format!("the control group: {error:#}")))
 }
 
 fn set_files(files: u64) {

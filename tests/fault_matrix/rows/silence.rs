@@ -155,7 +155,7 @@ pub(crate) const ROWS: &[Row] = &[
             };
             let taken = group.take(stage.pid(1));
             stage.group = Some(group);
-            taken.map_err(|error| Unable::Failed(format!("the control group: {error}")))
+            taken.map_err(|error| Unable::Failed(format!("the control group: {error:#}")))
         }),
         play: |actor| actor.work_for(Duration::from_millis(300)),
         ends: Ends::Nothing,

@@ -107,7 +107,11 @@ impl Error {
                 "also:      "
             }
         };
-        let has_hint = self.0.fault.as_ref().is_some_and(|fault| fault.hint().is_some());
+        let has_hint = self
+            .0
+            .fault
+            .as_ref()
+            .is_some_and(|fault| fault.hint().is_some());
         if let (false, Some(hint)) = (has_hint, self.hint()) {
             write!(f, "\n  hint:       {hint}")?;
         }

@@ -194,7 +194,7 @@ mod tests {
         let refused = |change: fn(&mut Sizes)| {
             let mut sizes = sizes(Layout::RankMajor);
             change(&mut sizes);
-            match sizes.check().map_err(|error| error.to_string()) {
+            match sizes.check().map_err(|error| format!("{error:#}")) {
                 Err(text) => text,
                 Ok(()) => panic!("{sizes:?}"),
             }
