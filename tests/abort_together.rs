@@ -251,7 +251,15 @@ fn one_does_not_come(world: World) -> Outcome {
     );
     let all = world.all_gather("explained", explained.as_bytes())?;
     assert!(all.iter().all(|other| *other == all[0]), "{all:?}");
-    assert!(text.lines().count() <= 8, "{text}");
+    assert!(text.lines().count() <= 9, "{text}");
+    let line = error.to_string();
+    assert_eq!(line.lines().count(), 1, "{line}");
+    let prefix = line.find("nccl: all_reduce #2");
+    assert!(
+        prefix == Some(0) && line.contains("root cause: ") && line.contains("rank 3 ("),
+        "{line}"
+    );
+    assert!(std::error::Error::source(&error).is_none(), "{error:#}");
     Ok(())
 }
 

@@ -38,15 +38,22 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error, with the operation in which it arose.
 ///
-/// Printing it gives one sentence for the operation, one for the cause, and a hint where there is
-/// something to do; with `{:#}`, also the section of the docs on it ([`Error::help`]).
+/// `{}` is one line: the operation and the cause. `{:#}` is all that is known, a line for each part: evidence, a hint where there is
+/// something to do, and the section of the documentation on it ([`Error::help`]). `{:?}` is the same, for a `main` that returns it.
 ///
 /// ```
+/// use std::error::Error as _;
+///
 /// use nccl::{ErrorKind, Rendezvous};
 ///
 /// let error = Rendezvous::unix("/tmp/x.sock", 4, 4).unwrap_err();
 /// assert!(matches!(error.kind(), ErrorKind::Rendezvous { .. }));
 /// assert!(error.to_string().contains("rank 4"));
+/// assert_eq!(error.to_string().lines().count(), 1);
+/// assert!(format!("{error:#}").ends_with(&error.help()));
+/// assert_eq!(format!("{error:?}"), format!("{error:#}"));
+/// // A chain of sources prints nothing twice.
+/// assert!(error.source().is_none());
 /// ```
 pub struct Error(Box<Inner>);
 
