@@ -41,7 +41,7 @@ fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
             let error = other
                 .communicator("never")
                 .stream(&stream)
-                .init_timeout(Duration::from_secs(40))
+                .timeouts(|timeouts| timeouts.init = Duration::from_secs(40))
                 .abort_signal(&signal)
                 .build()
                 .unwrap_err();
@@ -63,18 +63,14 @@ fn same_fault(
 ) -> Outcome {
     let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
     assert_eq!(
-        (fault.class(), fault.culprit()),
+        (fault.class, fault.culprit()),
         (class, Some(rank)),
         "{error}"
     );
     assert_eq!(other.fault().as_ref(), Some(fault));
     assert_eq!(error.is_timeout(), class == FaultClass::TimedOut, "{error}");
     let kind = error.report().kind;
-    let says = format!(
-        "{kind}\n{fault}\n{:?}\n{:?}",
-        fault.root(),
-        fault.evidence()
-    );
+    let says = format!("{kind}\n{fault}\n{:?}\n{:?}", fault.root, fault.evidence);
     for other in world.all_gather("fault", says.as_bytes())? {
         assert_eq!(String::from_utf8(other)?, says);
     }
@@ -119,15 +115,15 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
             let error = world
                 .communicator("never")
                 .stream(&stream)
-                .config(nccl::Config::new().min_ctas(8).max_ctas(most))
-                .init_timeout(timeout)
+                .config(|config| (config.min_ctas, config.max_ctas) = (Some(8), Some(most)))
+                .timeouts(|timeouts| timeouts.init = timeout)
                 .abort_signal(&signal)
                 .build()
                 .unwrap_err();
             if class == FaultClass::Gone {
                 let fault = error.fault().ok_or_else(|| format!("no fault: {error}"))?;
                 assert_eq!(
-                    (fault.class(), fault.culprit()),
+                    (fault.class, fault.culprit()),
                     (class, Some(culprit)),
                     "{error}"
                 );
