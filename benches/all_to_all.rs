@@ -179,7 +179,7 @@ fn cases(comm: &Communicator) -> Outcome<Vec<Case<'_>>> {
         let sent: Vec<usize> = (0..RANKS).map(to).collect();
         let received = vec![to(comm.rank()); RANKS];
         for by in [By::Grouped, By::TwoLevel] {
-            let parts = (Parts::packed(&sent), Parts::packed(&received));
+            let parts = (Parts::from(&sent), Parts::from(&received));
             let plan = planned(comm).parts::<u8>(parts.0, parts.1).algorithm(by);
             cases.push(exchange(comm, format!("{by}, unequal parts"), bytes, plan)?);
         }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use nccl::preflight::Settings;
+use nccl::preflight::{Settings, Severity};
 use nccl::{Rendezvous, World};
 
 fn main() -> ExitCode {
@@ -85,7 +85,7 @@ fn meet(
                     world.barrier("agree")?;
                     let agreed = Instant::now();
                     let report = world.preflight(&Settings::new())?;
-                    assert_eq!(report.errors().count(), 0, "{report}");
+                    assert!(report.worst() < Severity::Error, "{report}");
                     let checked = Instant::now();
                     // No rank leaves while others are still in the barrier above; this one is not measured.
                     world.barrier("end")?;

@@ -146,8 +146,7 @@ fn launch(victim: usize) -> Outcome {
     if let Some(first) = report.first() {
         println!(
             "Who started them saw: rank {} died first, {}.",
-            first.rank(),
-            first.exit()
+            first.rank, first.exit
         );
     }
     println!(

@@ -32,11 +32,11 @@ impl Operation for Ring {
     }
 
     /// As in nccl-tests: no rank has more than two neighbours.
-    fn configure(&self, config: Config, library: &Library) -> Config {
-        if library.version() < Version::new(2, 30, 3) {
-            return config;
+    fn configure(&self, mut config: Config, library: &Library) -> Config {
+        if library.version() >= Version::new(2, 30, 3) {
+            config.max_p2p_peers = Some(2);
         }
-        config.max_p2p_peers(2)
+        config
     }
 
     fn shape(&self, bytes: u64, case: Case, ranks: usize) -> Shape {

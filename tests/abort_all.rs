@@ -15,6 +15,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of a whole abort: generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(10);
 
+/// The communicators that NCCL did not give back.
+fn leaked(report: &nccl::AbortReport) -> impl Iterator<Item = &nccl::EndedCommunicator> {
+    let all = report.communicators.iter();
+    all.filter(|ended| ended.state == CommunicatorState::Leaked)
+}
+
 /// Waits in an operation that the last rank does not enter.
 fn wait_in_vain(comm: &Communicator) -> nccl::Result<()> {
     let mut y = comm.stream().alloc_zeros::<f32>(1 << 12).expect("memory");
@@ -37,7 +43,7 @@ fn end_six(world: &World) -> Outcome {
         let report = nccl::abort_all("enough");
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         let mut ended: Vec<_> = report
-            .communicators()
+            .communicators
             .iter()
             .map(|ended| (ended.name.clone(), ended.rank, ended.state))
             .collect();
@@ -49,13 +55,13 @@ fn end_six(world: &World) -> Outcome {
             .map(|(name, rank)| (name, rank, CommunicatorState::Aborted))
             .collect();
         assert_eq!(ended, all, "{report}");
-        assert_eq!(report.leaked().count(), 0, "{report}");
+        assert_eq!(leaked(&report).count(), 0, "{report}");
         assert!(
             report.to_string().contains("rank 0 of \"a\" is aborted"),
             "{report}"
         );
         // No communicator is left.
-        assert_eq!(nccl::abort_all("again").communicators(), []);
+        assert_eq!(nccl::abort_all("again").communicators, []);
     } else {
         let error = wait_in_vain(if world.rank() == 0 { &a } else { &b }).unwrap_err();
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
@@ -127,8 +133,8 @@ fn communicators_of_one_group_end_together() {
         } else {
             std::thread::sleep(Duration::from_millis(100));
             let report = nccl::abort_all("enough");
-            assert_eq!(report.communicators().len(), 4, "{report}");
-            assert_eq!(report.leaked().count(), 0, "{report}");
+            assert_eq!(report.communicators.len(), 4, "{report}");
+            assert_eq!(leaked(&report).count(), 0, "{report}");
         }
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         world.barrier("over")?;
@@ -149,14 +155,14 @@ fn those_of_other_processes_end_as_well_and_tell_the_reason() {
         let begun = Instant::now();
         if world.rank() == 0 {
             let report = nccl::abort_all("the service is shutting down");
-            assert_eq!(report.communicators().len(), 2, "{report}");
-            assert_eq!(report.leaked().count(), 0, "{report}");
+            assert_eq!(report.communicators.len(), 2, "{report}");
+            assert_eq!(leaked(&report).count(), 0, "{report}");
         } else {
             for comm in [&part, &comm] {
                 let error = wait_in_vain(comm).unwrap_err();
                 let fault = error.fault().ok_or("a cause that all know")?;
                 assert_eq!(
-                    (fault.culprit(), fault.cause()),
+                    (fault.culprit(), &*fault.cause),
                     (Some(0), "the service is shutting down")
                 );
             }
@@ -190,12 +196,15 @@ fn communicators_that_are_being_made_end_as_well() {
                 world
                     .communicator("looking")
                     .stream(&one)
-                    .init_timeout(TIMEOUT)
+                    .timeouts(|timeouts| timeouts.init = TIMEOUT)
                     .build()
             });
             let waiting = scope.spawn(move || {
                 let builder = Communicator::builder("waiting", id, 0, 2);
-                builder.stream(&other).init_timeout(TIMEOUT).build()
+                builder
+                    .stream(&other)
+                    .timeouts(|timeouts| timeouts.init = TIMEOUT)
+                    .build()
             });
             std::thread::sleep(Duration::from_millis(200));
             let report = nccl::abort_all("not now");
@@ -214,13 +223,13 @@ fn communicators_that_are_being_made_end_as_well() {
         }
         assert_eq!(used.state(), CommunicatorState::Aborted);
         let mut names: Vec<_> = report
-            .communicators()
+            .communicators
             .iter()
             .map(|ended| &*ended.name)
             .collect();
         names.sort_unstable();
         assert_eq!(names, ["looking", "used", "waiting"], "{report}");
-        assert_eq!(report.leaked().count(), 0, "{report}");
+        assert_eq!(leaked(&report).count(), 0, "{report}");
         // Later communicators are not affected.
         World::single()
             .communicator("new")
@@ -248,7 +257,11 @@ fn what_is_leaked_is_reported_and_keeps_nobody() {
         for name in ["a", "b", "c"] {
             let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
             let builder = Communicator::builder(name, id, 0, 1).stream(&stream);
-            comms.push(builder.abort_timeout(timeout).build()?);
+            comms.push(
+                builder
+                    .timeouts(|timeouts| timeouts.abort = timeout)
+                    .build()?,
+            );
         }
         let hangs = faults::at_call("ncclCommAbort").nth(2).hang();
         let begun = Instant::now();
@@ -258,8 +271,8 @@ fn what_is_leaked_is_reported_and_keeps_nobody() {
             "{:?}",
             begun.elapsed()
         );
-        assert_eq!(report.communicators().len(), 3, "{report}");
-        let leaked: Vec<_> = report.leaked().collect();
+        assert_eq!(report.communicators.len(), 3, "{report}");
+        let leaked: Vec<_> = leaked(&report).collect();
         assert_eq!(leaked.len(), 1, "{report}");
         assert!(report.to_string().contains("leaked"), "{report}");
         for comm in &comms {

@@ -211,13 +211,13 @@ fn one_does_not_come(world: World) -> Outcome {
     };
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     let fault = error.fault().expect("a cause that all know").clone();
-    assert_eq!(fault.class(), FaultClass::TimedOut);
+    assert_eq!(fault.class, FaultClass::TimedOut);
     // The first to detect it reports it, the waiting thread or the watchdog.
     assert_eq!(
         (fault.culprit(), fault.operation()),
         (Some(3), Some("all_reduce #2 of f32 × 4096, sum"))
     );
-    assert!(fault.cause().contains("2s"), "{fault}");
+    assert!(fault.cause.contains("2s"), "{fault}");
     // The same kind on every rank, also where no timeout passed.
     assert!(error.is_timeout(), "{error:#}");
     assert!(
@@ -295,7 +295,7 @@ fn faults_and_errors_say_of_which_generation_they_are() {
             let error = all_reduce(&comm, &stream).unwrap_err();
             let fault = error.fault().expect("a cause that all know");
             assert_eq!(
-                (fault.culprit(), fault.generation()),
+                (fault.culprit(), fault.generation),
                 (Some(1), generation),
                 "{fault}"
             );
@@ -305,7 +305,7 @@ fn faults_and_errors_say_of_which_generation_they_are() {
                 "{fault}"
             );
             let operation = error.operation().expect("an operation");
-            assert_eq!(operation.generation(), generation);
+            assert_eq!(operation.generation, generation);
             let text = operation.to_string();
             assert_eq!(
                 text.contains(", 2 ranks, generation 1)"),
@@ -387,7 +387,7 @@ fn what_a_program_or_a_signal_ends_is_ended_on_all_with_its_reason() {
             assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
             let fault = error.fault().expect("a cause");
             assert_eq!(
-                (fault.culprit(), fault.class()),
+                (fault.culprit(), fault.class),
                 (Some(1), FaultClass::Asked),
                 "{fault}"
             );
@@ -447,7 +447,7 @@ fn plans_and_requests_that_are_awaited_or_asked_end_as_well() {
         };
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         let fault = error.fault().expect("a cause");
-        assert_eq!((fault.culprit(), fault.cause()), (Some(0), "enough"));
+        assert_eq!((fault.culprit(), &*fault.cause), (Some(0), "enough"));
         // The buffers come back when nothing can write into them any more.
         let buffers = plan.into_buffers()?;
         assert_eq!(stream.clone_dtoh(&buffers)?.len(), 256);
@@ -567,7 +567,10 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
             .communicator("stopped")
             .stream(&stream)
             .timeout(TIMEOUT);
-        let comm = comm.confirm_timeout(BOUND).build().unwrap();
+        let comm = comm
+            .timeouts(|timeouts| timeouts.confirm = BOUND)
+            .build()
+            .unwrap();
         all_reduce(&comm, &stream).unwrap();
         println!("ready");
         // Until the test has stopped one rank.

@@ -148,7 +148,7 @@ fn life(world: &World, turn: u64) -> Outcome {
             .communicator("brief")
             .stream(&stream)
             .timeout(TIMEOUT)
-            .finalize_timeout(Duration::from_millis(200))
+            .timeouts(|timeouts| timeouts.finalize = Duration::from_millis(200))
             .abort_signal(&stop)
             .build()?;
         if let (true, Way::Signal) = (ends, way) {

@@ -293,12 +293,12 @@ fn who_awaits_on_a_device_that_fails_for_good_is_told_what_all_ranks_are() {
         let error = error.expect_err("the device of rank 0 has failed");
         let fault = error.fault().ok_or_else(|| format!("{error:#}"))?;
         assert_eq!(
-            (fault.culprit(), fault.class()),
+            (fault.culprit(), fault.class),
             (Some(0), FaultClass::Failed)
         );
         let RootCause::CallFailed {
             cuda: Some(719), ..
-        } = fault.root()
+        } = fault.root
         else {
             return Err(fault.to_string().into());
         };

@@ -41,7 +41,7 @@ fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
             let error = other
                 .communicator("never")
                 .stream(&stream)
-                .init_timeout(Duration::from_secs(40))
+                .timeouts(|timeouts| timeouts.init = Duration::from_secs(40))
                 .abort_signal(&signal)
                 .build()
                 .unwrap_err();
@@ -65,7 +65,7 @@ fn same_fault(
         .fault()
         .ok_or_else(|| format!("no fault: {error:#}"))?;
     assert_eq!(
-        (fault.class(), fault.culprit()),
+        (fault.class, fault.culprit()),
         (class, Some(rank)),
         "{error:#}"
     );
@@ -76,11 +76,7 @@ fn same_fault(
         "{error:#}"
     );
     let kind = error.report().kind;
-    let says = format!(
-        "{kind}\n{fault}\n{:?}\n{:?}",
-        fault.root(),
-        fault.evidence()
-    );
+    let says = format!("{kind}\n{fault}\n{:?}\n{:?}", fault.root, fault.evidence);
     for other in world.all_gather("fault", says.as_bytes())? {
         assert_eq!(String::from_utf8(other)?, says);
     }
@@ -125,8 +121,8 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
             let error = world
                 .communicator("never")
                 .stream(&stream)
-                .config(nccl::Config::new().min_ctas(8).max_ctas(most))
-                .init_timeout(timeout)
+                .config(|config| (config.min_ctas, config.max_ctas) = (Some(8), Some(most)))
+                .timeouts(|timeouts| timeouts.init = timeout)
                 .abort_signal(&signal)
                 .build()
                 .unwrap_err();
@@ -135,7 +131,7 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
                     .fault()
                     .ok_or_else(|| format!("no fault: {error:#}"))?;
                 assert_eq!(
-                    (fault.class(), fault.culprit()),
+                    (fault.class, fault.culprit()),
                     (class, Some(culprit)),
                     "{error:#}"
                 );

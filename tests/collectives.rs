@@ -436,7 +436,7 @@ fn a_root_or_a_length_that_does_not_fit_is_refused_before_nccl_is_asked() {
             "{error:#}"
         );
         assert_eq!(
-            error.operation().and_then(|operation| operation.root()),
+            error.operation().and_then(|operation| operation.root),
             Some(2)
         );
         let error = comm.all_gather(&x, &mut y).unwrap_err();

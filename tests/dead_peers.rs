@@ -39,8 +39,8 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
     let comm = support::strangers(world, "dead peer")?
         .stream(&stream)
         .timeout(TIMEOUT)
-        .finalize_timeout(TIMEOUT)
-        .abort_timeout(TIMEOUT)
+        .timeouts(|timeouts| timeouts.finalize = TIMEOUT)
+        .timeouts(|timeouts| timeouts.abort = TIMEOUT)
         .build()?;
     if matches!(stage, "finalize" | "drop") {
         assert_eq!(sum(&comm.within(PATIENCE), &stream)?, 11.0);

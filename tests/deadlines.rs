@@ -39,15 +39,15 @@ fn a_communicator_whose_rank_never_comes_is_given_up_at_the_limit() {
         let begun = Instant::now();
         let error = Communicator::builder("alone", id, 0, 2)
             .stream(&stream)
-            .init_timeout(Duration::from_millis(300))
+            .timeouts(|timeouts| timeouts.init = Duration::from_millis(300))
             .build()
             .unwrap_err();
         assert!(error.is_timeout(), "{error:#}");
         assert!((Duration::from_millis(300)..SOON).contains(&begun.elapsed()));
         let operation = error.operation().unwrap();
-        assert_eq!(operation.kind(), OperationKind::Init);
-        assert_eq!((operation.rank(), operation.world_size()), (0, 2));
-        assert_eq!(operation.communicator(), "alone");
+        assert_eq!(operation.kind, OperationKind::Init);
+        assert_eq!((operation.rank, operation.world_size), (0, 2));
+        assert_eq!(&*operation.communicator, "alone");
         Ok(())
     });
 }
@@ -58,7 +58,7 @@ fn a_rank_that_cannot_take_part_is_the_reason_on_every_rank() {
         let stream = stream(&world)?;
         let mut builder = world.communicator("picky").stream(&stream);
         if world.rank() == 1 {
-            builder = builder.config(nccl::Config::new().min_ctas(0));
+            builder = builder.config(|config| config.min_ctas = Some(0));
         }
         let begun = Instant::now();
         let error = builder.build().unwrap_err();
@@ -159,7 +159,7 @@ fn a_wait_ends_at_its_limit_and_the_operation_goes_on() {
             let done = unmatched(&comm, &stream)?;
             let error = done.wait_timeout(Duration::from_millis(100)).unwrap_err();
             assert!(error.is_timeout(), "{error:#}");
-            assert_eq!(error.operation().unwrap().sequence(), Some(2));
+            assert_eq!(error.operation().unwrap().sequence, Some(2));
             assert!(!done.is_complete()?);
             world.barrier("waited")?;
             done.wait()?;
@@ -353,7 +353,7 @@ fn an_abort_during_a_finalize_that_waits_ends_both() {
 fn an_operation_that_a_finalize_in_vain_ends_is_no_success() {
     ranks_as_threads(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| {
-            builder.finalize_timeout(Duration::from_millis(200))
+            builder.timeouts(|timeouts| timeouts.finalize = Duration::from_millis(200))
         })?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
@@ -387,7 +387,7 @@ fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
         let (stream, comm) = start(&world, |builder| {
             builder
                 .timeout(Duration::MAX)
-                .finalize_timeout(Duration::MAX)
+                .timeouts(|timeouts| timeouts.finalize = Duration::MAX)
                 .abort_signal(&stop)
         })?;
         connect(&comm, &stream)?;
@@ -415,7 +415,7 @@ fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
 fn dropping_a_communicator_never_blocks_even_when_its_peer_stays_away() {
     ranks_as_threads(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| {
-            builder.finalize_timeout(Duration::from_secs(2))
+            builder.timeouts(|timeouts| timeouts.finalize = Duration::from_secs(2))
         })?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
@@ -442,12 +442,14 @@ fn an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for() {
     }
     ranks_as_threads(1, |world| -> Outcome {
         let timeout = Duration::from_millis(200);
-        let (_stream, comm) = start(&world, |builder| builder.abort_timeout(timeout))?;
+        let (_stream, comm) = start(&world, |builder| {
+            builder.timeouts(|timeouts| timeouts.abort = timeout)
+        })?;
         let hang = faults::at_call("ncclCommAbort").hang();
         let begun = Instant::now();
         let error = comm.abort("to see it hang").unwrap_err();
         assert!(error.is_timeout() && begun.elapsed() < SOON, "{error:#}");
-        assert_eq!(error.operation().unwrap().kind(), OperationKind::Abort);
+        assert_eq!(error.operation().unwrap().kind, OperationKind::Abort);
         let error = comm.abort("again").unwrap_err();
         assert!(error.is_timeout(), "{error:#}");
         drop(hang);
@@ -468,7 +470,7 @@ fn a_launch_that_cannot_be_aborted_ends_the_process_instead_of_returning() {
             .communicator("test")
             .stream(&stream)
             .timeout(timeout)
-            .abort_timeout(timeout)
+            .timeouts(|timeouts| timeouts.abort = timeout)
             .build()
             .unwrap();
         if world.rank() == 0 {

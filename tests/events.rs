@@ -21,7 +21,7 @@ fn told(event: &WorldEvent) -> String {
         WorldEvent::Coordinator { rank, .. } => format!("coordinator {rank}"),
         WorldEvent::Gone { rank, .. } => format!("gone {rank}"),
         WorldEvent::Fault { fault, .. } => {
-            format!("fault {:?} {:?}", fault.class(), fault.culprit())
+            format!("fault {:?} {:?}", fault.class, fault.culprit())
         }
         WorldEvent::WentOn { generation, .. } => format!("generation {generation}"),
         WorldEvent::Ended { .. } => String::from("ended"),

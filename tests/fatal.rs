@@ -32,7 +32,10 @@ fn ends(test: &str, program: Program) -> Option<(Report, String)> {
             let comm = world.communicator("held").stream(&stream);
             // Where calls block, the thread is inside NCCL, which the hook reports as well.
             let comm = comm.launch_mode(LaunchMode::NonBlocking);
-            let comm = comm.timeout(TIMEOUT).abort_timeout(TIMEOUT).build();
+            let comm = comm
+                .timeout(TIMEOUT)
+                .timeouts(|timeouts| timeouts.abort = TIMEOUT)
+                .build();
             (comm.expect("a communicator"), stream)
         };
         std::thread::scope(|scope| {

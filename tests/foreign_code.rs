@@ -202,7 +202,9 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
-        let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
+        let comm = comm
+            .timeouts(|timeouts| timeouts.abort = Duration::from_millis(500))
+            .build()?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
@@ -246,7 +248,9 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
         // The end of a capture is waited for half as long as an abort may take.
-        let comm = comm.abort_timeout(2 * TIMEOUT).build()?;
+        let comm = comm
+            .timeouts(|timeouts| timeouts.abort = 2 * TIMEOUT)
+            .build()?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
             is_told_of_rank_0(&comm, &stream);
@@ -506,7 +510,9 @@ fn a_replay_that_is_in_another_threads_graph_leaves_the_plans_memory_to_that() {
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
-        let comm = comm.abort_timeout(Duration::from_millis(500)).build()?;
+        let comm = comm
+            .timeouts(|timeouts| timeouts.abort = Duration::from_millis(500))
+            .build()?;
         let y = comm.buffer::<f32>(1000)?;
         let mut plan = comm.capture(y, |capture, y| {
             capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
@@ -796,7 +802,7 @@ fn an_error_that_cudarc_keeps_for_others_hinders_nothing_that_is_made() {
         assert_eq!(routing.counts()?.sent(), [1, 0, 0, 1]);
         kept("counts");
         // The ranks of a node tell each other their parts.
-        let parts = || Parts::packed(&[4; 4]);
+        let parts = || Parts::from(&[4; 4]);
         let plan = AllToAll::plan(&comm).parts::<u8>(parts(), parts());
         let plan = plan
             .ranks_per_node(2)

@@ -20,7 +20,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
     ranks_as_processes(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = support::strangers(&world, "held")?.stream(&stream);
-        let comm = comm.abort_timeout(ABORT).build()?;
+        let comm = comm.timeouts(|timeouts| timeouts.abort = ABORT).build()?;
         let raw = comm.as_raw().ok_or("it is ready")?;
         let mut y = stream.alloc_zeros::<f32>(8)?;
         // Connected, so that the call below returns at once.
@@ -105,7 +105,7 @@ fn an_error_of_a_replay_says_of_which_plan() {
             let error = second.launch()?.wait().unwrap_err();
             let operation = error.operation().ok_or("it has one")?;
             assert_eq!(
-                (operation.kind(), operation.plan()),
+                (operation.kind, operation.plan),
                 (OperationKind::Replay, Some(2))
             );
             assert!(
@@ -118,7 +118,10 @@ fn an_error_of_a_replay_says_of_which_plan() {
         }
         world.barrier("over")?;
         let error = second.launch().unwrap_err();
-        assert_eq!(error.operation().and_then(nccl::Operation::plan), Some(2));
+        assert_eq!(
+            error.operation().and_then(|operation| operation.plan),
+            Some(2)
+        );
         Ok(())
     });
 }

@@ -97,7 +97,7 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
         _ => None,
     });
     let died = died.expect("rank 1 was killed");
-    assert_eq!((died.rank(), died.exit().signal()), (1, Some(Signal::KILL)));
+    assert_eq!((died.rank, died.exit.signal()), (1, Some(Signal::KILL)));
     let generation = fleet.restart(1).unwrap();
     assert_eq!(generation, 1);
     // By then it has found a rank 0 that does not know another generation yet.
@@ -110,7 +110,7 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
     // The survivors are the same processes.
     let ends: Vec<(u32, u64)> = report
         .ranks()
-        .map(|end| (end.pid(), end.generation()))
+        .map(|end| (end.pid, end.generation))
         .collect();
     assert_eq!((Some(ends[0].0), Some(ends[2].0)), (before[0], before[2]));
     assert_eq!((ends[1].1, ends[2].1), (1, 0));
@@ -159,7 +159,7 @@ fn events_come_in_order_and_to_everybody() {
                 Event::Started {
                     rank, generation, ..
                 } => format!("started {rank} generation {generation}"),
-                Event::Exited(end) => format!("rank {} {}", end.rank(), end.exit()),
+                Event::Exited(end) => format!("rank {} {}", end.rank, end.exit),
                 Event::Ending(signal) => format!("ending by {signal}"),
                 Event::Finished => break,
                 other => format!("{other:?}"),
@@ -323,7 +323,7 @@ fn a_fleet_that_is_being_ended_is_not_restarted_in_parts() {
     fleet.kill();
     let report = fleet.wait_timeout(LONG).expect("killed");
     assert_eq!(
-        (report.exit_code(), report.interrupted()),
+        (report.exit_code(), report.interrupted),
         (143, Some(Signal::TERM))
     );
 }
@@ -387,7 +387,7 @@ fn an_exit_status_that_other_code_takes_is_unknown_and_no_success() {
             let fleet = quiet(1).start(shell("exit 0")).unwrap();
             let report = fleet.wait_timeout(LONG).expect("it ends");
             let end = report.first().expect("nobody knows that it went well");
-            assert_eq!((end.exit(), report.exit_code()), (Exit::Unknown, 1));
+            assert_eq!((end.exit, report.exit_code()), (Exit::Unknown, 1));
         });
     }
     // A program that ignores SIGCHLD gets no exit statuses from the kernel.

@@ -72,8 +72,8 @@ fn a_thread_inside_nccl_is_freed_at_its_limit_and_all_ranks_hear_why() {
             assert!(error.is_timeout(), "{error:#}");
             assert!((timeout..SOON).contains(&took), "{took:?}");
             let operation = error.operation().expect("an operation");
-            assert_eq!(operation.kind(), OperationKind::AllReduce);
-            assert_eq!(operation.sequence(), Some(1));
+            assert_eq!(operation.kind, OperationKind::AllReduce);
+            assert_eq!(operation.sequence, Some(1));
             assert!(
                 format!("{error:#}").contains("1024"),
                 "the count: {error:#}"
@@ -386,7 +386,7 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
             let begun = Instant::now();
             let error = builder
                 .launch_mode(LaunchMode::BlockingChild)
-                .init_timeout(timeout)
+                .timeouts(|timeouts| timeouts.init = timeout)
                 .build()
                 .unwrap_err();
             assert!(error.is_timeout(), "{error:#}");
@@ -679,7 +679,9 @@ fn a_release_whose_aborts_cannot_be_relied_on_is_refused_with_what_is_needed() {
 fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
     ranks_as_threads(2, |world| -> Outcome {
         let timeout = Duration::from_millis(300);
-        let (stream, comm) = start(&world, |builder| builder.finalize_timeout(timeout))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.timeouts(|timeouts| timeouts.finalize = timeout)
+        })?;
         let mut y = stream.alloc_zeros::<f32>(4)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         if world.rank() == 0 {
@@ -697,7 +699,9 @@ fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
 #[test]
 fn a_finalize_is_ended_by_an_abort_from_another_thread() {
     ranks_as_threads(2, |world| -> Outcome {
-        let (_stream, comm) = start(&world, |builder| builder.finalize_timeout(TIMEOUT))?;
+        let (_stream, comm) = start(&world, |builder| {
+            builder.timeouts(|timeouts| timeouts.finalize = TIMEOUT)
+        })?;
         if world.rank() == 0 {
             let other = comm.clone();
             let aborting = std::thread::spawn(move || {
@@ -748,8 +752,10 @@ fn a_call_that_does_not_come_back_after_all_ends_the_process_with_a_sentence() {
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let abort = Duration::from_millis(500);
-        let (stream, comm) =
-            start(&world, |builder| builder.abort_timeout(abort)).expect("a communicator");
+        let (stream, comm) = start(&world, |builder| {
+            builder.timeouts(|timeouts| timeouts.abort = abort)
+        })
+        .expect("a communicator");
         if world.rank() == 0 {
             // Not even an abort ends it.
             let _fault = faults::at_call("ncclAllReduce").hang();

@@ -94,7 +94,10 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
             .communicator("writing")
             .stream(&stream)
             .timeout(TIMEOUT);
-        let comm = comm.confirm_timeout(BOUND).build().expect("both are there");
+        let comm = comm
+            .timeouts(|timeouts| timeouts.confirm = BOUND)
+            .build()
+            .expect("both are there");
         let peer = 1 - world.rank();
         let x = stream.clone_htod(&[7u32; WORDS]).expect("memory");
         let mut y = stream.alloc_zeros::<u32>(WORDS).expect("memory");
@@ -183,7 +186,10 @@ fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank
         let stream = support::device(&world).expect("a device");
         let stream = stream.new_stream().expect("a stream");
         let comm = world.communicator("lent").stream(&stream).timeout(TIMEOUT);
-        let comm = comm.confirm_timeout(SOON).build().expect("both are there");
+        let comm = comm
+            .timeouts(|timeouts| timeouts.confirm = SOON)
+            .build()
+            .expect("both are there");
         let memory = comm.buffer::<u8>(1 << 20).expect("memory");
         let registered = comm.register(memory).expect("registered");
         sum(&comm, &stream).expect("both are there");
@@ -224,7 +230,10 @@ fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
         let stream = support::device(&world).expect("a device");
         let stream = stream.new_stream().expect("a stream");
         let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
-        let comm = comm.confirm_timeout(SOON).build().expect("all are there");
+        let comm = comm
+            .timeouts(|timeouts| timeouts.confirm = SOON)
+            .build()
+            .expect("all are there");
         let color = (world.rank() != 0).then_some(0);
         let part = comm.split("part", color, 0).expect("all are there");
         println!("ready");
@@ -271,7 +280,9 @@ fn a_rank_that_drops_what_does_not_end_keeps_no_other_from_saying_that_it_has_le
     Ranks::new(3).processes(|world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
-        let comm = comm.confirm_timeout(5 * SOON).finalize_timeout(SOON);
+        let comm = comm
+            .timeouts(|timeouts| timeouts.confirm = 5 * SOON)
+            .timeouts(|timeouts| timeouts.finalize = SOON);
         let comm = comm.build()?;
         let registered = (world.rank() == 0)
             .then(|| comm.register(comm.buffer::<f32>(100)?))

@@ -209,7 +209,7 @@ fn one_ends_with_another(world: World) -> Outcome {
                 let is_member = others.contains(&2);
                 assert_eq!(fault.culprit(), is_member.then_some(2), "{fault}");
                 assert_eq!(fault.world_rank(), Some(2), "{fault}");
-                assert_eq!(fault.pid(), std::process::id());
+                assert_eq!(fault.pid, std::process::id());
                 let who = if is_member {
                     "rank 2 ("
                 } else {
@@ -282,7 +282,7 @@ fn a_rank_that_cannot_take_part_in_a_split_is_the_reason_on_all() {
         let error = comm
             .split_with("part", Some(0), 0, |builder| {
                 if rank == 1 {
-                    builder.config(nccl::Config::new().min_ctas(0))
+                    builder.config(|config| config.min_ctas = Some(0))
                 } else {
                     builder
                 }
@@ -381,7 +381,7 @@ fn a_panic_in_the_settings_of_one_rank_ends_the_others() {
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
             Communicator::init_all_with("both", &streams, |builder| {
                 assert!(!first.swap(false, Ordering::Relaxed), "the settings");
-                builder.init_timeout(Duration::from_secs(25))
+                builder.timeouts(|timeouts| timeouts.init = Duration::from_secs(25))
             })
         }));
         assert!(made.is_err());
@@ -549,7 +549,7 @@ fn a_signal_of_the_program_ends_an_init_of_all_as_a_rank_that_fails_does() {
                     stop.abort();
                 }
                 match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
-                    true => builder.config(nccl::Config::new().min_ctas(0)),
+                    true => builder.config(|config| config.min_ctas = Some(0)),
                     false => builder,
                 }
             })

@@ -177,7 +177,7 @@ fn plans_of_all_to_all_allocate_nothing() {
                 .in_place()
                 .scratch_limit(64);
             let mut plan = plan.build().unwrap();
-            let plan_copies = plan.explain().copies();
+            let plan_copies = plan.explain().copies;
             assert_eq!(plan_copies, ranks - 1);
             let mut hundred =
                 || (0..100).for_each(|_| drop(plan.enqueue_in_place(&mut y).unwrap()));
@@ -191,7 +191,7 @@ fn plans_of_all_to_all_allocate_nothing() {
                 "in place, {what}: {count}"
             );
             let counts: Vec<usize> = (0..ranks).map(|peer| peer % 3).collect();
-            let parts = Parts::packed(&counts);
+            let parts = Parts::from(&counts);
             let plan = AllToAll::plan(comm)
                 .parts::<f32>(parts, parts)
                 .per_peer::<f32>(1);
@@ -209,7 +209,7 @@ fn plans_of_all_to_all_allocate_nothing() {
             assert_none(&format!("two payloads, {what}"), hundred);
             let mut hundred = || {
                 for _ in 0..100 {
-                    drop(comm.all_to_all_v_at(&x, parts, &mut y, parts).unwrap());
+                    drop(comm.all_to_all_v(&x, parts, &mut y, parts).unwrap());
                 }
             };
             hundred();

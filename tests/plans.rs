@@ -23,7 +23,7 @@ fn start(world: &World) -> Result<(Arc<CudaContext>, Communicator), Box<dyn std:
         .communicator("test")
         .stream(&stream)
         .timeout(Duration::from_secs(20))
-        .finalize_timeout(Duration::from_secs(10))
+        .timeouts(|timeouts| timeouts.finalize = Duration::from_secs(10))
         .build()?;
     Ok((context, comm))
 }
@@ -243,7 +243,7 @@ fn a_buffer_of_somebody_else_is_refused() {
             "{error:#}"
         );
         assert_eq!(
-            error.operation().map(|o| o.kind()),
+            error.operation().map(|o| o.kind),
             Some(OperationKind::Capture)
         );
         // The communicator still works.
@@ -353,7 +353,7 @@ fn a_finalize_destroys_the_graphs_of_live_plans() {
                 "{error:#}"
             );
             assert_eq!(
-                error.operation().map(|o| o.kind()),
+                error.operation().map(|o| o.kind),
                 Some(OperationKind::Replay)
             );
         }
@@ -420,14 +420,14 @@ fn launches_that_nobody_answers_run_into_their_limit() {
             // The launch that waits for room may report it, or before it the watchdog, about the first launch.
             let fault = error.fault().expect("a cause that all know");
             assert_eq!(
-                (fault.culprit(), fault.class()),
+                (fault.culprit(), fault.class),
                 (Some(1), FaultClass::TimedOut),
                 "{error:#}"
             );
             let operation = fault.operation().unwrap_or_default();
             // The launch that waits for room does not know which of the earlier ones is late.
             assert!(operation.starts_with("replay of plan 1"), "{operation}");
-            assert!(fault.cause().ends_with("within 2s"), "{fault}");
+            assert!(fault.cause.ends_with("within 2s"), "{fault}");
             assert_eq!(
                 error.is_timeout(),
                 !matches!(error.kind(), ErrorKind::Aborted { .. }),
@@ -703,7 +703,7 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
         let comm = world
             .communicator("test")
             .stream(&stream)
-            .finalize_timeout(timeout)
+            .timeouts(|timeouts| timeouts.finalize = timeout)
             .build()?;
         // NCCL connects the ranks at the first operation.
         let mut first = comm.buffer::<f32>(1 << 20)?;

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nccl::{ErrorKind, FaultClass, LaunchMode, ReduceOp, ShrinkWay, World};
+use nccl::{ErrorKind, FaultClass, LaunchMode, ReduceOp, ResizeWay, World};
 use nccl_emulator::faults;
 use support::sums::{start, sum};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
@@ -37,7 +37,7 @@ fn revoke_what_stalls(world: World) -> Outcome {
         );
         let fault = error.fault().expect("all ranks know why");
         assert_eq!(
-            (fault.class(), fault.culprit()),
+            (fault.class, fault.culprit()),
             (FaultClass::Revoked, Some(2))
         );
     }
@@ -53,7 +53,7 @@ fn revoke_what_stalls(world: World) -> Outcome {
     if world.rank() != 1 {
         let shrunk = comm.shrink("both", &[1])?;
         match support::launch_mode() {
-            LaunchMode::NonBlocking => assert_eq!(shrunk.way, ShrinkWay::Native),
+            LaunchMode::NonBlocking => assert_eq!(shrunk.way, ResizeWay::Native),
             _ => assert!(shrunk.way.to_string().contains("aborted"), "{}", shrunk.way),
         }
         assert_eq!(sum(&shrunk.communicator, &stream)?, 11.0);
@@ -163,7 +163,9 @@ fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
             let world = world.with_launch_mode(LaunchMode::NonBlocking);
             let stream = support::device(&world)?.new_stream()?;
             let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
-            let comm = comm.abort_timeout(Duration::from_secs(3)).build()?;
+            let comm = comm
+                .timeouts(|timeouts| timeouts.abort = Duration::from_secs(3))
+                .build()?;
             assert_eq!(sum(&comm, &stream)?, 11.0);
             let y = comm.register(comm.buffer::<u8>(1 << 20)?)?;
             world.barrier("registered")?;

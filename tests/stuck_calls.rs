@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, Fault, FaultClass, RootCause, Timeouts, World};
+use nccl::{Communicator, Fault, FaultClass, RootCause, World};
 use nccl_emulator::faults;
 use support::{needs_emulator, ranks_as_processes};
 use unattended::{Outcome, SOON, TIMEOUT, fault, start, unattended};
@@ -24,10 +24,10 @@ fn ranks_that_hang(
         return;
     }
     ranks_as_processes(ranks, |world| -> Outcome {
-        let timeouts = Timeouts::new()
-            .operation(timeout(world.rank()))
-            .abort(TIMEOUT);
-        let (stream, comm) = start(&world, |builder| builder.timeouts(timeouts))?;
+        let operation = timeout(world.rank());
+        let (stream, comm) = start(&world, |builder| {
+            builder.timeouts(|timeouts| (timeouts.operation, timeouts.abort) = (operation, TIMEOUT))
+        })?;
         body(&world, &stream, &comm)?;
         world.barrier("end")?;
         // A thread hangs.
@@ -48,11 +48,11 @@ fn go_in_for_ever(comm: &Communicator) {
 fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
     let fault = fault(comm)?;
     assert_eq!(
-        (fault.culprit(), fault.class()),
+        (fault.culprit(), fault.class),
         (Some(rank), FaultClass::TimedOut),
         "{fault}"
     );
-    assert!(fault.cause().contains(words), "{fault}");
+    assert!(fault.cause.contains(words), "{fault}");
     Ok(fault)
 }
 
@@ -70,7 +70,7 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
             unattended(comm)?;
         }
         let fault = is_told(comm, 1, "inside the call of all_reduce #")?;
-        let root = fault.root();
+        let root = &fault.root;
         assert!(matches!(root, RootCause::StuckInside { .. }), "{fault}");
         Ok(())
     });
@@ -98,10 +98,12 @@ fn in_the_first_message(rank_1: impl Fn(&Communicator) -> Outcome) {
     }
     ranks_as_processes(2, |world| -> Outcome {
         let timeout = if world.rank() == 0 { TIMEOUT } else { SOON };
-        let timeouts = Timeouts::new().operation(timeout).abort(TIMEOUT);
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("test").stream(&stream);
-        let comm = comm.timeouts(timeouts).build()?;
+        let comm = comm
+            .timeout(timeout)
+            .timeouts(|timeouts| timeouts.abort = TIMEOUT)
+            .build()?;
         world.barrier("begin")?;
         if world.rank() == 0 {
             // So that the call does not return at its timeout.
@@ -175,10 +177,7 @@ fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
                 unattended(&other)?;
             }
             let late = fault(&other)?;
-            assert!(
-                late.cause().contains("the operation, running for"),
-                "{late}"
-            );
+            assert!(late.cause.contains("the operation, running for"), "{late}");
             Ok(())
         },
     );

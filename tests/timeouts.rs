@@ -47,9 +47,9 @@ fn a_limit_that_the_environment_switches_off_never_passes() {
         let comm = world.communicator("off").stream(&stream);
         let comm = comm
             .timeout(SHORT)
-            .init_timeout(SHORT)
-            .queue_timeout(SHORT)
-            .finalize_timeout(SHORT);
+            .timeouts(|timeouts| timeouts.init = SHORT)
+            .timeouts(|timeouts| timeouts.queue = Some(SHORT))
+            .timeouts(|timeouts| timeouts.finalize = SHORT);
         // As a debugger does to a rank.
         let hold = || {
             if world.rank() == 1 {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cgroup::Group;
 use nccl::RootCause;
 use nccl::cudarc::driver::{CudaStream, sys};
-use nccl::{Communicator, ErrorKind, FaultClass, LaunchMode, ReduceOp, Timeouts, recorder};
+use nccl::{Communicator, ErrorKind, FaultClass, LaunchMode, ReduceOp, recorder};
 use nccl_emulator::faults;
 use support::gate::Gate;
 use support::{needs_emulator, ranks_as_processes, ranks_as_threads};
@@ -36,12 +36,12 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
             assert!((TIMEOUT..SOON).contains(&took), "{took:?}");
         }
         let fault = fault(&comm)?;
-        assert_eq!(fault.class(), FaultClass::TimedOut);
+        assert_eq!(fault.class, FaultClass::TimedOut);
         assert_eq!(fault.culprit(), Some(1));
         let operation = fault.operation().ok_or("it was in an operation")?;
         assert!(operation.starts_with("all_reduce #"), "{operation}");
         assert!(operation.ends_with(" of f32 × 64, sum"), "{operation}");
-        let cause = fault.cause();
+        let cause = &fault.cause;
         assert!(cause.contains("the operation, running for 4"), "{cause}");
         assert!(cause.contains("within 400ms"), "{cause}");
         let causes = world.all_gather("cause", fault.to_string().as_bytes())?;
@@ -49,7 +49,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         // And every later call reports it.
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
-        assert!(format!("{error:#}").contains(cause), "{error:#}");
+        assert!(format!("{error:#}").contains(&*cause), "{error:#}");
         Ok(())
     });
 }
@@ -196,8 +196,11 @@ fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let timeouts = Timeouts::new().operation(TIMEOUT).queue(2 * TIMEOUT);
-        let (stream, comm) = start(&world, |builder| builder.timeouts(timeouts))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder
+                .timeout(TIMEOUT)
+                .timeouts(|timeouts| timeouts.queue = Some(2 * TIMEOUT))
+        })?;
         let begun = Instant::now();
         world.barrier("begin")?;
         let gate = (world.rank() == 1)
@@ -209,10 +212,10 @@ fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
         let fault = fault(&comm)?;
         assert!(begun.elapsed() >= 2 * TIMEOUT, "{:?}", begun.elapsed());
         assert_eq!(
-            (fault.culprit(), fault.class()),
+            (fault.culprit(), fault.class),
             (Some(1), FaultClass::TimedOut)
         );
-        let cause = fault.cause();
+        let cause = &fault.cause;
         assert!(cause.contains("the operation was queued for"), "{cause}");
         assert!(cause.contains("not this communicator's"), "{cause}");
         drop(gate);
@@ -227,7 +230,7 @@ fn the_limit_of_a_call_counts_and_not_that_of_its_communicator() {
     }
     ranks_as_threads(2, |world| -> Outcome {
         // Set for the world; the communicator inherits it.
-        let world = world.with_timeouts(Timeouts::new().operation(TIMEOUT));
+        let world = world.with_timeouts(|timeouts| timeouts.operation = TIMEOUT);
         let (stream, comm) = start(&world, |builder| builder)?;
         world.barrier("begin")?;
         if world.rank() == 1 {
@@ -270,12 +273,12 @@ fn a_replay_that_hangs_is_called_a_replay() {
         }
         let fault = fault(&comm)?;
         assert_eq!(
-            (fault.culprit(), fault.class()),
+            (fault.culprit(), fault.class),
             (Some(1), FaultClass::TimedOut)
         );
         let operation = fault.operation().ok_or("it was in an operation")?;
         assert!(operation.contains("replay"), "{operation}");
-        let cause = fault.cause();
+        let cause = &fault.cause;
         assert!(cause.contains("the replay, running for"), "{cause}");
         Ok(())
     });
@@ -299,7 +302,7 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
         let fault = fault(&comm)?;
         // The error reports that a peer failed, and not which.
         assert_eq!(
-            (fault.culprit(), fault.reported_by(), fault.class()),
+            (fault.culprit(), fault.reported_by(), fault.class),
             (None, Some(1), FaultClass::Failed),
             "{}",
             fault.explain()
@@ -547,13 +550,13 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
         }
         let fault = error.fault().ok_or(text)?;
         assert_eq!(
-            (fault.culprit(), fault.class()),
+            (fault.culprit(), fault.class),
             (Some(1), FaultClass::Failed)
         );
         let root = RootCause::ResourceExhausted {
             resource: String::from("threads or processes"),
         };
-        assert_eq!(*fault.root(), root);
+        assert_eq!(fault.root, root);
         // No resource is half created: with threads, the communicator can be created.
         world.barrier("again")?;
         let comm = world.communicator("test").stream(&stream).build()?;

@@ -76,18 +76,17 @@ pub use nccl_base::fault::{
 pub use nccl_base::operation::{Operation, OperationKind};
 #[cfg(feature = "world")]
 pub use nccl_control::{
-    Channel, ChannelMessage, Discovery, Events, FileDiscovery, RankEnd, RankState, Rendezvous,
-    Subgroup, Witness, WorldEvent, WorldState, install_panic_hook,
+    Channel, ChannelMessage, Discovery, Events, RankEnd, RankState, Rendezvous, Subgroup, Witness,
+    WorldEvent, WorldState, install_panic_hook,
 };
 pub use nccl_core::{
     AbortReport, AbortSignal, AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, AtRunTime,
     Buffer, Capability, Capture, CapturedAllToAll, CapturedPlan, Communicator, CommunicatorBuilder,
     CommunicatorState, Config, CostModel, CtaPolicy, DataType, Element, EndedCommunicator, Erased,
-    ErasedMut, Explanation, FatalCause, FatalExit, FatalReport, Group, Groups, GrowWay, Grown,
-    LaunchMode, Library, LinkCost, NcclType, Nodes, OwnedBuffer, Parts, Payloads, PlanBuffers,
-    PreMulSum, RecvBuffer, ReduceOp, Reduction, Registered, Request, Requests, SendBuffer,
-    ShrinkWay, Shrunk, Timeouts, UniqueId, abort_all, device, group, leaked_communicators,
-    on_fatal,
+    ErasedMut, Explanation, FatalCause, FatalExit, FatalReport, Group, Groups, LaunchMode, Library,
+    LinkCost, NcclType, Nodes, OwnedBuffer, Parts, Payloads, PlanBuffers, PreMulSum, RecvBuffer,
+    ReduceOp, Reduction, Registered, Request, Requests, ResizeWay, Resized, SendBuffer, Timeouts,
+    UniqueId, abort_all, device, group, leaked_communicators, on_fatal,
 };
 #[cfg(feature = "moe")]
 pub use nccl_moe::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};

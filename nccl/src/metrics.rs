@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::OperationKind;
 use ::metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
@@ -313,7 +314,7 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
             let new = count.saturating_sub(*before);
             *before = count;
             if new > 0 {
-                let longest = at_most.min(durations.longest());
+                let longest = at_most.min(durations.longest);
                 histogram.record_many(longest.as_secs_f64(), new as usize);
             }
         }
@@ -328,7 +329,7 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
     }
     for comm in &stats.communicators {
         let samples = &comm.arrival_skew.samples;
-        if samples.count() > 0 {
+        if samples.count > 0 {
             let labels = vec![("comm", comm.name.clone())];
             durations("nccl_arrival_skew_seconds", labels, samples);
         }
@@ -351,8 +352,9 @@ fn communicator(comm: &CommunicatorStats) {
         counter!("nccl_ops_total", &labels).absolute(operations.count);
         counter!("nccl_bytes_total", &labels).absolute(operations.bytes);
     }
-    counter!("nccl_groups_total", "comm" => name()).absolute(comm.groups());
-    counter!("nccl_graph_replays_total", "comm" => name()).absolute(comm.replays());
+    counter!("nccl_groups_total", "comm" => name()).absolute(comm.calls_of(OperationKind::Group));
+    counter!("nccl_graph_replays_total", "comm" => name())
+        .absolute(comm.calls_of(OperationKind::Replay));
     let oldest = comm.oldest_pending.unwrap_or_default().as_secs_f64();
     gauge!("nccl_oldest_pending_seconds", "comm" => name()).set(oldest);
     gauge!("nccl_queue_depth", "comm" => name()).set(comm.queue_depth as f64);

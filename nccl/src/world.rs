@@ -117,12 +117,11 @@ impl World {
     ///
     /// ```
     /// use std::time::{Duration, Instant};
-    /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
-    /// let world = nccl::World::single().with_timeouts(timeouts);
+    /// let world = nccl::World::single().with_timeouts(|timeouts| timeouts.operation = Duration::from_secs(5));
     /// ```
     #[must_use]
-    pub fn with_timeouts(mut self, timeouts: Timeouts) -> Self {
-        self.timeouts = timeouts;
+    pub fn with_timeouts(mut self, set: impl FnOnce(&mut Timeouts)) -> Self {
+        set(&mut self.timeouts);
         self
     }
 
@@ -654,7 +653,7 @@ impl World {
     ///     for world in nccl::World::threads(2) {
     ///         scope.spawn(move || {
     ///             let report = world.preflight(&Settings::new())?;
-    ///             for error in report.errors() {
+    ///             for error in &report.findings {
     ///                 eprintln!("{error}");
     ///             }
     ///             Ok::<(), nccl::Error>(())

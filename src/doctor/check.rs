@@ -57,7 +57,7 @@ fn one_host(options: &CheckOptions) -> ExitCode {
     let local = Local::look(ranks - 1, false);
     let report = host(&local.settings().ranks(ranks, ranks));
     let mut entries = local.entries;
-    entries.extend_from_slice(report.findings());
+    entries.extend_from_slice(&report.findings);
     let what = match ranks {
         1 => host_name(),
         _ => format!("{}, for {ranks} ranks", host_name()),
@@ -103,7 +103,7 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
     let local = Local::look(0, true);
     let report = host(&local.settings());
     let mut entries = local.entries;
-    entries.extend_from_slice(report.findings());
+    entries.extend_from_slice(&report.findings);
     let fix = "start the same command on every rank at about the same time; NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT says \
                where they meet, and --timeout how long they wait";
     entries.insert(0, Finding::error("world", error.to_string()).fix(fix));
@@ -128,7 +128,7 @@ fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<F
     world.phase("compares what has to agree");
     let report = world.preflight(&local.settings())?;
     let mut entries = gathered(world, "local", &local.entries)?;
-    entries.extend_from_slice(report.findings());
+    entries.extend_from_slice(&report.findings);
     if options.communicate {
         let own = match (not_tried(&entries), &local.stream) {
             (Some(why), _) => why,
@@ -315,8 +315,8 @@ fn all_reduce(
         .communicator("nccl-doctor")
         .stream(stream)
         .timeout(timeout)
-        .init_timeout(timeout)
-        .finalize_timeout(timeout)
+        .timeouts(|timeouts| timeouts.init = timeout)
+        .timeouts(|timeouts| timeouts.finalize = timeout)
         .build()?;
     let own = vec![world.rank() as f32 + 1.0; ELEMENTS];
     let own = stream.clone_htod(&own)?;

@@ -37,7 +37,7 @@ pub(super) fn run(options: &LogOptions) -> ExitCode {
         return could_not(&unread.join("; "));
     }
     let report = log.report();
-    let mut entries: Vec<Finding> = report.findings().to_vec();
+    let mut entries: Vec<Finding> = report.findings.to_vec();
     entries.extend(
         unread
             .into_iter()

@@ -8,7 +8,7 @@ use crate::failure::{Exit, Failure};
 impl From<nccl::Error> for Failure {
     fn from(error: nccl::Error) -> Self {
         // One rank sees the deadline pass, another is told of it first: the agreed root cause decides.
-        let agreed = error.fault().and_then(|fault| agreed(fault.root()));
+        let agreed = error.fault().and_then(|fault| agreed(&fault.root));
         let exit = agreed.unwrap_or(match error.kind() {
             ErrorKind::Load(_)
             | ErrorKind::Unsupported { .. }

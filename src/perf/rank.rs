@@ -177,10 +177,11 @@ fn measure<O: Operation>(
         false => context.new_stream().map_err(cuda("making a stream"))?,
     };
     let before = free_memory(&context)?;
+    let settings = operation.configure(config(&options, library)?, library);
     let communicator = world
         .communicator("perf")
         .stream(&stream)
-        .config(operation.configure(config(&options, library)?, library))
+        .config(|config| *config = settings)
         .timeout(options.timeout)
         .build()?;
     let with_communicator = free_memory(&context)?;
@@ -297,12 +298,12 @@ fn free_memory(context: &CudaContext) -> Result<i64, Failure> {
 
 /// The config of nccl-tests, with the policy of `-x`.
 fn config(options: &Options, library: &Library) -> Result<Config, Failure> {
-    let mut config = Config::new();
+    let mut config = Config::default();
     if library.version() >= nccl::Version::new(2, 28, 3) {
-        config = config.nvlink_centric_scheduling(true);
+        config.nvlink_centric_scheduling = Some(true);
     }
     if let Some(policy) = options.cta_policy {
-        config = config.cta_policy(match policy {
+        config.cta_policy = Some(match policy {
             0 => CtaPolicy::Default,
             1 => CtaPolicy::Efficiency,
             _ => CtaPolicy::Zero,

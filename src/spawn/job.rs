@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 ///     command
 /// })?;
 /// let Outcome::Failed(failure) = ended.outcome else { panic!("rank 1 ended with 3") };
-/// assert_eq!((failure.end.rank, failure.code()), (1, 3));
+/// assert_eq!((failure.end.rank, failure.code), (1, 3));
 /// # Ok::<(), nccl::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +152,7 @@ fn states(fleet: &Fleet, pids: &[Option<u32>], printed: &Printed) -> String {
     let mut events = fleet.events();
     while let Some(event) = events.next_within(Duration::ZERO) {
         if let Event::Exited(end) = event {
-            let rank = end.rank();
+            let rank = end.rank;
             ends[rank] = Some(end);
         }
     }
@@ -161,9 +161,9 @@ fn states(fleet: &Fleet, pids: &[Option<u32>], printed: &Printed) -> String {
         match (end, pid) {
             (Some(end), _) => text.push_str(&format!(
                 "rank {rank} (pid {}) had ended after {:.1} s: {}\n",
-                end.pid(),
-                end.at().as_secs_f64(),
-                end.exit(),
+                end.pid,
+                end.at.as_secs_f64(),
+                end.exit,
             )),
             (None, Some(pid)) => {
                 text.push_str(&format!("rank {rank} (pid {pid}) was running:\n"));
@@ -191,12 +191,12 @@ fn summary(
     begun: Instant,
 ) -> Ended {
     let end_of = |rank: usize| {
-        let end = report.ranks().find(|end| end.rank() == rank);
+        let end = report.ranks().find(|end| end.rank == rank);
         RankEnd {
             rank,
-            pid: end.map_or(0, launch::RankEnd::pid),
-            exit: end.map(launch::RankEnd::exit),
-            after: end.map_or_else(|| begun.elapsed(), launch::RankEnd::at),
+            pid: end.map_or(0, |end| end.pid),
+            exit: end.map(|end| end.exit),
+            after: end.map_or_else(|| begun.elapsed(), |end| end.at),
             stdout: printed.lines(rank, Stream::Stdout),
             stderr: printed.lines(rank, Stream::Stderr),
         }
@@ -206,18 +206,18 @@ fn summary(
     let cause = report
         .ranks()
         .filter(failed)
-        .min_by_key(|end| (end.exit().signal().is_none(), end.at()));
+        .min_by_key(|end| (end.exit.signal().is_none(), end.at));
     let outcome = match (verdict, cause) {
         (Some(Outcome::OutputClosed), _) => Outcome::OutputClosed,
         (_, Some(cause)) => {
             let of = |which: fn(&launch::RankEnd) -> bool| {
                 let those = report.ranks().filter(|end| which(end));
-                those.map(launch::RankEnd::rank).collect()
+                those.map(|end| end.rank).collect()
             };
             Outcome::Failed(Box::new(RankFailure {
-                end: end_of(cause.rank()),
-                ended: of(|end| end.asked_by().is_some()),
-                stopped: of(launch::RankEnd::was_stopped),
+                end: end_of(cause.rank),
+                ended: of(|end| end.asked_by.is_some()),
+                stopped: of(|end| end.was_stopped),
             }))
         }
         (Some(verdict), None) => verdict,

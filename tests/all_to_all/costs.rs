@@ -17,10 +17,10 @@ fn measured(world: &World) -> Outcome {
         let plan = AllToAll::plan(&comm).ranks_per_node(local);
         let plan = match local == ranks {
             true => plan.per_peer::<f32>(64),
-            false => plan.parts::<f32>(Parts::packed(&counts), Parts::packed(&counts)),
+            false => plan.parts::<f32>(Parts::from(&counts), Parts::from(&counts)),
         };
         let mut plan = plan.measured().build()?;
-        let model = *plan.explain().model();
+        let model = plan.explain().model;
         assert_ne!(model, CostModel::published());
         // All ranks have the same, to the bit.
         let all = world.all_gather(
@@ -95,7 +95,7 @@ fn carried(world: &World) -> Outcome {
         let found = sends.fold((0, 0), |(count, bytes), one| {
             (count + one.count as usize, bytes + one.bytes as usize)
         });
-        let packed = plan.explain().copies() > 0;
+        let packed = plan.explain().copies > 0;
         assert_eq!(packed, packs, "{name}");
         assert_eq!(found, counted(by, packed, ranks, local, BLOCK), "{name}");
         world.barrier(&format!("{name} looked"))?;

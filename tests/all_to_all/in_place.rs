@@ -120,8 +120,7 @@ fn captured(world: &World) -> Outcome {
         let count = |from: usize, to: usize| (from * 2 + to) % 4;
         let sent: Vec<usize> = (0..ranks).map(|to| count(rank, to)).collect();
         let received: Vec<usize> = (0..ranks).map(|from| count(from, rank)).collect();
-        let plan =
-            AllToAll::plan(&comm).parts::<f32>(Parts::packed(&sent), Parts::packed(&received));
+        let plan = AllToAll::plan(&comm).parts::<f32>(Parts::from(&sent), Parts::from(&received));
         let plan = plan
             .algorithm(By::TwoLevel)
             .ranks_per_node(2.min(ranks / 2));

@@ -105,7 +105,7 @@ fn over_hosts(world: &World) -> Outcome {
         let mut random = fastrand::Rng::with_seed(turn);
         let matrices = [Matrix::random(&mut random, ranks, turn % 2 == 0)];
         let mut plan = plan(&comm, &matrices, (By::TwoLevel, None), false).build()?;
-        let nodes = plan.explain().nodes();
+        let nodes = plan.explain().nodes;
         assert_eq!((nodes.count(), nodes.ranks_per_node()), (2, ranks / 2));
         let mut devices = [Device::new(&matrices[0], rank, [&stream, &stream])?];
         enqueue(&mut plan, &mut devices, &matrices)?.wait()?;
@@ -144,8 +144,7 @@ fn unequal(world: &World) -> Outcome {
         let sent = vec![if rank == 0 { most } else { 1 }; ranks];
         let mut received = vec![1; ranks];
         received[0] = most;
-        let plan =
-            AllToAll::plan(&comm).parts::<u8>(Parts::packed(&sent), Parts::packed(&received));
+        let plan = AllToAll::plan(&comm).parts::<u8>(Parts::from(&sent), Parts::from(&received));
         let mut plan = plan.ranks_per_node(2).cost_model(model).build()?;
         assert_eq!(plan.explain().algorithm(), expected, "{}", plan.explain());
         let mean = format!("{most} bytes for each peer in the mean of the busiest rank");
@@ -165,7 +164,7 @@ fn unequal(world: &World) -> Outcome {
     let plan = AllToAll::plan(&comm).ranks_per_node(2);
     let counts = vec![3; ranks];
     let plan = match rank {
-        0 => plan.parts::<f32>(Parts::packed(&counts), Parts::packed(&counts)),
+        0 => plan.parts::<f32>(Parts::from(&counts), Parts::from(&counts)),
         _ => plan.per_peer::<f32>(3),
     };
     let mut plan = plan.algorithm(By::TwoLevel).build()?;
@@ -192,7 +191,7 @@ fn ranks_that_nobody_can_ask_take_one_group_for_unequal_parts() {
         let (rank, ranks) = (world.rank(), world.size());
         let sent: Vec<usize> = (0..ranks).map(|to| 10 * rank + to).collect();
         let received: Vec<usize> = (0..ranks).map(|from| 10 * from + rank).collect();
-        let parts = (Parts::packed(&sent), Parts::packed(&received));
+        let parts = (Parts::from(&sent), Parts::from(&received));
         let plan = || AllToAll::plan(&comm).parts::<f32>(parts.0, parts.1);
         let mut auto = plan().build()?;
         assert_eq!(auto.explain().algorithm(), By::Grouped);
@@ -242,7 +241,7 @@ fn calls(world: &World) -> Outcome {
         }
     }
     let (x, mut y) = (stream.clone_htod(&sent)?, stream.alloc_zeros::<u64>(next)?);
-    comm.all_to_all_v_at(&x, parts, &mut y, parts)?.wait()?;
+    comm.all_to_all_v(&x, parts, &mut y, parts)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y)?, expected);
     // Overlapping parts are refused, wherever they are.
     if ranks > 1 {
@@ -251,7 +250,7 @@ fn calls(world: &World) -> Outcome {
         overlapping[0] = 11;
         let mut long = stream.alloc_zeros::<u64>(16)?;
         let other = Parts::at(&twos, &overlapping);
-        let error = comm.all_to_all_v_at(&x, Parts::packed(&twos), &mut long, other);
+        let error = comm.all_to_all_v(&x, Parts::from(&twos), &mut long, other);
         let error = error.unwrap_err();
         let ErrorKind::InvalidConfig { reason, .. } = error.kind() else {
             panic!("{error:#}");
@@ -278,11 +277,10 @@ fn calls_in_steps_and_with_displacements_are_right() {
 
 fn windows(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
-    let config = nccl::Config::new().cta_policy(nccl::CtaPolicy::Zero);
     let comm = world
         .communicator("windows")
         .stream(&stream)
-        .config(config)
+        .config(|config| config.cta_policy = Some(nccl::CtaPolicy::Zero))
         .build()?;
     let (rank, ranks) = (world.rank(), world.size());
     let window = || comm.register_window(comm.buffer::<u32>(ranks * 5)?);

@@ -41,7 +41,7 @@ fn refused(world: &World) -> Outcome {
     if rank == 1 {
         counts[0] = 5;
     }
-    let (said, error) = text(plan().parts::<f32>(Parts::packed(&send), Parts::packed(&counts)));
+    let (said, error) = text(plan().parts::<f32>(Parts::from(&send), Parts::from(&counts)));
     assert!(
         matches!(error.kind(), ErrorKind::PlansDiffer { plan: 2, .. }),
         "{said}"
@@ -73,7 +73,7 @@ fn refused(world: &World) -> Outcome {
         said.contains("3 ranks cannot be divided into nodes of 2"),
         "{said}"
     );
-    let parts = Parts::packed(&send);
+    let parts = Parts::from(&send);
     let (said, _) = text(plan().parts::<f32>(parts, parts).algorithm(By::Native));
     assert!(said.contains("it is for equal parts"), "{said}");
     // None of these errors has affected the communicator.

@@ -84,7 +84,7 @@ fn an_expert_that_is_full_is_told_by_both_ends_and_the_tokens_are_not_numbers() 
             "{error:#}"
         );
         let operation = error.operation().expect("the routing");
-        assert_eq!(operation.kind(), OperationKind::Route);
+        assert_eq!(operation.kind, OperationKind::Route);
         // The communicator and the handle still work.
         let step = both(&[[3, 0], [1, 3]]);
         ep.route(&up(&stream, &flat(&step.topk[rank]))?, &mut routing)?;
@@ -393,7 +393,7 @@ fn a_stream_that_is_capturing_is_refused() {
             matches!(refused.kind(), ErrorKind::Stream { reason: found, .. } if *found == reason),
             "{refused}"
         );
-        let operation = refused.operation().map(|operation| operation.kind());
+        let operation = refused.operation().map(|operation| operation.kind);
         assert_eq!(operation, Some(OperationKind::Dispatch));
         // Nothing was captured into the graph, and the handle still works.
         assert!(graph?.is_some());

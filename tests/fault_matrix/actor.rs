@@ -114,7 +114,7 @@ fn build(
     timeout: Duration,
 ) -> nccl::Result<Communicator> {
     let comm = world.communicator(name).stream(stream).timeout(timeout);
-    comm.abort_timeout(Duration::from_secs(1))
+    comm.timeouts(|timeouts| timeouts.abort = Duration::from_secs(1))
         .without_preflight()
         .build()
 }
@@ -169,14 +169,14 @@ pub(crate) fn rank(row: &'static Row) {
                 println!("fault: {}", serde_json::to_string(fault).expect("values"));
                 let kind = error.report().kind;
                 println!("kind: {kind}, is_timeout: {}", error.is_timeout());
-                let root = serde_json::to_value(fault.root()).expect("values");
+                let root = serde_json::to_value(fault.root.clone()).expect("values");
                 let kind = root["kind"].as_str().unwrap_or_default();
-                let class = fault.class();
+                let class = fault.class;
                 let culprit = match fault.culprit() {
-                    Some(rank) => format!("rank {rank} (pid {})", fault.pid()),
+                    Some(rank) => format!("rank {rank} (pid {})", fault.pid),
                     None => String::from("no rank"),
                 };
-                let evidence = fault.evidence().join("; ");
+                let evidence = fault.evidence.join("; ");
                 println!("ended: {class:?} {kind} of {culprit}: {root}; {fault}; {evidence}");
             }
             None => println!("refused: {}", format!("{error:#}").replace('\n', " ")),

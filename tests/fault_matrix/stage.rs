@@ -93,7 +93,7 @@ impl Stage {
         std::thread::spawn(move || {
             for event in events {
                 if let Event::Exited(end) = event {
-                    let _ = tell.send(Heard::Ended(end.rank(), end.exit()));
+                    let _ = tell.send(Heard::Ended(end.rank, end.exit));
                 }
             }
         });

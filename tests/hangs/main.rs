@@ -37,11 +37,11 @@ fn build(world: &World, stream: &Arc<CudaStream>, patient: bool) -> nccl::Result
     world
         .communicator("hangs")
         .stream(stream)
-        .init_timeout(timeout(INIT))
+        .timeouts(|timeouts| timeouts.init = timeout(INIT))
         .timeout(timeout(OPERATION))
-        .finalize_timeout(timeout(FINALIZE))
-        .abort_timeout(abort())
-        .confirm_timeout(CONFIRM)
+        .timeouts(|timeouts| timeouts.finalize = timeout(FINALIZE))
+        .timeouts(|timeouts| timeouts.abort = abort())
+        .timeouts(|timeouts| timeouts.confirm = CONFIRM)
         .without_preflight()
         .build()
 }

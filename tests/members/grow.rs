@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nccl::{Communicator, CommunicatorState as State, ErrorKind, GrowWay, LaunchMode, World};
+use nccl::{Communicator, CommunicatorState as State, ErrorKind, LaunchMode, ResizeWay, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::{Role, name};
 
@@ -22,8 +22,8 @@ fn grow_to_all(world: World, size: usize, why: Option<&str>) -> Outcome {
         Some(part) => {
             let grown = part.grow(&world, "whole")?;
             match (&grown.way, why) {
-                (GrowWay::Native, None) => {}
-                (GrowWay::Anew { why: said, .. }, Some(why)) if said.contains(why) => {}
+                (ResizeWay::Native, None) => {}
+                (ResizeWay::Anew { why: said, .. }, Some(why)) if said.contains(why) => {}
                 (way, why) => panic!("{way}, and not {why:?}"),
             }
             grown.communicator
@@ -170,7 +170,7 @@ fn a_new_process_comes_into_a_communicator_that_runs() {
     for rank in &mut ranks {
         assert!(rank.says("old: ").contains("111"));
         let way = rank.says("way: ");
-        assert!(way.contains("by ncclCommGrow"), "{way}");
+        assert!(way.contains("by NCCL's own call"), "{way}");
     }
     ranks.push({
         assert!(new.says("right: ").contains("1111"));
@@ -258,7 +258,7 @@ fn a_rank_that_does_not_come_is_named_and_nothing_has_happened() {
     ranks_as_processes(3, |world| -> Outcome {
         let (stream, all) = start(&world, TIMEOUT)?;
         let part = all.split_with("part", (world.rank() < 2).then_some(0), 0, |builder| {
-            builder.init_timeout(Duration::from_secs(3))
+            builder.timeouts(|timeouts| timeouts.init = Duration::from_secs(3))
         })?;
         if let Some(part) = &part {
             let error = part.grow(&world, "whole").expect_err("one does not come");

@@ -2,10 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nccl::{
-    CommunicatorState as State, ErrorKind, Fault, GrowWay, LaunchMode, ReduceOp, ShrinkWay,
-    Timeouts, World,
-};
+use nccl::{CommunicatorState as State, ErrorKind, Fault, LaunchMode, ReduceOp, ResizeWay, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
@@ -24,8 +21,8 @@ fn leave_out_a_rank_that_lives(world: World, native: bool) -> Outcome {
         let shrunk = comm.shrink("three", &[1])?;
         println!("{}", shrunk.way);
         match &shrunk.way {
-            ShrinkWay::Native => assert!(native),
-            ShrinkWay::Anew { why, .. } => assert!(!native && why.contains("2.27.3"), "{why}"),
+            ResizeWay::Native => assert!(native),
+            ResizeWay::Anew { why, .. } => assert!(!native && why.contains("2.27.3"), "{why}"),
             other => panic!("{other:?}"),
         }
         let three = shrunk.communicator;
@@ -65,7 +62,7 @@ fn nccl_shrinks_a_communicator_in_either_launch_mode_until_its_idle_parent_has_e
             assert_eq!(sum(&comm, &stream)?, 111.0);
             if world.rank() > 0 {
                 let shrunk = comm.shrink("both", &[0])?;
-                assert_eq!(shrunk.way, ShrinkWay::Native);
+                assert_eq!(shrunk.way, ResizeWay::Native);
                 let both = shrunk.communicator;
                 assert_eq!(both.launch_mode(), Some(mode));
                 assert_eq!(sum(&both, &stream)?, 11.0);
@@ -82,7 +79,7 @@ fn nccl_shrinks_a_communicator_in_either_launch_mode_until_its_idle_parent_has_e
             if world.rank() > 0 {
                 let shrunk = comm.shrink("both again", &[0])?;
                 match mode {
-                    LaunchMode::NonBlocking => assert_eq!(shrunk.way, ShrinkWay::Native),
+                    LaunchMode::NonBlocking => assert_eq!(shrunk.way, ResizeWay::Native),
                     _ => assert!(shrunk.way.to_string().contains("aborted"), "{}", shrunk.way),
                 }
                 let both = shrunk.communicator;
@@ -109,7 +106,7 @@ fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
                     true => comm.launch_mode(LaunchMode::NonBlocking),
                     false => comm,
                 };
-                let comm = comm.init_timeout(TIMEOUT).build()?;
+                let comm = comm.timeouts(|timeouts| timeouts.init = TIMEOUT).build()?;
                 let part = comm.split("part", Some(0), 0)?.expect("a color was given");
                 assert_eq!(part.launch_mode(), Some(LaunchMode::NonBlocking));
                 if world.rank() != 2 {
@@ -123,7 +120,7 @@ fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
                 let grown = match pair {
                     Some(pair) => {
                         let grown = pair.grow(&world, "grown")?;
-                        assert_eq!(grown.way, GrowWay::Native);
+                        assert_eq!(grown.way, ResizeWay::Native);
                         grown.communicator
                     }
                     None => world.communicator("grown").stream(&stream).build()?,
@@ -170,7 +167,7 @@ fn a_shrink_that_aborts_ends_what_waits_for_the_rank_that_is_left_out() {
         assert!(!stuck.is_complete()?);
         let shrunk = comm.shrink_aborting("two", &[2])?;
         match support::launch_mode() {
-            LaunchMode::NonBlocking => assert_eq!(shrunk.way, ShrinkWay::Native),
+            LaunchMode::NonBlocking => assert_eq!(shrunk.way, ResizeWay::Native),
             _ => assert!(
                 shrunk.way.to_string().contains("its idle parent ends"),
                 "{}",
@@ -273,7 +270,7 @@ fn ranks_that_want_to_leave_out_others_are_told() {
     ranks_as_threads(3, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream);
-        let comm = comm.init_timeout(Duration::from_millis(500));
+        let comm = comm.timeouts(|timeouts| timeouts.init = Duration::from_millis(500));
         let comm = comm.build()?;
         let without = [[1], [2], [0]][world.rank()];
         let error = comm.shrink("torn", &without).unwrap_err();
@@ -301,11 +298,10 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
     /// Far below that, and far above the duration of this test.
     const DEADLINE: Duration = Duration::from_secs(40);
     let stream = support::device(&world)?.new_stream()?;
-    let timeouts = Timeouts::new().abort(IN_VAIN).confirm(IN_VAIN);
     let comm = world
         .communicator("all")
         .stream(&stream)
-        .timeouts(timeouts)
+        .timeouts(|timeouts| (timeouts.abort, timeouts.confirm) = (IN_VAIN, IN_VAIN))
         .build()?;
     assert_eq!(sum(&comm, &stream)?, 1111.0);
     let untouched = world.communicator("untouched").stream(&stream).build()?;
@@ -391,7 +387,7 @@ fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
             true => comm.shrink_aborting("three", &[3])?,
             false => comm.shrink("three", &[3])?,
         };
-        let ShrinkWay::Anew { why, .. } = &shrunk.way else {
+        let ResizeWay::Anew { why, .. } = &shrunk.way else {
             panic!("{}", shrunk.way);
         };
         assert_eq!(why, REFUSED);
@@ -497,7 +493,7 @@ fn after_a_death_over_sockets_new_communicators_are_made() {
                 println!("{role}: {way}");
                 let why = match (mode, what) {
                     // A revoked communicator has no connections whose end NCCL could notice.
-                    (NonBlocking, "revoke") => "by ncclCommShrink",
+                    (NonBlocking, "revoke") => "by NCCL's own call",
                     _ => "aborted",
                 };
                 assert!(way.contains(why), "{role}: {way}");
@@ -515,7 +511,9 @@ fn a_rank_that_does_not_come_to_a_shrink_is_named_and_nothing_has_happened() {
     ranks_as_processes(4, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream);
-        let comm = comm.init_timeout(Duration::from_secs(3)).build()?;
+        let comm = comm
+            .timeouts(|timeouts| timeouts.init = Duration::from_secs(3))
+            .build()?;
         if world.rank() < 2 {
             let begun = Instant::now();
             let error = comm.shrink("three", &[3]).expect_err("one does not come");

@@ -18,9 +18,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 fn one_comes_late(world: World) -> Outcome {
     const NAME: &str = "observed/straggler";
     let stream = support::device(&world)?.new_stream()?;
-    let timeouts = nccl::Timeouts::new().straggler(PATIENCE);
-    let comm = world.communicator(NAME).stream(&stream).timeouts(timeouts);
-    let comm = comm.build()?;
+    let comm = world.communicator(NAME).stream(&stream);
+    let comm = comm
+        .timeouts(|timeouts| timeouts.straggler = Some(PATIENCE))
+        .build()?;
     let mut y = stream.alloc_zeros::<f32>(4)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
     // Numbers of calls differ among ranks from here on.
@@ -96,9 +97,10 @@ fn one_is_busy(world: World) -> Outcome {
     const PATIENCE: Duration = Duration::from_millis(300);
     static CALLED: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
     let stream = support::device(&world)?.new_stream()?;
-    let timeouts = nccl::Timeouts::new().straggler(PATIENCE);
-    let comm = world.communicator(NAME).stream(&stream).timeouts(timeouts);
-    let comm = comm.build()?;
+    let comm = world.communicator(NAME).stream(&stream);
+    let comm = comm
+        .timeouts(|timeouts| timeouts.straggler = Some(PATIENCE))
+        .build()?;
     let mut y = stream.alloc_zeros::<f32>(4)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
     for _ in 0..50 {
@@ -159,13 +161,13 @@ pub(super) fn until_skewed(world: &World, name: &str) -> Outcome {
         let stats = nccl::stats();
         let skew = &stats.communicator(name).ok_or("it counts")?.arrival_skew;
         // The ranks stop together.
-        let mut done = stream.clone_htod(&[u32::from(skew.samples.count() > 0)])?;
+        let mut done = stream.clone_htod(&[u32::from(skew.samples.count > 0)])?;
         comm.all_reduce_in_place(&mut done, ReduceOp::Min)?.wait()?;
         if stream.clone_dtoh(&done)? == [1] {
             let mean = skew.samples.mean();
             assert!(mean < Duration::from_secs(5), "{mean:?}");
             let times: u64 = skew.last.iter().map(|(_, times)| times).sum();
-            assert_eq!(times, skew.samples.count());
+            assert_eq!(times, skew.samples.count);
             return Ok(());
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "no sample");

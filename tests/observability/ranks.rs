@@ -47,11 +47,11 @@ fn one_of_two_hangs(world: World) -> Outcome {
     let fault = tp.fault().ok_or("it has ended")?;
     assert_eq!((fault.culprit(), fault.world_rank()), (Some(1), Some(3)));
     assert_eq!(fault.launcher_rank(), None, "{fault}");
-    let (host, pid) = (fault.host(), fault.pid());
+    let (host, pid) = (&fault.host, fault.pid);
     let named = format!("rank 1 of {NAME:?} (world rank 3, {host}, pid {pid}) has not entered");
     assert!(fault.to_string().starts_with(&named), "{fault}");
     assert!(
-        fault.cause().contains("; rank 0 (world rank 2) waited: "),
+        fault.cause.contains("; rank 0 (world rank 2) waited: "),
         "{fault}"
     );
     let text = fault.explain();
@@ -63,7 +63,7 @@ fn one_of_two_hangs(world: World) -> Outcome {
     );
     if let Some(error) = error {
         let operation = error.operation().ok_or("it was in one")?;
-        assert_eq!((operation.rank(), operation.world_rank()), (0, 2));
+        assert_eq!((operation.rank, operation.world_rank()), (0, 2));
         let text = format!("{error:#}");
         let first = text.lines().next().unwrap_or_default();
         let on = format!("all_reduce #2 on {NAME:?} (world ranks 2-3) (");
@@ -130,7 +130,7 @@ fn after_a_recovery(world: World) -> Outcome {
     assert_eq!(fault.culprit(), Some(1), "{fault}");
     assert_eq!(fault.world_rank(), Some(1), "{fault}");
     assert_eq!(fault.launcher_rank(), Some(2), "{fault}");
-    let (host, pid) = (fault.host(), fault.pid());
+    let (host, pid) = (&fault.host, fault.pid);
     let named =
         format!("rank 1 (launcher rank 2, {host}, pid {pid}, generation 1) has not entered");
     assert!(fault.to_string().starts_with(&named), "{fault}");

@@ -16,7 +16,7 @@ pub(crate) fn ask() -> Result<String, Box<dyn Error>> {
     let library = unsafe { Library::load_from(std::env::var("NCCL_TEST_LIBRARY_IN_CHILD")?) }?;
     let report = host(&Settings::new().library(&library));
     let finding = report
-        .findings()
+        .findings
         .iter()
         .find(|finding| finding.check == "interface");
     let predicted = finding

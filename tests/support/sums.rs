@@ -38,12 +38,12 @@ pub fn work_until_the_end(comm: &Communicator, stream: &Arc<CudaStream>) {
         if let Err(error) = all_reduce(comm, stream) {
             let fault = error.fault().expect("a cause that all ranks know");
             let text = format!("{error:#}");
-            let is_gone = fault.class() == FaultClass::Gone;
+            let is_gone = fault.class == FaultClass::Gone;
             assert!(
                 !is_gone || !text.contains("left open"),
                 "the dead write no more: {text}"
             );
-            println!("ended: {:?} {fault}", fault.class());
+            println!("ended: {:?} {fault}", fault.class);
             println!("error: {}", format!("{error:#}").replace('\n', " "));
             return;
         }

@@ -100,21 +100,21 @@ impl Error {
     #[must_use]
     pub fn report(&self) -> ErrorReport {
         let operation = self.operation().map(|operation| ReportedOperation {
-            kind: operation.kind().to_string(),
-            communicator: operation.communicator().to_owned(),
-            rank: operation.rank(),
-            world_rank: Some(operation.world_rank()).filter(|rank| *rank != operation.rank()),
+            kind: operation.kind.to_string(),
+            communicator: operation.communicator.to_string(),
+            rank: operation.rank,
+            world_rank: Some(operation.world_rank()).filter(|rank| *rank != operation.rank),
             launcher_rank: operation.launcher_rank(),
-            world_size: operation.world_size(),
-            host: operation.host().to_owned(),
-            pid: operation.pid(),
-            generation: operation.generation(),
-            sequence: operation.sequence(),
-            peer: operation.peer(),
-            root: operation.root(),
-            count: operation.count(),
-            data_type: operation.data_type().map(|data_type| data_type.to_string()),
-            elapsed_ms: crate::time::millis(operation.elapsed()),
+            world_size: operation.world_size,
+            host: operation.host.to_string(),
+            pid: operation.pid,
+            generation: operation.generation,
+            sequence: operation.sequence,
+            peer: operation.peer,
+            root: operation.root,
+            count: operation.count,
+            data_type: operation.data_type.map(|data_type| data_type.to_string()),
+            elapsed_ms: crate::time::millis(operation.elapsed),
         });
         ErrorReport {
             kind: name(self.kind()).to_owned(),
@@ -365,7 +365,7 @@ mod tests {
         // A communicator that ends with another one ends for the same cause.
         for told in [late, broken] {
             let other = of(Cause::from(&aborted().because_of(&told, false, None)));
-            let values = |fault: &Fault| (fault.class(), fault.role(), fault.root().clone());
+            let values = |fault: &Fault| (fault.class, fault.role, fault.root.clone());
             assert_eq!(values(&other), values(&told));
         }
     }

@@ -156,38 +156,45 @@ impl fmt::Display for OperationKind {
 /// use nccl::OperationKind;
 /// # fn show(error: nccl::Error) {
 /// if let Some(operation) = error.operation() {
-///     assert_eq!(operation.kind(), OperationKind::AllToAll);
-///     println!("rank {} of {}", operation.rank(), operation.world_size());
+///     assert_eq!(operation.kind, OperationKind::AllToAll);
+///     println!("rank {} of {}", operation.rank, operation.world_size);
 /// }
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
-    #[doc(hidden)]
+    /// The kind of the operation.
     pub kind: OperationKind,
-    #[doc(hidden)]
+    /// The name of the communicator.
     pub communicator: Arc<str>,
-    #[doc(hidden)]
+    /// The reporting rank, in the communicator.
     pub rank: usize,
-    #[doc(hidden)]
+    /// The number of ranks of the communicator.
     pub world_size: usize,
-    #[doc(hidden)]
+    /// The reporting host.
     pub host: Arc<str>,
-    #[doc(hidden)]
+    /// The reporting process.
     pub pid: u32,
-    /// The generation of the world that made the communicator; 0 where there is none.
-    #[doc(hidden)]
+    /// The generation of the world that made the communicator: one more each time that the job was started again, or
+    /// the world went on without some of its ranks. 0 in the first, and without a world.
     pub generation: u64,
     #[doc(hidden)]
     pub roster: Arc<Roster>,
-    #[doc(hidden)]
+    /// The number of the operation on its communicator, from 1; `None` outside the data path.
     pub sequence: Option<u64>,
-    /// Which plan of the communicator a replay launched, if that is known.
-    #[doc(hidden)]
+    /// Which plan of its communicator was replayed, from 1; `None` for everything else.
     pub plan: Option<u64>,
-    #[doc(hidden)]
-    pub shape: Shape,
-    #[doc(hidden)]
+    /// The rank at the other end, for messages.
+    pub peer: Option<usize>,
+    /// The root, for operations that have one.
+    pub root: Option<usize>,
+    /// The number of elements, as NCCL counts them: those of one block where every rank has one.
+    pub count: Option<usize>,
+    /// The type of the elements.
+    pub data_type: Option<DataType>,
+    /// The operator of a reduction.
+    pub reduction: Option<RecordedReduction>,
+    /// The time from the call to the error.
     pub elapsed: Duration,
 }
 
@@ -203,47 +210,6 @@ pub struct Shape {
 }
 
 impl Operation {
-    /// Returns the kind of the operation.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if operation.kind() == nccl::OperationKind::Init {
-    ///     eprintln!("the ranks did not come together");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn kind(&self) -> OperationKind {
-        self.kind
-    }
-
-    /// Returns the name of the communicator.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// eprintln!("on {}", operation.communicator());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn communicator(&self) -> &str {
-        &self.communicator
-    }
-
-    /// Returns the reporting rank, in the communicator.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// eprintln!("rank {} of {}", operation.rank(), operation.world_size());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
     /// Returns the reporting rank, in the world of the [`generation`](Self::generation); the same as [`rank`](Self::rank) where the
     /// communicator was made without a world.
     ///
@@ -278,185 +244,9 @@ impl Operation {
     pub fn world_ranks(&self) -> Option<String> {
         self.roster.world_ranks()
     }
-
-    /// Returns the number of ranks of the communicator.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// assert!(operation.rank() < operation.world_size());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn world_size(&self) -> usize {
-        self.world_size
-    }
-
-    /// Returns the reporting host.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// eprintln!("on host {}", operation.host());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// Returns the reporting process.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if operation.pid() == std::process::id() {
-    ///     eprintln!("it was this process");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Returns the generation of the world that made the communicator: one more each time that the job was started again, or
-    /// the world went on without some of its ranks. 0 in the first, and without a world.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error, world: &nccl::World) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if operation.generation() < world.generation() {
-    ///     eprintln!("of a communicator that is to be made anew");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// Returns the number of the operation on its communicator, from 1; `None` outside the data path.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if let Some(sequence) = operation.sequence() {
-    ///     eprintln!("compare #{sequence} with the other ranks");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn sequence(&self) -> Option<u64> {
-        self.sequence
-    }
-
-    /// Returns the rank at the other end, for messages.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if let Some(peer) = operation.peer() {
-    ///     eprintln!("look at rank {peer}");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn peer(&self) -> Option<usize> {
-        self.shape.peer
-    }
-
-    /// Returns the root, for operations that have one.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if let Some(root) = operation.root() {
-    ///     eprintln!("look at rank {root} first");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn root(&self) -> Option<usize> {
-        self.shape.root
-    }
-
-    /// Returns the number of elements, as NCCL counts them: those of one block where every rank has one.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if let Some(count) = operation.count() {
-    ///     eprintln!("{count} elements");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn count(&self) -> Option<usize> {
-        self.shape.count
-    }
-
-    /// Returns the type of the elements.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if let Some(data_type) = operation.data_type() {
-    ///     eprintln!("elements of {data_type}");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn data_type(&self) -> Option<DataType> {
-        self.shape.data_type
-    }
-
-    /// Returns the operator of a reduction.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if let Some(reduction) = operation.reduction() {
-    ///     eprintln!("reduced with {reduction}");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn reduction(&self) -> Option<RecordedReduction> {
-        self.shape.reduction
-    }
-
-    /// Returns the time from the call to the error.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// # let Some(operation) = error.operation() else { return };
-    /// if operation.elapsed().as_secs() > 10 {
-    ///     eprintln!("it waited for long");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn elapsed(&self) -> Duration {
-        self.elapsed
-    }
 }
 
 impl Operation {
-    /// Returns which plan of its communicator was replayed, from 1; `None` for everything else.
-    ///
-    /// ```
-    /// # fn example(error: &nccl::Error) {
-    /// if let Some(plan) = error.operation().and_then(nccl::Operation::plan) {
-    ///     eprintln!("in a replay of plan {plan}");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn plan(&self) -> Option<u64> {
-        self.plan
-    }
-
     /// Formats the operation alone, without the reporting process.
     #[doc(hidden)]
     pub fn what(&self) -> impl fmt::Display + '_ {
@@ -483,15 +273,15 @@ impl fmt::Display for What<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let operation = self.0;
         operation.name(f)?;
-        if let (Some(data_type), Some(count)) = (operation.shape.data_type, operation.shape.count) {
+        if let (Some(data_type), Some(count)) = (operation.data_type, operation.count) {
             write!(f, " of {data_type} × {count}")?;
         }
-        let Shape {
+        let Operation {
             reduction,
             peer,
             root,
             ..
-        } = operation.shape;
+        } = *operation;
         if let Some(reduction) = reduction {
             write!(f, ", {reduction}")?;
         }
@@ -509,20 +299,20 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.name(f)?;
         write!(f, " on {} (", self.roster.named(&self.communicator))?;
-        if let (Some(data_type), Some(count)) = (self.shape.data_type, self.shape.count) {
+        if let (Some(data_type), Some(count)) = (self.data_type, self.count) {
             write!(f, "{data_type} × {count}")?;
             if self.kind.counts_blocks() {
                 f.write_str(" per rank")?;
             }
             f.write_str(", ")?;
         }
-        if let Some(reduction) = self.shape.reduction {
+        if let Some(reduction) = self.reduction {
             write!(f, "{reduction}, ")?;
         }
-        if let Some(peer) = self.shape.peer {
+        if let Some(peer) = self.peer {
             write!(f, "peer {peer}, ")?;
         }
-        if let Some(root) = self.shape.root {
+        if let Some(root) = self.root {
             write!(f, "root {root}, ")?;
         }
         let ranks = if self.world_size == 1 {
@@ -571,11 +361,11 @@ mod tests {
             generation: 0,
             roster: Arc::default(),
             sequence: Some(42),
-            shape: Shape {
-                count: Some(4096),
-                data_type: Some(DataType::BFLOAT16),
-                ..Shape::default()
-            },
+            peer: None,
+            root: None,
+            count: Some(4096),
+            data_type: Some(DataType::BFLOAT16),
+            reduction: None,
             elapsed: Duration::from_millis(300),
         };
         assert_eq!(
@@ -590,8 +380,8 @@ mod tests {
             "replay of plan 2 #42 of bf16 × 4096"
         );
         (operation.kind, operation.plan) = (OperationKind::Reduce, None);
-        operation.shape.root = Some(3);
-        operation.shape.reduction = Some(RecordedReduction::Op(ReduceOp::Sum));
+        operation.root = Some(3);
+        operation.reduction = Some(RecordedReduction::Op(ReduceOp::Sum));
         assert_eq!(
             operation.what().to_string(),
             "reduce #42 of bf16 × 4096, sum, root 3"

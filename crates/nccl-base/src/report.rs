@@ -38,7 +38,7 @@ impl fmt::Display for Severity {
 ///
 /// ```
 /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
-/// for finding in report.findings() {
+/// for finding in &report.findings {
 ///     println!("{:>7} {:<20} {}", finding.severity, finding.check, finding.what);
 ///     if let Some(fix) = &finding.fix {
 ///         println!("{:>28} {fix}", "fix:");
@@ -111,14 +111,16 @@ impl fmt::Display for Finding {
 ///
 /// ```
 /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
-/// if !report.is_fine() {
+/// if report.worst() > nccl::preflight::Severity::Ok {
 ///     eprintln!("{report}");
 /// }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Report {
+    /// The findings.
     #[serde(deserialize_with = "in_order")]
-    findings: Vec<Finding>,
+    pub findings: Vec<Finding>,
 }
 
 fn in_order<'d, D: Deserializer<'d>>(from: D) -> Result<Vec<Finding>, D::Error> {
@@ -145,40 +147,8 @@ impl Report {
         Self { findings }
     }
 
-    /// Returns the findings.
-    ///
-    /// ```
-    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
-    /// assert!(!report.findings().is_empty());
-    /// ```
-    #[must_use]
-    pub fn findings(&self) -> &[Finding] {
-        &self.findings
-    }
-
-    /// Returns the findings that keep NCCL from being started.
-    ///
-    /// ```
-    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
-    /// for error in report.errors() {
-    ///     eprintln!("{}: {}", error.hosts.join(", "), error.what);
-    /// }
-    /// ```
-    pub fn errors(&self) -> impl Iterator<Item = &Finding> {
-        self.of(Severity::Error)
-    }
-
-    /// Returns what may be wrong.
-    ///
-    /// ```
-    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
-    /// println!("{} warnings", report.warnings().count());
-    /// ```
-    pub fn warnings(&self) -> impl Iterator<Item = &Finding> {
-        self.of(Severity::Warning)
-    }
-
-    fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
+    #[doc(hidden)]
+    pub fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
         self.findings
             .iter()
             .filter(move |finding| finding.severity == severity)
@@ -206,7 +176,7 @@ impl Report {
             "; and: "
         };
         f.write_str("before NCCL was started: ")?;
-        for (index, finding) in self.errors().enumerate() {
+        for (index, finding) in self.of(Severity::Error).enumerate() {
             if index > 0 {
                 f.write_str(between)?;
             }
@@ -216,17 +186,6 @@ impl Report {
             }
         }
         Ok(())
-    }
-
-    /// Returns whether there is neither an error nor a warning.
-    ///
-    /// ```
-    /// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
-    /// println!("{}", if report.is_fine() { "fine" } else { "see above" });
-    /// ```
-    #[must_use]
-    pub fn is_fine(&self) -> bool {
-        self.worst() == Severity::Ok
     }
 }
 

@@ -11,7 +11,7 @@ use crate::whole_file;
 
 /// Where the processes of a job find their coordinator over TCP, and which half of the job goes on when a network is cut in two.
 ///
-/// All processes of a job use the same discovery: a file on a shared file system ([`FileDiscovery`]), or a service of the cluster such as
+/// All processes of a job use the same discovery: a file on a shared file system ([`Rendezvous::publish`](crate::Rendezvous::publish)), or a service of the cluster such as
 /// etcd or the API server of Kubernetes, for which a program implements this trait. Its functions may wait, for a second at most; each is
 /// called on a thread of its own or while a process looks for the others.
 ///
@@ -94,30 +94,14 @@ pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
 /// A [`Discovery`] by a file that holds the coordinator's address, on a file system that all hosts share.
 ///
 /// Claims are files beside it, with `.claim-` after its name; they are small and stay. The file system must support hard links.
-///
-/// ```
-/// use std::sync::Arc;
-///
-/// use nccl::{FileDiscovery, Rendezvous};
-///
-/// let discovery = Arc::new(FileDiscovery::new("/shared/job-7.address"));
-/// let rendezvous = Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.discovery(discovery);
-/// // The same in short.
-/// assert_eq!(rendezvous, Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address"));
-/// # Ok::<(), nccl::Error>(())
-/// ```
 #[derive(Clone, Debug)]
-pub struct FileDiscovery {
+pub(crate) struct FileDiscovery {
     path: PathBuf,
 }
 
 impl FileDiscovery {
     /// Uses the file at `path`, which need not exist yet.
-    ///
-    /// ```
-    /// let discovery = nccl::FileDiscovery::new("/shared/job-7.address");
-    /// ```
-    pub fn new(path: impl Into<PathBuf>) -> Self {
+    pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 

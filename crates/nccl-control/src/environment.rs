@@ -94,7 +94,7 @@ impl Rendezvous {
     }
 
     /// Over TCP: rank 0 writes its address into the file at `path`, which all ranks can read, and the
-    /// other ranks read it there, as by a [`FileDiscovery`]. Port 0 means any free port.
+    /// other ranks read it there. Claims are files beside it, with `.claim-` after its name; the file system must support hard links. Port 0 means any free port.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address");
@@ -108,10 +108,10 @@ impl Rendezvous {
     /// Over TCP: rank 0 publishes its address in `discovery`, and the other ranks find it there. Port 0 means any free port.
     ///
     /// ```
-    /// # use nccl::FileDiscovery;
-    /// let discovery = std::sync::Arc::new(FileDiscovery::new("/shared/job-7.address"));
+    /// # fn example(discovery: std::sync::Arc<dyn nccl::Discovery>) -> nccl::Result<()> {
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.discovery(discovery);
-    /// # Ok::<(), nccl::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     #[must_use]
     pub fn discovery(mut self, discovery: Arc<dyn Discovery>) -> Self {

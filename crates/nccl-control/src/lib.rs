@@ -99,7 +99,7 @@ mod tests;
 // Shared with the pre-start checks and the log checks.
 pub use admission::strangers;
 pub use attached::{Attached, ClockReading, Host, Watcher, set_host};
-pub use discovery::{Discovery, FileDiscovery};
+pub use discovery::Discovery;
 pub use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
 pub use interface::{Interface, Own, is_within, own as own_addresses};
 pub use line::{Line, lines, say_goodbye};

@@ -19,30 +19,47 @@ use crate::sync::Mutex;
 /// ```
 /// use nccl::Config;
 ///
-/// let config = Config::new().min_ctas(1).max_ctas(8).network("Socket");
-/// config.check()?;
-/// # Ok::<(), nccl::Error>(())
+/// # fn example(builder: nccl::CommunicatorBuilder<'_>) {
+/// let builder = builder.config(|config: &mut Config| {
+///     config.max_ctas = Some(8);
+///     config.network = Some(String::from("Socket"));
+/// });
+/// # }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
-    cga_cluster_size: Option<i32>,
-    min_ctas: Option<i32>,
-    max_ctas: Option<i32>,
-    network: Option<String>,
-    traffic_class: Option<i32>,
-    collnet: Option<bool>,
-    cta_policy: Option<CtaPolicy>,
-    nvls_ctas: Option<i32>,
-    channels_per_net_peer: Option<i32>,
-    nvlink_centric_scheduling: Option<bool>,
-    max_p2p_peers: Option<i32>,
+    /// Thread blocks per cluster, 0 or more (`cgaClusterSize`).
+    pub cga_cluster_size: Option<i32>,
+    /// The least number of thread blocks per operation, from 1 (`minCTAs`).
+    pub min_ctas: Option<i32>,
+    /// The greatest number of thread blocks per operation (`maxCTAs`).
+    pub max_ctas: Option<i32>,
+    /// The network to use, for instance `Socket` or `IB` (`netName`).
+    pub network: Option<String>,
+    /// The traffic class of InfiniBand packets (`trafficClass`, NCCL ≥ 2.26.2).
+    pub traffic_class: Option<i32>,
+    /// Whether switches may reduce (`collnetEnable`, NCCL ≥ 2.27.3).
+    pub collnet: Option<bool>,
+    /// How multiprocessors are shared (`CTAPolicy`, NCCL ≥ 2.27.3).
+    pub cta_policy: Option<CtaPolicy>,
+    /// Thread blocks for NVLink SHARP, from 1 (`nvlsCTAs`, NCCL ≥ 2.27.3).
+    pub nvls_ctas: Option<i32>,
+    /// Channels to each peer over the network, from 1 (`nChannelsPerNetPeer`, NCCL ≥ 2.28.3).
+    pub channels_per_net_peer: Option<i32>,
+    /// Whether transfers are scheduled for the use of NVLink (`nvlinkCentricSched`,
+    /// NCCL ≥ 2.28.3); nccl-tests turns it on.
+    pub nvlink_centric_scheduling: Option<bool>,
+    /// The number of peers with which a rank exchanges messages, from 1 (`maxP2pPeers`,
+    /// NCCL ≥ 2.30.3).
+    pub max_p2p_peers: Option<i32>,
 }
 
 /// How NCCL shares the multiprocessors with other kernels (`NCCL_CTA_POLICY_*`).
 ///
 /// ```
-/// let config = nccl::Config::new().cta_policy(nccl::CtaPolicy::Efficiency);
-/// # config.check().unwrap();
+/// let mut config = nccl::Config::default();
+/// config.cta_policy = Some(nccl::CtaPolicy::Efficiency);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -68,115 +85,11 @@ const fn field(name: &'static str, major: u32, minor: u32, patch: u32) -> Field 
     }
 }
 
-macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
-        $(
-            $(#[$doc])*
-            #[must_use]
-            pub fn $name(mut self, value: $type) -> Self {
-                self.$name = Some(value);
-                self
-            }
-        )*
-    };
-}
-
 impl Config {
-    /// Returns a configuration with nothing set.
-    ///
-    /// ```
-    /// assert_eq!(nccl::Config::new(), nccl::Config::default());
-    /// ```
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    setters! {
-        /// Thread blocks per cluster, 0 or more (`cgaClusterSize`).
-        ///
-        /// ```
-        /// nccl::Config::new().cga_cluster_size(2).check().unwrap();
-        /// ```
-        cga_cluster_size: i32;
-        /// The least number of thread blocks per operation, from 1 (`minCTAs`).
-        ///
-        /// ```
-        /// nccl::Config::new().min_ctas(1).check().unwrap();
-        /// ```
-        min_ctas: i32;
-        /// The greatest number of thread blocks per operation (`maxCTAs`).
-        ///
-        /// ```
-        /// nccl::Config::new().max_ctas(8).check().unwrap();
-        /// ```
-        max_ctas: i32;
-        /// The traffic class of InfiniBand packets (`trafficClass`, NCCL ≥ 2.26.2).
-        ///
-        /// ```
-        /// nccl::Config::new().traffic_class(106).check().unwrap();
-        /// ```
-        traffic_class: i32;
-        /// Whether switches may reduce (`collnetEnable`, NCCL ≥ 2.27.3).
-        ///
-        /// ```
-        /// nccl::Config::new().collnet(false).check().unwrap();
-        /// ```
-        collnet: bool;
-        /// How multiprocessors are shared (`CTAPolicy`, NCCL ≥ 2.27.3).
-        ///
-        /// ```
-        /// nccl::Config::new().cta_policy(nccl::CtaPolicy::Default).check().unwrap();
-        /// ```
-        cta_policy: CtaPolicy;
-        /// Thread blocks for NVLink SHARP, from 1 (`nvlsCTAs`, NCCL ≥ 2.27.3).
-        ///
-        /// ```
-        /// nccl::Config::new().nvls_ctas(4).check().unwrap();
-        /// ```
-        nvls_ctas: i32;
-        /// Channels to each peer over the network, from 1 (`nChannelsPerNetPeer`, NCCL ≥ 2.28.3).
-        ///
-        /// ```
-        /// nccl::Config::new().channels_per_net_peer(2).check().unwrap();
-        /// ```
-        channels_per_net_peer: i32;
-        /// Whether transfers are scheduled for the use of NVLink (`nvlinkCentricSched`,
-        /// NCCL ≥ 2.28.3); nccl-tests turns it on.
-        ///
-        /// ```
-        /// nccl::Config::new().nvlink_centric_scheduling(true).check().unwrap();
-        /// ```
-        nvlink_centric_scheduling: bool;
-        /// The number of peers with which a rank exchanges messages, from 1 (`maxP2pPeers`,
-        /// NCCL ≥ 2.30.3).
-        ///
-        /// ```
-        /// nccl::Config::new().max_p2p_peers(2).check().unwrap();
-        /// ```
-        max_p2p_peers: i32;
-    }
-
-    /// The network to use, for instance `Socket` or `IB` (`netName`).
-    ///
-    /// ```
-    /// nccl::Config::new().network("Socket").check().unwrap();
-    /// ```
-    #[must_use]
-    pub fn network(mut self, name: impl Into<String>) -> Self {
-        self.network = Some(name.into());
-        self
-    }
-
     /// Checks the values against each other, without a library.
     ///
-    /// # Errors
-    /// [`ErrorKind::InvalidConfig`] with the first field whose value cannot work.
-    ///
-    /// ```
-    /// assert!(nccl::Config::new().min_ctas(0).check().is_err());
-    /// ```
-    pub fn check(&self) -> Result<()> {
+    /// [`ErrorKind::InvalidConfig`] has the first field whose value cannot work.
+    pub(crate) fn check(&self) -> Result<()> {
         at_least("cga_cluster_size", self.cga_cluster_size, 0)?;
         at_least("min_ctas", self.min_ctas, 1)?;
         at_least("max_ctas", self.max_ctas, 1)?;
@@ -358,14 +271,58 @@ mod tests {
 
     #[test]
     fn impossible_values_are_refused_by_name() {
+        let none = Config::default;
         for (config, field) in [
-            (Config::new().min_ctas(0), "min_ctas"),
-            (Config::new().max_ctas(-3), "max_ctas"),
-            (Config::new().cga_cluster_size(-1), "cga_cluster_size"),
-            (Config::new().min_ctas(9).max_ctas(8), "min_ctas"),
-            (Config::new().network(""), "network"),
-            (Config::new().network("a\0b"), "network"),
-            (Config::new().max_p2p_peers(0), "max_p2p_peers"),
+            (
+                Config {
+                    min_ctas: Some(0),
+                    ..none()
+                },
+                "min_ctas",
+            ),
+            (
+                Config {
+                    max_ctas: Some(-3),
+                    ..none()
+                },
+                "max_ctas",
+            ),
+            (
+                Config {
+                    cga_cluster_size: Some(-1),
+                    ..none()
+                },
+                "cga_cluster_size",
+            ),
+            (
+                Config {
+                    min_ctas: Some(9),
+                    max_ctas: Some(8),
+                    ..none()
+                },
+                "min_ctas",
+            ),
+            (
+                Config {
+                    network: Some(String::new()),
+                    ..none()
+                },
+                "network",
+            ),
+            (
+                Config {
+                    network: Some(String::from("a\0b")),
+                    ..none()
+                },
+                "network",
+            ),
+            (
+                Config {
+                    max_p2p_peers: Some(0),
+                    ..none()
+                },
+                "max_p2p_peers",
+            ),
         ] {
             let error = config.check().unwrap_err();
             assert!(error.to_string().contains(field), "{error}");
@@ -383,18 +340,19 @@ mod tests {
 
     #[test]
     fn every_field_that_is_set_is_gated() {
-        let all = Config::new()
-            .cga_cluster_size(1)
-            .min_ctas(1)
-            .max_ctas(2)
-            .network("Socket")
-            .traffic_class(1)
-            .collnet(true)
-            .cta_policy(CtaPolicy::Zero)
-            .nvls_ctas(1)
-            .channels_per_net_peer(1)
-            .nvlink_centric_scheduling(true)
-            .max_p2p_peers(1);
+        let all = Config {
+            cga_cluster_size: Some(1),
+            min_ctas: Some(1),
+            max_ctas: Some(2),
+            network: Some(String::from("Socket")),
+            traffic_class: Some(1),
+            collnet: Some(true),
+            cta_policy: Some(CtaPolicy::Zero),
+            nvls_ctas: Some(1),
+            channels_per_net_peer: Some(1),
+            nvlink_centric_scheduling: Some(true),
+            max_p2p_peers: Some(1),
+        };
         assert_eq!(
             all.set_fields().count(),
             12,

@@ -23,7 +23,7 @@ use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
 /// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` was told.
 #[doc(hidden)]
 pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
-    let class = fault.class();
+    let class = fault.class;
     stats::faults(class).count();
     let operation = fault.told_operation();
     let roster = fault.roster();
@@ -41,17 +41,17 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
                 on_rank,
                 nranks,
                 class = class.name(),
-                role = fault.role().name(),
+                role = fault.role.name(),
                 rank = fault.culprit(),
-                host = known.map(|_| fault.host()),
-                pid = known.map(|_| fault.pid()),
+                host = known.map(|_| &*fault.host),
+                pid = known.map(|_| fault.pid),
                 reported_by = fault.reported_by(),
                 world_rank,
                 launcher_rank,
-                generation = fault.generation(),
+                generation = fault.generation,
                 operation = operation.kind.map(OperationKind::name),
                 seq = operation.sequence,
-                cause = fault.cause(),
+                cause = fault.cause,
                 hint = fault.hint(),
                 "{fault}"
             )
@@ -136,7 +136,7 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Identity, &Error>) 
                 target: "nccl",
                 comm = name,
                 world_ranks = of.and_then(Operation::world_ranks),
-                rank = of.map(Operation::rank),
+                rank = of.map(|of| of.rank),
                 world_rank = of.map(Operation::world_rank),
                 launcher_rank = of.and_then(Operation::launcher_rank),
                 elapsed_ms,

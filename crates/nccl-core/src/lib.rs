@@ -24,7 +24,7 @@ pub use communicator::{
     leaked_communicators, peers,
 };
 pub use config::{Config, CtaPolicy};
-pub use creation::{CommunicatorBuilder, GrowWay, Grown, ShrinkWay, Shrunk};
+pub use creation::{CommunicatorBuilder, ResizeWay, Resized};
 pub use device::device;
 pub use dtype::{DataType, NcclType};
 pub use fatal::{FatalCause, FatalExit, FatalReport, on_fatal};

@@ -167,7 +167,7 @@ impl Board {
 ///
 /// let fleet = Fleet::builder(2).start(|_| Command::new("true"))?;
 /// let exits = fleet.events().take_while(|event| !matches!(event, Event::Finished));
-/// let exits = exits.filter(|event| matches!(event, Event::Exited(end) if end.exit().is_success()));
+/// let exits = exits.filter(|event| matches!(event, Event::Exited(end) if end.exit.is_success()));
 /// assert_eq!(exits.count(), 2);
 /// # Ok::<(), nccl::Error>(())
 /// ```

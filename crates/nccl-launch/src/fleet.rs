@@ -208,7 +208,7 @@ impl Fleet {
     /// })?;
     /// fleet.signal(1, Signal::USR1); // which ends `sleep`
     /// let report = fleet.wait();
-    /// assert_eq!(report.first().map(|end| end.rank()), Some(1));
+    /// assert_eq!(report.first().map(|end| end.rank), Some(1));
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn signal(&self, rank: usize, signal: Signal) {
@@ -362,7 +362,7 @@ impl Fleet {
             return Some(Report {
                 first: None,
                 ranks: Vec::new(),
-                left: (first..first + self.environment.here).collect(),
+                left_behind: (first..first + self.environment.here).collect(),
                 interrupted: None,
                 unread: false,
             });
@@ -371,7 +371,7 @@ impl Fleet {
             (board.finished || board.closed).then(|| Report {
                 first: first_of(&board.failures),
                 ranks: board.ends.iter().flatten().cloned().collect(),
-                left: board.left.clone(),
+                left_behind: board.left.clone(),
                 interrupted: board.interrupted,
                 unread: board.unread,
             })

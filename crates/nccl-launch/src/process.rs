@@ -128,7 +128,7 @@ impl Process {
         if !self.ours {
             return Ok(());
         }
-        let own = matches!(signal, Signal::USR1 | Signal::USR2 | Signal::ALRM);
+        let own = [libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM].contains(&signal.number());
         let sent = if own {
             rustix::process::kill_process(self.pid, raw)
         } else {

@@ -225,8 +225,8 @@ impl Running {
             at: at - begun,
             stderr,
             oom,
-            sent: self.sent,
-            stopped: self.stopped,
+            asked_by: self.sent,
+            was_stopped: self.stopped,
             was_ending: self.was_ending,
         })
     }

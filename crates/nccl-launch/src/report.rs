@@ -27,166 +27,41 @@ pub(super) const UNREAD: Duration = Duration::from_secs(3);
 ///     })?
 ///     .wait();
 /// let end = report.first().expect("it failed");
-/// assert_eq!((end.rank(), end.exit().code()), (0, 3));
-/// assert_eq!(end.stderr(), ["no such weights"]);
+/// assert_eq!((end.rank, end.exit.code()), (0, 3));
+/// assert_eq!(end.stderr, ["no such weights"]);
 /// # Ok::<(), nccl::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct RankEnd {
-    pub(super) rank: usize,
-    pub(super) pid: u32,
-    pub(super) host: Arc<str>,
-    pub(super) generation: u64,
-    pub(super) exit: Exit,
-    pub(super) ran: Duration,
-    pub(super) at: Duration,
-    pub(super) stderr: Vec<String>,
-    pub(super) oom: Option<OomKill>,
-    pub(super) sent: Option<Signal>,
-    pub(super) stopped: bool,
+    /// The rank.
+    pub rank: usize,
+    /// The number of its process.
+    pub pid: u32,
+    /// The host that the rank ran on.
+    pub host: Arc<str>,
+    /// The attempt that the process belonged to.
+    pub generation: u64,
+    /// How it ended.
+    pub exit: Exit,
+    /// How long it ran.
+    pub ran: Duration,
+    /// When it ended, since the start of the fleet.
+    pub at: Duration,
+    /// The last lines on its standard error, at most as many as
+    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) sets. Invalid UTF-8, control characters, and
+    /// characters that change the direction of text, are U+FFFD.
+    pub stderr: Vec<String>,
+    /// Whether the kernel's OOM killer ended the rank, according to its control group.
+    pub oom: Option<OomKill>,
+    /// The signal by which the fleet asked the rank to end.
+    pub asked_by: Option<Signal>,
+    /// Whether the rank had been stopped, by a signal or a debugger, when the first rank failed or the fleet was asked
+    /// to end: other ranks may have waited for it.
+    pub was_stopped: bool,
     pub(super) was_ending: bool,
 }
 
 impl RankEnd {
-    /// The rank.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("rank {}", end.rank());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The number of its process.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("process {}", end.pid());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// The host that the rank ran on.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("on {}", end.host());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// The attempt that the process belonged to.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("in attempt {}", end.generation());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// How it ended.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("{}", end.exit());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn exit(&self) -> Exit {
-        self.exit
-    }
-
-    /// How long it ran.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("after {:?}", end.ran());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn ran(&self) -> Duration {
-        self.ran
-    }
-
-    /// When it ended, since the start of the fleet.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("at {:?}", end.at());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn at(&self) -> Duration {
-        self.at
-    }
-
-    /// The last lines on its standard error, at most as many as
-    /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) sets. Invalid UTF-8, control characters, and
-    /// characters that change the direction of text, are U+FFFD.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("{}", end.stderr().join("\n"));
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn stderr(&self) -> &[String] {
-        &self.stderr
-    }
-
-    /// Whether the kernel's OOM killer ended the rank, according to its control group.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// if let Some(oom) = end.oom() {
-    ///     println!("{oom:?}");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn oom(&self) -> Option<&OomKill> {
-        self.oom.as_ref()
-    }
-
-    /// The signal by which the fleet asked the rank to end.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// println!("asked to end by {:?}", end.asked_by());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn asked_by(&self) -> Option<Signal> {
-        self.sent
-    }
-
-    /// Whether the rank had been stopped, by a signal or a debugger, when the first rank failed or the fleet was asked
-    /// to end: other ranks may have waited for it.
-    ///
-    /// ```
-    /// # fn example(end: &nccl::launch::RankEnd) {
-    /// if end.was_stopped() {
-    ///     println!("a debugger?");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn was_stopped(&self) -> bool {
-        self.stopped
-    }
-
     /// Whether the rank failed, and the fleet had not asked it to end.
     ///
     /// ```
@@ -198,7 +73,7 @@ impl RankEnd {
     /// ```
     #[must_use]
     pub fn is_failure(&self) -> bool {
-        self.sent.is_none() && !self.exit.is_success()
+        self.asked_by.is_none() && !self.exit.is_success()
     }
 }
 
@@ -248,9 +123,10 @@ pub(super) fn seconds(time: Duration) -> String {
 pub struct Report {
     pub(super) first: Option<Arc<RankEnd>>,
     pub(super) ranks: Vec<Arc<RankEnd>>,
-    /// Ranks whose processes could not be ended.
-    pub(super) left: Vec<usize>,
-    pub(super) interrupted: Option<Signal>,
+    /// Ranks whose processes were still there, waiting inside the kernel, some time after they were killed.
+    pub left_behind: Vec<usize>,
+    /// The signal by which the fleet was asked to end, if it was.
+    pub interrupted: Option<Signal>,
     /// Whether the last output of the ranks was not read, and is lost.
     pub(super) unread: bool,
 }
@@ -263,7 +139,7 @@ impl Report {
     /// ```
     /// # fn example(report: &nccl::launch::Report) {
     /// if let Some(end) = report.first() {
-    ///     eprintln!("look at rank {}", end.rank());
+    ///     eprintln!("look at rank {}", end.rank);
     /// }
     /// # }
     /// ```
@@ -285,30 +161,6 @@ impl Report {
         self.ranks.iter().map(AsRef::as_ref)
     }
 
-    /// The signal by which the fleet was asked to end, if it was.
-    ///
-    /// ```
-    /// # fn example(report: &nccl::launch::Report) {
-    /// println!("{:?}", report.interrupted());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn interrupted(&self) -> Option<Signal> {
-        self.interrupted
-    }
-
-    /// Ranks whose processes were still there, waiting inside the kernel, some time after they were killed.
-    ///
-    /// ```
-    /// # fn example(report: &nccl::launch::Report) {
-    /// assert!(report.left_behind().is_empty());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn left_behind(&self) -> &[usize] {
-        &self.left
-    }
-
     /// Whether every rank returned 0, and no process was left behind.
     ///
     /// ```
@@ -318,7 +170,7 @@ impl Report {
     /// ```
     #[must_use]
     pub fn is_success(&self) -> bool {
-        self.left.is_empty() && self.ranks.iter().all(|end| end.exit.is_success())
+        self.left_behind.is_empty() && self.ranks.iter().all(|end| end.exit.is_success())
     }
 
     /// The exit code for all: that of the rank that died first (128 and the signal, if one ended it); else 0 when every
@@ -408,8 +260,8 @@ impl fmt::Display for Report {
             ranks.sort_unstable();
             write!(f, "\n  {}: {text}", list(&ranks))?;
         }
-        if !self.left.is_empty() {
-            let left = list(&self.left);
+        if !self.left_behind.is_empty() {
+            let left = list(&self.left_behind);
             write!(
                 f,
                 "\n  {left}: still there after SIGKILL, waiting inside the kernel"
@@ -428,13 +280,13 @@ impl fmt::Display for Report {
 
 /// How a rank other than the first ended.
 fn of_another(end: &RankEnd, ending: bool) -> String {
-    let mut text = match end.sent {
+    let mut text = match end.asked_by {
         Some(sent) if end.exit.signal() == Some(sent) => format!("ended by {sent} from here"),
         Some(sent) => format!("{} after {sent} from here", end.exit),
         None if end.exit.is_success() || !ending => end.exit.to_string(),
         None => format!("{} as well", end.exit),
     };
-    if end.stopped {
+    if end.was_stopped {
         text.push_str("; it had been stopped, by a signal or a debugger");
     }
     if let Some(oom) = &end.oom {

@@ -31,7 +31,7 @@ fn survivor(world: &World) -> Outcome {
                 .expect("nccl's error");
             let fault = error.fault().expect("a fault");
             assert_eq!(fault.culprit(), Some(1), "{fault}");
-            assert!(matches!(fault.root(), RootCause::Died { .. }), "{fault}");
+            assert!(matches!(fault.root, RootCause::Died { .. }), "{fault}");
             // The communicator keeps it as well, for programs whose error types lose it.
             let last = comm.last_error().expect("the last error");
             assert_eq!(

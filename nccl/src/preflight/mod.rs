@@ -23,7 +23,7 @@ pub(crate) use switch::Checks;
 /// use nccl::preflight::{Settings, host};
 ///
 /// let report = host(&Settings::new().ranks(8, 8));
-/// for finding in report.errors() {
+/// for finding in &report.findings {
 ///     eprintln!("{finding}");
 /// }
 /// ```

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use nccl_base::report::{Finding, Report};
+use nccl_base::report::{Finding, Report, Severity};
 use nccl_diagnose::preflight as checks;
 
 use super::settings::Settings;
@@ -81,9 +81,9 @@ impl Checks {
             }
         };
         if member.rank() == 0 {
-            report.warnings().for_each(warn);
+            report.of(Severity::Warning).for_each(warn);
         }
-        if report.errors().next().is_some() {
+        if report.of(Severity::Error).next().is_some() {
             return Err(Error::new(ErrorKind::Preflight { report }));
         }
         *passed = true;

@@ -97,7 +97,7 @@ pub struct LibraryInfo {
 ///
 /// ```
 /// for comm in nccl::stats().communicators {
-///     println!("{}: {} groups, {} replays", comm.name, comm.groups(), comm.replays());
+///     println!("{}: {} groups", comm.name, comm.calls_of(nccl::OperationKind::Group));
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,7 +254,7 @@ pub fn stats() -> Stats {
         enqueue: OperationKind::ALL
             .into_iter()
             .map(|kind| (kind, process::enqueue(kind).read()))
-            .filter(|(_, durations)| durations.count() > 0)
+            .filter(|(_, durations)| durations.count > 0)
             .collect(),
     }
 }
@@ -324,26 +324,6 @@ impl CommunicatorStats {
     pub fn calls_of(&self, kind: OperationKind) -> u64 {
         let calls = self.calls.iter().find(|calls| calls.kind == kind);
         calls.map_or(0, |calls| calls.count)
-    }
-
-    /// Returns how many groups there were.
-    ///
-    /// ```
-    /// let groups: u64 = nccl::stats().communicators.iter().map(|comm| comm.groups()).sum();
-    /// ```
-    #[must_use]
-    pub fn groups(&self) -> u64 {
-        self.calls_of(OperationKind::Group)
-    }
-
-    /// Returns how many launches of captured plans there were.
-    ///
-    /// ```
-    /// let replays: u64 = nccl::stats().communicators.iter().map(|comm| comm.replays()).sum();
-    /// ```
-    #[must_use]
-    pub fn replays(&self) -> u64 {
-        self.calls_of(OperationKind::Replay)
     }
 
     /// Returns how many bytes all of its operations had.

@@ -221,7 +221,7 @@ impl Board {
         };
         let standings = parts.iter().map(|part| part.get(1..).unwrap_or_default());
         let also = Waiting::together(standings.map(String::from_utf8_lossy).enumerate());
-        if verdict.also().is_empty() && !also.is_empty() {
+        if verdict.also.is_empty() && !also.is_empty() {
             let _ = self.complete.set(Arc::new(verdict.with_also(also)));
             self.watch.complete_latest(self.fault());
         }

@@ -211,7 +211,7 @@ impl Unmade for Unborn {
     fn elect(&self, told: &[(usize, &[u8])]) -> Option<(usize, Fault)> {
         let told = told.iter();
         let faults = told.filter_map(|(rank, bytes)| Some((*rank, Fault::decode(bytes).ok()?.0)));
-        faults.min_by_key(|(rank, fault)| (fault.role(), *rank))
+        faults.min_by_key(|(rank, fault)| (fault.role, *rank))
     }
 
     fn differ(&self, modes: &[Option<LaunchMode>]) -> Fault {
@@ -247,10 +247,10 @@ impl Unmade for Unborn {
     fn struck(&self, error: Error, fault: Arc<Fault>) -> Error {
         self.line.watch().set_latest(&fault);
         events::fault(&fault, None, self.rank, self.members.len());
-        if !matches!(fault.class(), FaultClass::Asked) {
+        if !matches!(fault.class, FaultClass::Asked) {
             self.line.home().breaks();
         }
-        match fault.root() {
+        match fault.root {
             // All ranks have found the mismatch, and have one error.
             RootCause::Mismatch { .. } => error.with_fault(&fault),
             _ if self.members.len() == 1 => error.with_fault(&fault),

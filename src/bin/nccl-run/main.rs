@@ -84,18 +84,18 @@ impl std::fmt::Display for Failed {
 /// The exit code of the surviving ranks: those that outlived the first death, and were not killed by a signal of their
 /// own; that of the report where none died.
 fn code_of_those_left(report: &Report) -> u8 {
-    let Some(first) = report.first().map(RankEnd::rank) else {
+    let Some(first) = report.first().map(|end| end.rank) else {
         return report.exit_code();
     };
     // A signal that nccl-run had sent is no death of the rank's own: it counts.
-    let was_killed = |end: &RankEnd| end.exit().signal().is_some() && end.asked_by().is_none();
-    let left = |end: &&RankEnd| end.rank() != first && !was_killed(end);
+    let was_killed = |end: &RankEnd| end.exit.signal().is_some() && end.asked_by.is_none();
+    let left = |end: &&RankEnd| end.rank != first && !was_killed(end);
     let mut left: Vec<_> = report.ranks().filter(left).collect();
-    left.sort_by_key(|end| end.at());
-    let failed = left.iter().find(|end| !end.exit().is_success());
+    left.sort_by_key(|end| end.at);
+    let failed = left.iter().find(|end| !end.exit.is_success());
     match failed {
-        Some(end) => end.exit().code(),
-        None if left.is_empty() || !report.left_behind().is_empty() => report.exit_code(),
+        Some(end) => end.exit.code(),
+        None if left.is_empty() || !report.left_behind.is_empty() => report.exit_code(),
         None => 0,
     }
 }

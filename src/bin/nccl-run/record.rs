@@ -72,9 +72,9 @@ impl Directory {
         let has_recorded = |end: &&RankEnd| {
             parts
                 .iter()
-                .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (end.host(), end.pid()))
+                .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (&end.host, end.pid))
         };
-        let newest = ends.iter().map(|end| end.generation()).max();
+        let newest = ends.iter().map(|end| end.generation).max();
         // A program behind a wrapper has another process than the launcher knows: then the generation decides.
         if !ends.iter().any(&has_recorded) && newest != Some(timeline.generation) {
             // Recordings of an earlier attempt, which are merged already.
@@ -95,13 +95,13 @@ impl Directory {
         let launched: Vec<_> = launched.collect();
         for (missing, launched) in timeline.missing.iter_mut().zip(launched) {
             let is_it = |end: &&&&RankEnd| match (missing.pid, &missing.host) {
-                (Some(pid), Some(host)) => (end.host(), end.pid()) == (&**host, pid),
-                _ => launched == Some(end.rank()),
+                (Some(pid), Some(host)) => (&*end.host, end.pid) == (&**host, pid),
+                _ => launched == Some(end.rank),
             };
             if let Some(end) = silent.iter().rev().find(is_it) {
-                missing.host = Some(end.host().to_owned());
-                missing.pid = Some(end.pid());
-                missing.why = format!("{}, and left none", end.exit());
+                missing.host = Some(end.host.to_string());
+                missing.pid = Some(end.pid);
+                missing.why = format!("{}, and left none", end.exit);
             }
         }
         Some(match doctor::write_beside(&self.path, &timeline) {

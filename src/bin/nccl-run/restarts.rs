@@ -57,11 +57,11 @@ pub(crate) fn one_by_one(
                 Event::Started { rank, .. } => {
                     running.insert(rank);
                 }
-                Event::Exited(end) if end.generation() >= since => {
-                    running.remove(&end.rank());
-                    has_one_ended_well |= end.exit().is_success();
+                Event::Exited(end) if end.generation >= since => {
+                    running.remove(&end.rank);
+                    has_one_ended_well |= end.exit.is_success();
                     if end.is_failure() && !told_to_end() {
-                        alone.remove(&end.rank());
+                        alone.remove(&end.rank);
                         ends.push(end);
                     }
                 }
@@ -106,9 +106,9 @@ pub(crate) fn one_by_one(
                 continue;
             }
             left -= 1;
-            match fleet.restart(end.rank()) {
+            match fleet.restart(end.rank) {
                 Ok(generation) => {
-                    alone.insert(end.rank(), Instant::now());
+                    alone.insert(end.rank, Instant::now());
                     say(&format!(
                         "{end}; it is started again alone, as generation {generation}; {left} restarts are left"
                     ));

@@ -88,9 +88,10 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
         play: |actor| {
             actor.harm();
             let most = if actor.is(1) { 4 } else { 8 };
-            let config = nccl::Config::new().min_ctas(8).max_ctas(most);
             let comm = actor.world.communicator("unborn").stream(&actor.stream);
-            comm.config(config).build().map(drop)
+            comm.config(|config| (config.min_ctas, config.max_ctas) = (Some(8), Some(most)))
+                .build()
+                .map(drop)
         },
         ends: Ends::Cause {
             culprits: &[1],
@@ -111,7 +112,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
                 actor.world.get("told")?;
             }
             let comm = actor.world.communicator("unborn").stream(&actor.stream);
-            let comm = comm.init_timeout(Duration::from_secs(3));
+            let comm = comm.timeouts(|timeouts| timeouts.init = Duration::from_secs(3));
             let ended = comm.without_preflight().build().map(drop);
             if actor.is(0) {
                 actor.world.set("told", &[])?;

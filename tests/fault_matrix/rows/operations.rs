@@ -287,7 +287,7 @@ pub(crate) const ROWS: &[Row] = &[
             }
             hear(&idle)?;
             let fault = idle.fault().expect("it has ended as well");
-            assert_eq!(fault.class(), Failed, "{fault}");
+            assert_eq!(fault.class, Failed, "{fault}");
             sum()?.wait()
         },
         ends: failed(&["CUDA: ", "ILLEGAL_ADDRESS", "\"cuda\":700"]),

@@ -22,11 +22,14 @@ use crate::wire::clean;
 pub struct Signal(i32);
 
 macro_rules! signals {
-    ($($(#[$doc:meta])* $name:ident = $number:ident;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $number:ident;)* ; $($other:ident),*;) => {
         impl Signal {
             $($(#[$doc])* pub const $name: Self = Self(libc::$number);)*
 
-            const NAMES: &[(i32, &'static str)] = &[$((libc::$number, stringify!($number))),*];
+            const NAMES: &[(i32, &'static str)] = &[
+                $((libc::$number, stringify!($number)),)*
+                $((libc::$other, stringify!($other)),)*
+            ];
         }
     };
 }
@@ -38,16 +41,10 @@ signals! {
     INT = SIGINT;
     /// Ctrl-\: end with a core dump.
     QUIT = SIGQUIT;
-    /// An illegal instruction.
-    ILL = SIGILL;
-    /// A breakpoint.
-    TRAP = SIGTRAP;
     /// `abort()`: a failed assertion, an uncaught C++ exception.
     ABRT = SIGABRT;
     /// An access beyond the end of a mapped file, or of `/dev/shm`.
     BUS = SIGBUS;
-    /// A division by zero.
-    FPE = SIGFPE;
     /// Ends a process, which cannot catch it; also sent by the kernel's OOM killer.
     KILL = SIGKILL;
     /// For the program's own use.
@@ -58,8 +55,6 @@ signals! {
     USR2 = SIGUSR2;
     /// A write to a pipe or socket without a reader.
     PIPE = SIGPIPE;
-    /// A timer.
-    ALRM = SIGALRM;
     /// Asks a process to end.
     TERM = SIGTERM;
     /// Continues a stopped process.
@@ -68,18 +63,9 @@ signals! {
     STOP = SIGSTOP;
     /// Ctrl-Z.
     TSTP = SIGTSTP;
-    /// A read from the terminal in the background.
-    TTIN = SIGTTIN;
-    /// A write to the terminal in the background.
-    TTOU = SIGTTOU;
-    /// Too much CPU time (`ulimit -t`).
-    XCPU = SIGXCPU;
-    /// Too large a file (`ulimit -f`).
-    XFSZ = SIGXFSZ;
     /// The size of the terminal changed.
     WINCH = SIGWINCH;
-    /// A forbidden system call (seccomp).
-    SYS = SIGSYS;
+    ; SIGILL, SIGTRAP, SIGFPE, SIGALRM, SIGTTIN, SIGTTOU, SIGXCPU, SIGXFSZ, SIGSYS;
 }
 
 impl Signal {
@@ -269,58 +255,20 @@ impl fmt::Display for Exit {
 ///
 /// ```
 /// # fn show(end: &nccl::launch::RankEnd) {
-/// if let Some(oom) = end.oom() {
-///     eprintln!("rank {}: {oom}", end.rank());
+/// if let Some(oom) = end.oom {
+///     eprintln!("rank {}: {oom}", end.rank);
 /// }
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OomKill {
-    #[doc(hidden)]
+    /// The control group whose counter rose.
     #[serde(deserialize_with = "clean")]
     pub group: String,
-    #[doc(hidden)]
+    /// How many of the group's processes the OOM killer ended while the rank ran.
     pub killed: u64,
-    #[doc(hidden)]
+    /// The group's memory limit in bytes, if it has one.
     pub limit: Option<u64>,
-}
-
-impl OomKill {
-    /// Returns the control group whose counter rose.
-    ///
-    /// ```
-    /// # fn example(oom: &nccl::launch::OomKill) {
-    /// println!("in {}", oom.group());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn group(&self) -> &str {
-        &self.group
-    }
-
-    /// Returns how many of the group's processes the OOM killer ended while the rank ran.
-    ///
-    /// ```
-    /// # fn example(oom: &nccl::launch::OomKill) {
-    /// println!("{} processes", oom.killed());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn killed(&self) -> u64 {
-        self.killed
-    }
-
-    /// Returns the group's memory limit in bytes, if it has one.
-    ///
-    /// ```
-    /// # fn example(oom: &nccl::launch::OomKill) {
-    /// println!("at {:?} bytes", oom.limit());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn limit(&self) -> Option<u64> {
-        self.limit
-    }
 }
 
 impl fmt::Display for OomKill {

@@ -12,7 +12,7 @@ impl Fault {
     /// Returns the kind of error for ranks that saw nothing else than the fault.
     #[doc(hidden)]
     pub fn kind(&self) -> ErrorKind {
-        match (self.class(), self.timeout()) {
+        match (self.class, self.timeout()) {
             (FaultClass::TimedOut, Some(timeout)) => ErrorKind::TimedOut {
                 what: match self.operation() {
                     Some(operation) => operation.to_owned(),
@@ -71,8 +71,8 @@ impl From<&Error> for Cause {
             }
             ErrorKind::Nccl(failure) => {
                 let root = RootCause::CallFailed {
-                    call: Some(failure.call().to_owned()),
-                    nccl: Some(failure.code()),
+                    call: Some(failure.call.to_owned()),
+                    nccl: Some(failure.code),
                     cuda: None,
                     failed_before: false,
                 };
@@ -115,7 +115,7 @@ impl From<&Error> for Cause {
             hint: error.hint().unwrap_or_default().to_owned(),
             began: error
                 .operation()
-                .and_then(|operation| Instant::now().checked_sub(operation.elapsed())),
+                .and_then(|operation| Instant::now().checked_sub(operation.elapsed)),
             ..Self::of(
                 class,
                 role,
@@ -127,7 +127,7 @@ impl From<&Error> for Cause {
             )
         };
         if let ErrorKind::Nccl(failure) = error.kind() {
-            cause.hear_nccl(FirstWarning::read(failure.last_error()).as_ref(), None);
+            cause.hear_nccl(FirstWarning::read(&failure.last_error).as_ref(), None);
         }
         cause
     }
@@ -148,7 +148,7 @@ fn role_of(failure: &NcclFailure) -> FaultRole {
     if !of_either.iter().any(|code| failure.is(*code)) {
         return FaultRole::Initiating;
     }
-    match Class::of(failure.last_error()) {
+    match Class::of(&failure.last_error) {
         Class::Consequence => FaultRole::Cascade,
         Class::Noise => FaultRole::Teardown,
         Class::Cause | Class::Unknown => FaultRole::Initiating,

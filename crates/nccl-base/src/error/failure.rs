@@ -11,17 +11,22 @@ use nccl_sys as sys;
 /// use nccl::ErrorKind;
 /// # fn show(error: nccl::Error) {
 /// if let ErrorKind::Nccl(failure) = error.kind() {
-///     eprintln!("{} gave {}", failure.call(), failure.code());
+///     eprintln!("{} gave {}", failure.call, failure.code);
 /// }
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NcclFailure {
-    call: &'static str,
-    #[doc(hidden)]
-    pub code: sys::ncclResult_t,
+    /// The function that failed, for instance `ncclGroupEnd`.
+    pub call: &'static str,
+    /// NCCL's code, known to this crate or not.
+    pub code: u32,
     text: String,
-    last_error: String,
+    /// The last warning that NCCL kept at that moment, or an empty text.
+    ///
+    /// NCCL keeps one such text per process, so it may come from another communicator.
+    pub last_error: String,
 }
 
 impl NcclFailure {
@@ -34,52 +39,10 @@ impl NcclFailure {
     ) -> Self {
         Self {
             call,
-            code,
+            code: code.0,
             text,
             last_error,
         }
-    }
-
-    /// Returns the function that failed, for instance `ncclGroupEnd`.
-    ///
-    /// ```
-    /// # fn example(failure: &nccl::NcclFailure) {
-    /// assert_eq!(failure.call(), "ncclAllReduce");
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn call(&self) -> &'static str {
-        self.call
-    }
-
-    /// Returns NCCL's code, known to this crate or not.
-    ///
-    /// ```
-    /// # fn example(failure: &nccl::NcclFailure) {
-    /// if failure.code() == 6 {
-    ///     eprintln!("ncclRemoteError: look for the rank that failed first");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn code(&self) -> u32 {
-        self.code.0
-    }
-
-    /// Returns the last warning that NCCL kept at that moment, or an empty text.
-    ///
-    /// NCCL keeps one such text per process, so it may come from another communicator.
-    ///
-    /// ```
-    /// # fn example(failure: &nccl::NcclFailure) {
-    /// if !failure.last_error().is_empty() {
-    ///     eprintln!("NCCL warned: {}", failure.last_error());
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn last_error(&self) -> &str {
-        &self.last_error
     }
 
     /// Returns whether NCCL reports that another rank, or the path to it, failed.
@@ -90,13 +53,13 @@ impl NcclFailure {
 
     #[doc(hidden)]
     pub fn is(&self, code: sys::ncclResult_t) -> bool {
-        self.code == code
+        self.code == code.0
     }
 }
 
 impl fmt::Display for NcclFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} returned {} ({})", self.call, self.code.0, self.text)?;
+        write!(f, "{} returned {} ({})", self.call, self.code, self.text)?;
         if !self.last_error.is_empty() {
             write!(
                 f,

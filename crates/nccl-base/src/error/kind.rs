@@ -11,10 +11,10 @@ use super::NcclFailure;
 /// What went wrong.
 ///
 /// ```
-/// use nccl::{Config, ErrorKind};
+/// use nccl::ErrorKind;
 ///
-/// let error = Config::new().min_ctas(8).max_ctas(4).check().unwrap_err();
-/// assert!(matches!(error.kind(), ErrorKind::InvalidConfig { .. }));
+/// let error = nccl::Rendezvous::unix("/tmp/x.sock", 4, 4).unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::Rendezvous { .. }));
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

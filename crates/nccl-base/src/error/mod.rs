@@ -250,7 +250,7 @@ impl Error {
     /// ```
     /// # fn show(error: nccl::Error) {
     /// if let Some(fault) = error.fault() {
-    ///     println!("it began on rank {:?}: {}", fault.culprit(), fault.cause());
+    ///     println!("it began on rank {:?}: {}", fault.culprit(), fault.cause);
     /// }
     /// # }
     /// ```
@@ -265,7 +265,7 @@ impl Error {
     /// ```
     /// # fn show(error: nccl::Error) {
     /// if let Some(nccl::ErrorKind::Nccl(failure)) = error.seen_here() {
-    ///     println!("{} failed on this rank", failure.call());
+    ///     println!("{} failed on this rank", failure.call);
     /// }
     /// # }
     /// ```
@@ -290,7 +290,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        let is_of_all = |fault: &Fault| fault.class() == FaultClass::TimedOut;
+        let is_of_all = |fault: &Fault| fault.class == FaultClass::TimedOut;
         self.0.kind.is_timeout() || self.fault().is_some_and(is_of_all)
     }
 }

@@ -29,7 +29,7 @@ impl Error {
                  thread a communicator of its own",
             ),
             _ if self.is(Mark::NoThread) => Some(threads::FIX),
-            ErrorKind::Nccl(failure) => match failure.code {
+            ErrorKind::Nccl(failure) => match sys::ncclResult_t(failure.code) {
                 sys::ncclResult_t::ncclRemoteError => Some(
                     "a peer's process exited or the network failed: this rank is a victim, look for \
                      the rank that failed first",
@@ -48,7 +48,7 @@ impl Error {
     /// Returns whether the communicator has no other rank to wait for.
     fn is_of_one_rank(&self) -> bool {
         let operation = self.0.operation.as_ref();
-        operation.is_some_and(|operation| operation.world_size() == 1)
+        operation.is_some_and(|operation| operation.world_size == 1)
     }
 }
 

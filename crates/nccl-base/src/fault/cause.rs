@@ -16,8 +16,8 @@ use crate::roster::Roster;
 /// use nccl::RootCause;
 ///
 /// # fn show(fault: &nccl::Fault) {
-/// match fault.root() {
-///     RootCause::Died { ending: Some(ending), .. } => println!("{} on {}: {ending}", fault.pid(), fault.host()),
+/// match fault.root {
+///     RootCause::Died { ending: Some(ending), .. } => println!("{} on {}: {ending}", fault.pid, fault.host),
 ///     RootCause::NeverEntered { operation, .. } => println!("rank {:?} missed {operation}", fault.culprit()),
 ///     other => println!("{other:?}"),
 /// }
@@ -279,7 +279,7 @@ impl fmt::Display for Differs {
 ///
 /// ```
 /// # fn example(fault: &nccl::Fault) {
-/// if let nccl::RootCause::Mismatch { field, sides, .. } = fault.root() {
+/// if let nccl::RootCause::Mismatch { field, sides, .. } = fault.root {
 ///     for nccl::Side { ranks, value, .. } in sides {
 ///         println!("{field} of ranks {ranks:?}: {value}");
 ///     }
@@ -358,8 +358,8 @@ impl fmt::Display for Earlier {
 /// let ending = nccl::Ending::Code(3);
 /// assert_eq!(serde_json::to_string(&ending)?, r#"{"code":3}"#);
 /// # fn example(fault: &nccl::Fault) {
-/// if let nccl::RootCause::Died { ending: Some(nccl::Ending::Signal(9)), .. } = fault.root() {
-///     println!("process {} on {} was killed", fault.pid(), fault.host());
+/// if let nccl::RootCause::Died { ending: Some(nccl::Ending::Signal(9)), .. } = fault.root {
+///     println!("process {} on {} was killed", fault.pid, fault.host);
 /// }
 /// # }
 /// # Ok::<(), serde_json::Error>(())
@@ -399,8 +399,8 @@ impl fmt::Display for Ending {
 ///
 /// ```
 /// # fn example(fault: &nccl::Fault) {
-/// if fault.role() == nccl::FaultRole::Unknown {
-///     println!("nothing explains it: {}", fault.evidence().join("; "));
+/// if fault.role == nccl::FaultRole::Unknown {
+///     println!("nothing explains it: {}", fault.evidence.join("; "));
 /// }
 /// # }
 /// ```

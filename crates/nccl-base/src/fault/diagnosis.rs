@@ -67,11 +67,11 @@ impl Cause {
     pub(crate) fn told(fault: &Fault) -> Self {
         let of = fault.roster().named(fault.communicator());
         Self {
-            role: fault.role(),
+            role: fault.role,
             told: Some(Box::new(fault.clone())),
             ..Self::new(
-                fault.class(),
-                fault.root().clone(),
+                fault.class,
+                fault.root.clone(),
                 format!("{of} ended: {fault}"),
             )
         }

@@ -43,8 +43,8 @@ fn what_another_process_says_of_a_fault_moves_no_cursor() {
     );
     fault.evidence.push(String::from("\u{9b}1A"));
     let (come, _) = Fault::decode(&fault.encode(&[])).unwrap();
-    assert_eq!(come.cause(), "x\u{fffd}\u{fffd}[2Jrank 0 failed");
-    assert_eq!(come.evidence(), ["\u{fffd}1A"]);
+    assert_eq!(come.cause, "x\u{fffd}\u{fffd}[2Jrank 0 failed");
+    assert_eq!(come.evidence, ["\u{fffd}1A"]);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn what_a_parent_tells_is_the_cause_and_what_the_process_said_last_is_evidence()
         ending: Some(Ending::Signal(9)),
         out_of_memory: true,
     };
-    assert_eq!(*died.root(), root);
+    assert_eq!(died.root, root);
     let text = died.explain();
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 4, "{text}");
@@ -189,15 +189,15 @@ fn what_follows_from_another_rank_or_from_an_end_is_no_beginning() {
     ] {
         let ended = role(code, noise);
         assert_eq!(
-            (ended.role(), ended.is_certain()),
+            (ended.role, ended.is_certain()),
             (FaultRole::Teardown, false)
         );
-        assert_eq!(role(code, closed).role(), FaultRole::Cascade);
-        assert_eq!(role(code, "").role(), FaultRole::Initiating);
+        assert_eq!(role(code, closed).role, FaultRole::Cascade);
+        assert_eq!(role(code, "").role, FaultRole::Initiating);
         assert!(role(code, "a text of a release to come").is_certain());
     }
     assert_eq!(
-        role(ncclResult_t::ncclRemoteError, noise).role(),
+        role(ncclResult_t::ncclRemoteError, noise).role,
         FaultRole::Cascade
     );
     // NCCL's last error is of the whole process: this call was wrong whatever that text is.
@@ -344,10 +344,10 @@ fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_n
         same.to_string(),
         "rank 2 of \"b\" (world rank 3, launcher rank 7, node-b, pid 977, generation 2) died: killed by SIGKILL"
     );
-    assert_eq!((same.class(), same.culprit()), (FaultClass::Gone, Some(2)));
-    assert_eq!((same.host(), same.pid()), ("node-b", 977));
-    assert_eq!(*same.root(), *fault(died()).root());
-    let evidence = same.evidence().join("; ");
+    assert_eq!((same.class, same.culprit()), (FaultClass::Gone, Some(2)));
+    assert_eq!((&*same.host, same.pid), ("node-b", 977));
+    assert_eq!(same.root, fault(died()).root);
+    let evidence = same.evidence.join("; ");
     assert!(
         evidence.starts_with(
             "it ended \"a\" (world ranks 2-3), and rank 0 (launcher rank 4) ended this one with it; \
@@ -381,7 +381,7 @@ fn a_communicator_that_ends_with_another_one_names_the_same_process_by_its_own_n
     );
     assert_eq!(asked.culprit(), Some(1));
     let revoked = passed_on(Cause::revoked("enough"), 0, 2, &[0, 2]);
-    assert_eq!(revoked.class(), FaultClass::Asked);
+    assert_eq!(revoked.class, FaultClass::Asked);
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn ranks_in_a_root_get_the_numbers_that_they_have_in_a_communicator_that_ends_wi
         Cause::of(FaultClass::TimedOut, FaultRole::Initiating, root, text)
     };
     let same = passed_on(cycle(), 0, 2, &[0, 2, 3]);
-    assert_eq!(*same.root(), RootCause::Cycle { ranks: vec![1, 2] });
+    assert_eq!(same.root, RootCause::Cycle { ranks: vec![1, 2] });
     let named = "rank 1 of \"b\" (world rank 2, launcher rank 6, node-b, pid 977, generation 2)";
     assert_eq!(
         same.to_string(),
@@ -400,7 +400,7 @@ fn ranks_in_a_root_get_the_numbers_that_they_have_in_a_communicator_that_ends_wi
     );
     // The communicator does not have both ranks.
     let one = passed_on(cycle(), 0, 2, &[0, 2]);
-    assert_eq!((one.culprit(), one.root()), (Some(1), &RootCause::Unknown));
+    assert_eq!((one.culprit(), &one.root), (Some(1), &RootCause::Unknown));
     let late = Cause::of(
         FaultClass::TimedOut,
         FaultRole::Unknown,

@@ -20,30 +20,43 @@ use crate::roster::Roster;
 /// ```
 /// # fn show(error: nccl::Error) {
 /// if let Some((fault, rank)) = error.fault().and_then(|fault| Some((fault, fault.culprit()?))) {
-///     eprintln!("look at rank {rank} ({}, pid {})", fault.host(), fault.pid());
+///     eprintln!("look at rank {rank} ({}, pid {})", fault.host, fault.pid);
 /// }
 /// # }
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fault {
-    pub(super) class: FaultClass,
-    pub(super) role: FaultRole,
+    /// The class of the fault.
+    pub class: FaultClass,
+    /// Whether the failure began with this fault, or the fault follows from something that was not found.
+    pub role: FaultRole,
     pub(super) communicator: String,
     #[serde(flatten)]
     pub(super) roster: Roster,
     #[serde(flatten)]
     pub(super) origin: Origin,
-    pub(super) host: String,
-    pub(super) pid: u32,
-    pub(super) generation: u64,
+    /// The host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) the fault; empty
+    /// where no rank is named.
+    pub host: String,
+    /// The process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) the fault; 0
+    /// where no rank is named.
+    pub pid: u32,
+    /// The generation of the world that made the communicator (`World::generation`), or the generation in which a rank that this
+    /// communicator does not have has its number; 0 in the first, and without a world.
+    pub generation: u64,
     #[serde(flatten)]
     pub(super) operation: FaultOperation,
-    pub(super) root: RootCause,
-    pub(super) cause: String,
+    /// The root cause, as a value.
+    pub root: RootCause,
+    /// What went wrong on the named rank.
+    pub cause: String,
+    /// The evidence: one sentence each, the weightiest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) evidence: Vec<String>,
+    pub evidence: Vec<String>,
+    /// What the ranks waited in meanwhile. Known once all ranks have ended their communicators, or reported what they
+    /// were in; ranks that did not report are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) also: Vec<Waiting>,
+    pub also: Vec<Waiting>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) hint: String,
     /// The timeout that passed, on the rank that ran out of time first.
@@ -108,7 +121,7 @@ impl Eq for Fault {}
 ///
 /// ```
 /// # fn example(fault: &nccl::Fault) {
-/// if fault.class() == nccl::FaultClass::Gone {
+/// if fault.class == nccl::FaultClass::Gone {
 ///     eprintln!("its process has to be started again");
 /// }
 /// # }
@@ -203,18 +216,6 @@ impl Fault {
         &self.operation
     }
 
-    /// Returns the class of the fault.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// println!("{:?}", fault.class());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn class(&self) -> FaultClass {
-        self.class
-    }
-
     /// Returns the rank that the fault began with, in the communicator. `None` where that was not found
     /// ([`role`](Self::role) is not [`FaultRole::Initiating`]), where ranks differ and none differs from most of the
     /// others, and where the fault began with a rank that this communicator does not have and ended another one first
@@ -298,51 +299,6 @@ impl Fault {
         }
     }
 
-    /// Returns the host of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) the fault; empty
-    /// where no rank is named.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// if fault.culprit().is_some() {
-    ///     println!("look on {}", fault.host());
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// Returns the process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) the fault; 0
-    /// where no rank is named.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// if fault.culprit().is_some() {
-    ///     println!("look at process {}", fault.pid());
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Returns the generation of the world that made the communicator (`World::generation`), or the generation in which a rank that this
-    /// communicator does not have has its number; 0 in the first, and without a world.
-    ///
-    /// ```
-    /// # fn example(world: &nccl::World, fault: &nccl::Fault) {
-    /// if fault.generation() < world.generation() {
-    ///     println!("the world has gone on since");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
     /// Returns the operation of the named rank, if that rank was in one.
     ///
     /// ```
@@ -353,73 +309,6 @@ impl Fault {
     #[must_use]
     pub fn operation(&self) -> Option<&str> {
         (!self.operation.text.is_empty()).then_some(&*self.operation.text)
-    }
-
-    /// Returns the root cause, as a value.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// if let nccl::RootCause::CallFailed { nccl: Some(code), .. } = fault.root() {
-    ///     println!("NCCL returned {code} on {}", fault.host());
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn root(&self) -> &RootCause {
-        &self.root
-    }
-
-    /// Returns whether the failure began with this fault, or the fault follows from something that was not found.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// println!("{:?}", fault.role());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn role(&self) -> FaultRole {
-        self.role
-    }
-
-    /// Returns the evidence: one sentence each, the weightiest first.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// for line in fault.evidence() {
-    ///     println!("  {line}");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn evidence(&self) -> &[String] {
-        &self.evidence
-    }
-
-    /// Returns what the ranks waited in meanwhile. Known once all ranks have ended their communicators, or reported what they
-    /// were in; ranks that did not report are missing.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// for waiting in fault.also() {
-    ///     println!("{waiting}");
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn also(&self) -> &[Waiting] {
-        &self.also
-    }
-
-    /// Returns what went wrong on the named rank.
-    ///
-    /// ```
-    /// # fn example(fault: &nccl::Fault) {
-    /// println!("{}", fault.cause());
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn cause(&self) -> &str {
-        &self.cause
     }
 
     /// Returns what to do about it, where that is known.

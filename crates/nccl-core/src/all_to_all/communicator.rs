@@ -71,8 +71,9 @@ impl Communicator {
 
     /// Sends each rank its part of `x`, and receives the part of each rank into its part of `y`.
     ///
-    /// The parts are contiguous in the order of the ranks: rank `j`'s part of `x` begins after
-    /// the parts of the ranks before it and has `send_counts[j]` elements, likewise in `y`. Both buffers may
+    /// `send` and `recv` are slices of counts, or [`Parts`]. With slices the parts are contiguous in the order of the ranks: rank
+    /// `j`'s part of `x` begins after the parts of the ranks before it and has `send[j]` elements, likewise in `y`. With
+    /// [`Parts::at`] they begin anywhere; received parts may not overlap, sent parts may. Both buffers may
     /// be longer than the sum. The part that rank `i` sends to rank `j` must be as long as the part that rank `j` receives
     /// from rank `i`; parts without elements are neither sent nor received.
     ///
@@ -92,59 +93,26 @@ impl Communicator {
     /// let mut y = stream.alloc_zeros::<u32>(8)?; // room for more
     /// comm.all_to_all_v(&x, &[3], &mut y, &[3])?.wait()?;
     /// assert_eq!(stream.clone_dtoh(&y)?[..3], [1, 2, 3]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn all_to_all_v<'a, S, R>(
-        &'a self,
-        x: S,
-        send_counts: &[usize],
-        y: R,
-        recv_counts: &[usize],
-    ) -> Result<Request>
-    where
-        S: SendBuffer<'a>,
-        R: RecvBuffer<'a, Element = S::Element>,
-    {
-        self.all_to_all_v_at(x, Parts::packed(send_counts), y, Parts::packed(recv_counts))
-    }
-
-    /// Does the same as [`all_to_all_v`](Self::all_to_all_v), with parts that begin anywhere in the buffers.
     ///
-    /// Received parts may not overlap; sent parts may.
-    ///
-    /// # Errors
-    /// As [`all_to_all_v`](Self::all_to_all_v); [`ErrorKind::InvalidConfig`] for parts that overlap in `y`.
-    ///
-    /// Wraps `ncclSend` and `ncclRecv` in a group.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// // Parts that begin anywhere: two elements from the second on, to the third.
     /// use nccl::Parts;
-    ///
-    /// let x = stream.clone_htod(&[1u32, 2, 3])?;
-    /// let mut y = stream.alloc_zeros::<u32>(4)?;
-    /// // Two elements from the second on, to the third.
-    /// comm.all_to_all_v_at(&x, Parts::at(&[2], &[1]), &mut y, Parts::at(&[2], &[2]))?.wait()?;
-    /// assert_eq!(stream.clone_dtoh(&y)?, [0, 0, 2, 3]);
+    /// comm.all_to_all_v(&x, Parts::at(&[2], &[1]), &mut y, Parts::at(&[2], &[2]))?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&y)?[..4], [1, 2, 2, 3]);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn all_to_all_v_at<'a, S, R>(
+    pub fn all_to_all_v<'a, 'p, S, R>(
         &'a self,
         x: S,
-        send: Parts<'_>,
+        send: impl Into<Parts<'p>>,
         y: R,
-        recv: Parts<'_>,
+        recv: impl Into<Parts<'p>>,
     ) -> Result<Request>
     where
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        variable::exchange(self, x.erase(), send, y.erase_mut(), recv)
+        variable::exchange(self, x.erase(), send.into(), y.erase_mut(), recv.into())
     }
 
     /// Sends block `j` of `y` to rank `j`, and receives the block of rank `j` in its place.

@@ -14,15 +14,16 @@ use crate::operation::{OperationKind, Shape};
 use crate::recorded::Recorded;
 use crate::request::Request;
 
-/// The parts of a buffer, one for each rank.
+/// The parts of a buffer, one for each rank: made of a slice of counts, where the parts lie one behind the other, or by
+/// [`at`](Self::at).
 ///
 /// ```
 /// use nccl::Parts;
 ///
 /// // Ranks 0 and 1 have 3 elements and 1, one behind the other.
-/// assert_eq!(Parts::packed(&[3, 1]).end(), Some(4));
+/// let packed = Parts::from(&[3, 1]);
 /// // The same, from the eighth element of the buffer on.
-/// assert_eq!(Parts::at(&[3, 1], &[8, 11]).end(), Some(12));
+/// let parts = Parts::at(&[3, 1], &[8, 11]);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'p> {
@@ -30,26 +31,29 @@ pub struct Parts<'p> {
     displacements: Option<&'p [usize]>,
 }
 
-impl<'p> Parts<'p> {
-    /// Returns contiguous parts of `counts` elements, one for each rank.
-    ///
-    /// ```
-    /// let parts = nccl::Parts::packed(&[3, 0, 1]);
-    /// assert_eq!(parts.counts(), [3, 0, 1]);
-    /// ```
-    #[must_use]
-    pub const fn packed(counts: &'p [usize]) -> Self {
-        Self {
-            counts,
-            displacements: None,
-        }
+impl<'p> From<&'p [usize]> for Parts<'p> {
+    fn from(counts: &'p [usize]) -> Self {
+        Self::packed(counts)
     }
+}
 
+impl<'p, const N: usize> From<&'p [usize; N]> for Parts<'p> {
+    fn from(counts: &'p [usize; N]) -> Self {
+        Self::packed(counts)
+    }
+}
+
+impl<'p> From<&'p Vec<usize>> for Parts<'p> {
+    fn from(counts: &'p Vec<usize>) -> Self {
+        Self::packed(counts)
+    }
+}
+
+impl<'p> Parts<'p> {
     /// Returns parts of `counts` elements that begin at the elements `displacements` of the buffer.
     ///
     /// ```
-    /// let parts = nccl::Parts::at(&[3, 1], &[0, 16]);
-    /// assert_eq!(parts.end(), Some(17));
+    /// let parts = nccl::Parts::at(&[3, 1], &[0, 16]); // of 17 elements
     /// ```
     #[must_use]
     pub const fn at(counts: &'p [usize], displacements: &'p [usize]) -> Self {
@@ -59,23 +63,19 @@ impl<'p> Parts<'p> {
         }
     }
 
-    /// Returns the number of elements of each part.
-    ///
-    /// ```
-    /// assert_eq!(nccl::Parts::packed(&[3, 1]).counts(), [3, 1]);
-    /// ```
-    #[must_use]
-    pub const fn counts(&self) -> &'p [usize] {
+    pub(super) fn packed(counts: &'p [usize]) -> Self {
+        Self {
+            counts,
+            displacements: None,
+        }
+    }
+
+    pub(super) fn counts(&self) -> &'p [usize] {
         self.counts
     }
 
     /// Returns how many elements the buffer must have; `None` on overflow.
-    ///
-    /// ```
-    /// assert_eq!(nccl::Parts::packed(&[usize::MAX, 1]).end(), None);
-    /// ```
-    #[must_use]
-    pub fn end(&self) -> Option<usize> {
+    pub(super) fn end(&self) -> Option<usize> {
         let Some(displacements) = self.displacements else {
             let mut counts = self.counts.iter();
             return counts.try_fold(0usize, |sum, &count| sum.checked_add(count));
@@ -241,47 +241,19 @@ impl<'a> Group<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn all_to_all_v<S, R>(
+    pub fn all_to_all_v<'p, S, R>(
         &mut self,
         x: S,
-        send_counts: &[usize],
+        send: impl Into<Parts<'p>>,
         y: R,
-        recv_counts: &[usize],
-    ) -> Result<()>
-    where
-        S: SendBuffer<'a>,
-        R: RecvBuffer<'a, Element = S::Element>,
-    {
-        self.all_to_all_v_at(x, Parts::packed(send_counts), y, Parts::packed(recv_counts))
-    }
-
-    /// Records [`Communicator::all_to_all_v_at`].
-    ///
-    /// # Errors
-    /// As there; nothing is recorded then.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator, x: &nccl::Buffer<u8>, y: &mut nccl::Buffer<u8>) -> nccl::Result<()> {
-    /// use nccl::Parts;
-    ///
-    /// let parts = Parts::at(&[8, 8], &[0, 64]);
-    /// comm.group(|group| group.all_to_all_v_at(x, parts, y, parts))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn all_to_all_v_at<S, R>(
-        &mut self,
-        x: S,
-        send: Parts<'_>,
-        y: R,
-        recv: Parts<'_>,
+        recv: impl Into<Parts<'p>>,
     ) -> Result<()>
     where
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let (x, y) = (x.erase(), y.erase_mut());
-        record_parts(self.comm, &mut self.frame, x, send, y, recv)
+        record_parts(self.comm, &mut self.frame, x, send.into(), y, recv.into())
     }
 }
 

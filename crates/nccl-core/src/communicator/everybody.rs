@@ -156,20 +156,23 @@ pub(crate) fn lives(inner: &Arc<Inner>) {
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
 /// let report = nccl::abort_all("the service is shutting down");
-/// if report.leaked().next().is_some() {
+/// if report.communicators.iter().any(|ended| ended.state == nccl::CommunicatorState::Leaked) {
 ///     eprintln!("{report}"); // better end this process
 /// }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AbortReport {
-    ended: Vec<EndedCommunicator>,
+    /// The communicators, in the order in which they were made; those that were still being made come last. NCCL did not give back
+    /// those whose state is [`Leaked`](State::Leaked): memory that they use must stay where it is.
+    pub communicators: Vec<EndedCommunicator>,
 }
 
 /// The outcome of [`abort_all`] for one communicator of the process.
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
-/// for ended in nccl::abort_all("an example").communicators() {
+/// for ended in nccl::abort_all("an example").communicators {
 ///     println!("{:?}, rank {}: {}", ended.name, ended.rank, ended.state);
 /// }
 /// ```
@@ -187,35 +190,10 @@ pub struct EndedCommunicator {
     roster: Arc<Roster>,
 }
 
-impl AbortReport {
-    /// Returns all communicators in the order in which they were made; those that were still being made come last.
-    ///
-    /// ```
-    /// # nccl_emulator::install_unless_gpu().unwrap();
-    /// println!("{} communicators", nccl::abort_all("an example").communicators().len());
-    /// ```
-    #[must_use]
-    pub fn communicators(&self) -> &[EndedCommunicator] {
-        &self.ended
-    }
-
-    /// Returns the communicators that NCCL did not give back: memory that they use must stay where it is.
-    ///
-    /// ```
-    /// # nccl_emulator::install_unless_gpu().unwrap();
-    /// assert_eq!(nccl::abort_all("an example").leaked().count(), 0);
-    /// ```
-    pub fn leaked(&self) -> impl Iterator<Item = &EndedCommunicator> {
-        self.ended
-            .iter()
-            .filter(|ended| ended.state == State::Leaked)
-    }
-}
-
 impl fmt::Display for AbortReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} communicators ended", self.ended.len())?;
-        for (at, ended) in self.ended.iter().enumerate() {
+        write!(f, "{} communicators ended", self.communicators.len())?;
+        for (at, ended) in self.communicators.iter().enumerate() {
             let before = if at == 0 { ": " } else { "; " };
             let (who, named) = (
                 ended.roster.who(&[ended.rank]),
@@ -303,7 +281,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
             roster,
         });
     AbortReport {
-        ended: ended.collect(),
+        communicators: ended.collect(),
     }
 }
 

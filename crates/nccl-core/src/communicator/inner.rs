@@ -150,7 +150,11 @@ impl Inner {
             plan: sequence
                 .filter(|_| kind == OperationKind::Replay)
                 .and_then(|sequence| self.plans.replayed_by(sequence)),
-            shape,
+            peer: shape.peer,
+            root: shape.root,
+            count: shape.count,
+            data_type: shape.data_type,
+            reduction: shape.reduction,
             elapsed: started.elapsed(),
         }
     }

@@ -123,7 +123,7 @@ impl Inner {
         // The fault that all ranks agreed on decides; before it is known, this rank's own call.
         let fault = self.board.as_ref().and_then(|board| board.fault());
         match fault {
-            Some(fault) => fault.class() == FaultClass::Revoked,
+            Some(fault) => fault.class == FaultClass::Revoked,
             None => self.revocation.wanted.load(Ordering::Acquire),
         }
     }

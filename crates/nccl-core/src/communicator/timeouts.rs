@@ -18,26 +18,44 @@ use nccl_base::from_outside::FromOutside;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # nccl_emulator::install_unless_gpu()?;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-/// let timeouts = nccl::Timeouts::new()
-///     .operation(Duration::from_secs(5))
-///     .init(Duration::from_secs(120));
-/// let world = nccl::World::single().with_timeouts(timeouts);
-/// let comm = world.communicator("demo").stream(&stream).build()?;
+/// let world = nccl::World::single().with_timeouts(|timeouts| timeouts.operation = Duration::from_secs(5));
+/// let comm = world
+///     .communicator("demo")
+///     .stream(&stream)
+///     .timeouts(|timeouts| timeouts.init = Duration::from_secs(120))
+///     .build()?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Timeouts {
-    pub(crate) init: Duration,
-    pub(crate) operation: Duration,
-    /// Ten times the timeout for operations unless set.
-    pub(crate) queue: Option<Duration>,
-    pub(crate) finalize: Duration,
-    pub(crate) abort: Duration,
-    /// For the other ranks to report that they aborted as well.
-    pub(crate) confirm: Duration,
-    /// A tenth of the timeout for operations unless set.
-    pub(crate) straggler: Option<Duration>,
+    /// For making the communicator: `build`, from the first exchange between the ranks until NCCL has connected them. 60 s.
+    pub init: Duration,
+    /// For an operation, counted from the moment when no work is ahead of it. 30 s. See
+    /// [`CommunicatorBuilder::timeout`](crate::CommunicatorBuilder::timeout).
+    pub operation: Duration,
+    /// For the time that an operation waits on its stream behind work that is not the communicator's. `None`: ten times
+    /// [`operation`](Self::operation).
+    pub queue: Option<Duration>,
+    /// For the ranks to finalize together. 30 s.
+    pub finalize: Duration,
+    /// For NCCL to free an aborted communicator. 10 s.
+    ///
+    /// While NCCL is inside a call or a launch, it is at least 4 s: as long as NCCL may sleep between two attempts to connect,
+    /// during which it does not check the abort flag.
+    pub abort: Duration,
+    /// For the other ranks of an aborted communicator to report that they aborted it as well. 3 s.
+    ///
+    /// Until then an error that follows from the abort is not handed out, because the other ranks may still write into memory of
+    /// this rank. The error names the ranks that did not confirm.
+    pub confirm: Duration,
+    /// How long a collective may run before the ranks are asked which of them have not entered it. `None`: a tenth of the timeout
+    /// of the operation, at least 100 ms and at most 10 s, and never for an operation without a timeout. [`Duration::MAX`] is never.
+    ///
+    /// This timeout ends nothing: all ranks are told which ranks are late, by how much, and in which phase (the event
+    /// `nccl.straggler`), and are told again when a late rank has entered.
+    pub straggler: Option<Duration>,
 }
 
 impl Default for Timeouts {
@@ -55,108 +73,6 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// Returns the defaults.
-    ///
-    /// ```
-    /// assert_eq!(nccl::Timeouts::new(), nccl::Timeouts::default());
-    /// ```
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets the timeout for making the communicator; 60 s unless set.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().init(Duration::from_secs(120));
-    /// ```
-    #[must_use]
-    pub fn init(mut self, timeout: Duration) -> Self {
-        self.init = timeout;
-        self
-    }
-
-    /// Sets the timeout for an operation, counted from the moment when no work is ahead of it; 30 s unless set. See
-    /// [`CommunicatorBuilder::timeout`](crate::CommunicatorBuilder::timeout).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().operation(Duration::from_secs(5));
-    /// ```
-    #[must_use]
-    pub fn operation(mut self, timeout: Duration) -> Self {
-        self.operation = timeout;
-        self
-    }
-
-    /// Sets how long an operation may wait on its stream behind work that is not the communicator's; ten times
-    /// the timeout for operations unless set, which is 300 s by default. See
-    /// [`CommunicatorBuilder::queue_timeout`](crate::CommunicatorBuilder::queue_timeout).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().queue(Duration::from_secs(600));
-    /// ```
-    #[must_use]
-    pub fn queue(mut self, timeout: Duration) -> Self {
-        self.queue = Some(timeout);
-        self
-    }
-
-    /// Sets the timeout for the ranks to finalize together; 30 s unless set.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().finalize(Duration::from_secs(5));
-    /// ```
-    #[must_use]
-    pub fn finalize(mut self, timeout: Duration) -> Self {
-        self.finalize = timeout;
-        self
-    }
-
-    /// Sets the timeout for NCCL to free an aborted communicator; 10 s unless set.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().abort(Duration::from_secs(5));
-    /// ```
-    #[must_use]
-    pub fn abort(mut self, timeout: Duration) -> Self {
-        self.abort = timeout;
-        self
-    }
-
-    /// Sets the timeout for the other ranks of an aborted communicator to report that they aborted it as well; 3 s unless set.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().confirm(Duration::from_secs(1));
-    /// ```
-    #[must_use]
-    pub fn confirm(mut self, timeout: Duration) -> Self {
-        self.confirm = timeout;
-        self
-    }
-
-    /// Sets how long a collective may run before the ranks are asked which of them have not entered it; a tenth of the
-    /// timeout for operations unless set, at least 100 ms and at most 10 s, and never for an operation without a timeout.
-    /// [`Duration::MAX`] means never.
-    ///
-    /// This timeout ends nothing: all ranks are told which ranks are late, by how much, and in which phase (the event
-    /// `nccl.straggler`), and are told again when a late rank has entered.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let timeouts = nccl::Timeouts::new().straggler(Duration::from_millis(500));
-    /// ```
-    #[must_use]
-    pub fn straggler(mut self, patience: Duration) -> Self {
-        self.straggler = Some(patience);
-        self
-    }
-
     /// Returns how long a collective with this timeout may run before the ranks are asked which of them have not entered it; `None`
     /// means never.
     pub(crate) fn straggler_after(&self, timeout: Option<Duration>) -> Option<Duration> {
@@ -226,10 +142,12 @@ mod tests {
 
     #[test]
     fn what_the_environment_sets_wins_over_the_program_and_the_rest_stays() {
-        let program = Timeouts::new()
-            .operation(Duration::from_secs(1))
-            .init(Duration::from_secs(2))
-            .straggler(Duration::from_secs(3));
+        let program = Timeouts {
+            operation: Duration::from_secs(1),
+            init: Duration::from_secs(2),
+            straggler: Some(Duration::from_secs(3)),
+            ..Timeouts::default()
+        };
         let (seven, none) = (Duration::from_secs(7), FromOutside::default());
         let set = Some(seven);
         for (outside, timeouts) in [
@@ -239,31 +157,61 @@ mod tests {
                     operation: set,
                     ..none
                 },
-                program.operation(seven),
+                Timeouts {
+                    operation: seven,
+                    ..program
+                },
             ),
-            (FromOutside { queue: set, ..none }, program.queue(seven)),
-            (FromOutside { init: set, ..none }, program.init(seven)),
+            (
+                FromOutside { queue: set, ..none },
+                Timeouts {
+                    queue: set,
+                    ..program
+                },
+            ),
+            (
+                FromOutside { init: set, ..none },
+                Timeouts {
+                    init: seven,
+                    ..program
+                },
+            ),
             (
                 FromOutside {
                     finalize: set,
                     ..none
                 },
-                program.finalize(seven),
+                Timeouts {
+                    finalize: seven,
+                    ..program
+                },
             ),
-            (FromOutside { abort: set, ..none }, program.abort(seven)),
+            (
+                FromOutside { abort: set, ..none },
+                Timeouts {
+                    abort: seven,
+                    ..program
+                },
+            ),
             (
                 FromOutside {
                     confirm: set,
                     ..none
                 },
-                program.confirm(seven),
+                Timeouts {
+                    confirm: seven,
+                    ..program
+                },
             ),
             (
                 FromOutside {
                     straggler: set,
                     ..none
                 },
-                program.straggler(seven),
+                Timeouts {
+                    straggler: set,
+                    ..program
+                },
             ),
             (FromOutside { world: set, ..none }, program),
         ] {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::builder::{CommunicatorBuilder, Origin};
-use super::grow::{self, GrowWay};
 use super::handed_out::handed_out;
 use super::init::{Plan, Prepared, roster_of};
 use super::meeting::{Agreed, Meeting};
+use super::{ResizeWay, grow};
 use crate::abort::AbortSignal;
 use crate::communicator::everybody::Birth;
 use crate::communicator::launch_mode::{refuse_contradictions, wish};
@@ -59,7 +59,7 @@ impl CommunicatorBuilder<'_> {
     pub(super) fn build_from(
         self,
         parent: Option<&Communicator>,
-    ) -> Result<(Communicator, Option<GrowWay>)> {
+    ) -> Result<(Communicator, Option<ResizeWay>)> {
         let kind = match parent {
             None => OperationKind::Init,
             Some(_) => OperationKind::Grow,
@@ -82,7 +82,11 @@ impl CommunicatorBuilder<'_> {
                 roster: Arc::clone(&roster),
                 sequence: None,
                 plan: None,
-                shape: Shape::default(),
+                peer: None,
+                root: None,
+                count: None,
+                data_type: None,
+                reduction: None,
                 elapsed: started.elapsed(),
             })
         });
@@ -97,7 +101,7 @@ impl CommunicatorBuilder<'_> {
     fn build_until(
         mut self,
         parent: Option<&Communicator>,
-    ) -> Result<(Communicator, Option<GrowWay>)> {
+    ) -> Result<(Communicator, Option<ResizeWay>)> {
         forked::begin()?;
         self.timeouts = timeouts::over(FromOutside::of_process()?, self.timeouts);
         let deadline = deadline_after(self.timeouts.init);
@@ -157,7 +161,7 @@ impl CommunicatorBuilder<'_> {
             growing,
         } = agreed;
         let inner = match &way {
-            Some(GrowWay::Native) => grow::join(prepared, growing, id, deadline)?,
+            Some(ResizeWay::Native) => grow::join(prepared, growing, id, deadline)?,
             _ => prepared.join(&id, deadline, || false)?,
         };
         Ok((handed_out(inner), way))

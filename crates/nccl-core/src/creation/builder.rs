@@ -137,7 +137,7 @@ impl<'a> CommunicatorBuilder<'a> {
             rank,
             world_size,
             stream: None,
-            config: Config::new(),
+            config: Config::default(),
             mode: None,
             timeouts: Timeouts::default(),
             abort_signals: Vec::new(),
@@ -176,13 +176,13 @@ impl<'a> CommunicatorBuilder<'a> {
     /// let comm = nccl::World::single()
     ///     .communicator("demo")
     ///     .stream(&stream)
-    ///     .config(nccl::Config::new().max_ctas(8))
+    ///     .config(|config| config.max_ctas = Some(8))
     ///     .build()?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn config(mut self, config: Config) -> Self {
-        self.config = config;
+    pub fn config(mut self, set: impl FnOnce(&mut Config)) -> Self {
+        set(&mut self.config);
         self
     }
 
@@ -229,7 +229,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// Sets all timeouts, in place of the world's [`Timeouts`].
+    /// Sets timeouts; those that `set` leaves alone stay as the world has them (`World::with_timeouts`).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -239,34 +239,13 @@ impl<'a> CommunicatorBuilder<'a> {
     /// let comm = nccl::World::single()
     ///     .communicator("demo")
     ///     .stream(&stream)
-    ///     .timeouts(nccl::Timeouts::new().operation(Duration::from_secs(5)))
+    ///     .timeouts(|timeouts| timeouts.finalize = Duration::from_secs(5))
     ///     .build()?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn timeouts(mut self, timeouts: Timeouts) -> Self {
-        self.timeouts = timeouts;
-        self
-    }
-
-    /// Sets how long an operation may wait on its stream behind work that is not the
-    /// communicator's; ten times [`timeout`](Self::timeout) unless set, which is 300 s by default.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .queue_timeout(Duration::from_secs(3600))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn queue_timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.queue = Some(timeout);
+    pub fn timeouts(mut self, set: impl FnOnce(&mut Timeouts)) -> Self {
+        set(&mut self.timeouts);
         self
     }
 
@@ -275,7 +254,7 @@ impl<'a> CommunicatorBuilder<'a> {
     /// The timeout also holds if the program does not wait: an operation whose [`Request`](crate::Request) was
     /// dropped ends its communicator, on all ranks, at most an eighth of the timeout (and at most a quarter
     /// of a second) after it. Other work that is ahead of it on its stream does not count, see
-    /// [`queue_timeout`](Self::queue_timeout). Operations that are issued within less than 10 ms cannot
+    /// [`Timeouts::queue`]. Operations that are issued within less than 10 ms cannot
     /// always be told apart from each other, and from other work that is put on the stream meanwhile: the work that a
     /// program puts there in one go should not take longer than the timeout.
     ///
@@ -294,95 +273,6 @@ impl<'a> CommunicatorBuilder<'a> {
     /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.operation = timeout;
-        self
-    }
-
-    /// Sets how long [`build`](Self::build) may take; 60 s unless set.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .init_timeout(Duration::from_secs(10))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn init_timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.init = timeout;
-        self
-    }
-
-    /// Sets how long the ranks may take to finalize together; 30 s unless set.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .finalize_timeout(Duration::from_secs(5))
-    ///     .build()?;
-    /// comm.finalize()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn finalize_timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.finalize = timeout;
-        self
-    }
-
-    /// Sets how long NCCL may take to give an aborted communicator back; 10 s unless set.
-    ///
-    /// While NCCL is inside a call or a launch, the timeout is at least 4 s: as long as NCCL may sleep between two attempts to
-    /// connect, during which it does not check the abort flag.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .abort_timeout(Duration::from_secs(2))
-    ///     .build()?;
-    /// comm.abort("an example")?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn abort_timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.abort = timeout;
-        self
-    }
-
-    /// Sets how long the other ranks of an aborted communicator may take to confirm that they aborted it as
-    /// well; 3 s unless set.
-    ///
-    /// Until then an error that follows from the abort is not handed out, because the other ranks may still write
-    /// into memory of this rank. The error names the ranks that did not confirm.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .confirm_timeout(Duration::from_secs(1))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn confirm_timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.confirm = timeout;
         self
     }
 

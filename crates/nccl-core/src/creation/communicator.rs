@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
-use super::{CommunicatorBuilder, Grown, Shrunk, grow, init_all, raw, shrink, split};
+use super::{CommunicatorBuilder, Resized, grow, init_all, raw, shrink, split};
 use crate::communicator::Communicator;
 #[cfg(doc)]
 use crate::communicator::Timeouts;
@@ -254,7 +254,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`], within this communicator's init timeout ([`Timeouts::init`]). An impossible
-    /// `ncclCommGrow` is no error: a new communicator is made instead, and [`Grown::way`] says
+    /// `ncclCommGrow` is no error: a new communicator is made instead, and [`Resized::way`] says
     /// why.
     ///
     /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
@@ -262,7 +262,7 @@ impl Communicator {
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # nccl_emulator::install_unless_gpu()?;
-    /// use nccl::{Communicator, GrowWay, LaunchMode, Library, UniqueId, World};
+    /// use nccl::{Communicator, ResizeWay, LaunchMode, Library, UniqueId, World};
     ///
     /// std::thread::scope(|scope| {
     ///     for world in World::threads(2) {
@@ -273,7 +273,7 @@ impl Communicator {
     ///                 let one = Communicator::builder("one", id, 0, 1).stream(&stream);
     ///                 let one = one.launch_mode(LaunchMode::NonBlocking).build()?;
     ///                 let grown = one.grow(&world, "both")?;
-    ///                 assert_eq!(grown.way, GrowWay::Native);
+    ///                 assert_eq!(grown.way, ResizeWay::Native);
     ///             } else {
     ///                 let both = world.communicator("both").stream(&stream).build()?;
     ///                 assert_eq!((both.rank(), both.world_size()), (1, 2));
@@ -285,7 +285,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn grow(&self, world: &impl AsWorld, name: &str) -> Result<Grown> {
+    pub fn grow(&self, world: &impl AsWorld, name: &str) -> Result<Resized> {
         grow::grow(self, world.terms(), name)
     }
 
@@ -304,7 +304,7 @@ impl Communicator {
     /// init timeout, or that passed another `without`; [`ErrorKind::InvalidConfig`] for a communicator
     /// whose ranks did not meet in a `World`, and on a rank in `without`.
     ///
-    /// Wraps `ncclCommShrink` where that is possible ([`Shrunk::way`]).
+    /// Wraps `ncclCommShrink` where that is possible ([`Resized::way`]).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -317,7 +317,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn shrink(&self, name: &str, without: &[usize]) -> Result<Shrunk> {
+    pub fn shrink(&self, name: &str, without: &[usize]) -> Result<Resized> {
         shrink::shrink(self, name, without, false)
     }
 
@@ -340,7 +340,7 @@ impl Communicator {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn shrink_aborting(&self, name: &str, without: &[usize]) -> Result<Shrunk> {
+    pub fn shrink_aborting(&self, name: &str, without: &[usize]) -> Result<Resized> {
         shrink::shrink(self, name, without, true)
     }
 }

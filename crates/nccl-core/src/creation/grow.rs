@@ -19,7 +19,6 @@
 //! thread does not end, neither communicator is touched any more.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +29,7 @@ use super::init::{Begin, Prepared};
 use super::said::Said;
 use super::slot::Slot;
 use super::start::{BINDING, Patience, Sent, as_int, came_back};
+use super::{ResizeWay, Resized};
 use crate::abort::AbortSignal;
 use crate::communicator::free::discard;
 use crate::communicator::handle::{Guard, RawComm};
@@ -44,62 +44,15 @@ use crate::state::{Left, State};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
-/// The result of [`Communicator::grow`].
-///
-/// ```
-/// # fn example(grown: nccl::Grown) {
-/// println!("{} ranks now: {}", grown.communicator.world_size(), grown.way);
-/// # }
-/// ```
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Grown {
-    /// The communicator of all ranks of the world.
-    pub communicator: Communicator,
-    /// How it was made; the same on all ranks.
-    pub way: GrowWay,
-}
-
-/// How [`Communicator::grow`] made its communicator.
-///
-/// ```
-/// # fn example(way: &nccl::GrowWay) {
-/// if let nccl::GrowWay::Anew { why, .. } = way {
-///     println!("ncclCommGrow was not used: {why}");
-/// }
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum GrowWay {
-    /// By `ncclCommGrow`.
-    Native,
-    /// As a new communicator, from a token of its own.
-    #[non_exhaustive]
-    Anew {
-        /// Why `ncclCommGrow` was not possible.
-        why: String,
-    },
-}
-
-impl fmt::Display for GrowWay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Native => f.write_str("by ncclCommGrow"),
-            Self::Anew { why } => write!(f, "as a new communicator, because {why}"),
-        }
-    }
-}
-
 /// Makes a communicator of all ranks of the world of `terms`, in which the ranks of `comm` come first.
-pub(super) fn grow(comm: &Communicator, terms: Terms<'_>, name: &str) -> Result<Grown> {
+pub(super) fn grow(comm: &Communicator, terms: Terms<'_>, name: &str) -> Result<Resized> {
     let world = Arc::clone(&terms.peers);
     let builder = CommunicatorBuilder::of_grow(name, terms, comm);
     let (communicator, way) = builder.build_from(Some(comm))?;
     // There is a way whenever a rank brings a communicator.
-    let way = way.unwrap_or(GrowWay::Native);
+    let way = way.unwrap_or(ResizeWay::Native);
     tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, rank = world.rank(), world_rank = world.rank(), launcher_rank = communicator.inner.roster().launcher_rank(world.rank()), world_ranks = communicator.inner.roster().world_ranks(), %way, nranks = world.size(), "a communicator has grown");
-    Ok(Grown { communicator, way })
+    Ok(Resized { communicator, way })
 }
 
 /// Returns why this rank cannot use `ncclCommGrow`, with the communicator that it brings, if any.
@@ -150,11 +103,11 @@ pub(super) fn cannot_grow(
 }
 
 /// Returns the way on which the messages of all ranks agree; `None` if no rank brings a communicator to grow.
-pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
+pub(super) fn way(said: &[Said]) -> Option<ResizeWay> {
     said.iter().find(|said| said.parent.is_some())?;
     let anew = |rank: usize, why: &str| {
         let why = format!("on rank {rank}: {why}");
-        Some(GrowWay::Anew { why })
+        Some(ResizeWay::Anew { why })
     };
     let Some(parent) = &said[0].parent else {
         return anew(0, "it brings no communicator that could grow");
@@ -174,7 +127,7 @@ pub(super) fn way(said: &[Said]) -> Option<GrowWay> {
             _ => {}
         }
     }
-    Some(GrowWay::Native)
+    Some(ResizeWay::Native)
 }
 
 /// A communicator that grows; its lock is held, so that no other call uses it.
@@ -382,7 +335,7 @@ mod tests {
     fn ncclcommgrow_is_used_where_the_first_ranks_bring_the_same_one_and_the_others_none() {
         let old = || said(Some(("a", 2)));
         assert_eq!(way(&[said(None), said(None)]), None);
-        assert_eq!(way(&[old(), old(), said(None)]), Some(GrowWay::Native));
+        assert_eq!(way(&[old(), old(), said(None)]), Some(ResizeWay::Native));
         let mut unable = said(None);
         unable.cannot_grow = Some(String::from("it is too old"));
         for (ranks, why) in [

@@ -12,7 +12,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::grow::{GrowWay, Growing, cannot_grow, way};
+use super::ResizeWay;
+use super::grow::{Growing, cannot_grow, way};
 use super::init::Prepared;
 use super::said::Said;
 use crate::abort::AbortSignal;
@@ -39,7 +40,7 @@ pub(super) struct Agreed<'m> {
     pub(super) prepared: Prepared,
     pub(super) id: UniqueId,
     /// How it is made; `None` if there is no communicator to grow.
-    pub(super) way: Option<GrowWay>,
+    pub(super) way: Option<ResizeWay>,
     /// The communicator that grows, on its ranks.
     pub(super) growing: Option<Growing<'m>>,
 }
@@ -110,11 +111,11 @@ impl<'m> Meeting<'m> {
         &self,
         topic: &str,
         prepared: &Prepared,
-        way: Option<&GrowWay>,
+        way: Option<&ResizeWay>,
     ) -> Result<(UniqueId, Option<Growing<'m>>)> {
         let Self { peers, name, .. } = *self;
         let growing = match (way, self.parent) {
-            (Some(GrowWay::Native), Some(parent)) => {
+            (Some(ResizeWay::Native), Some(parent)) => {
                 Growing::begin(&parent.inner, self.deadline).map(Some)
             }
             _ => Ok(None),

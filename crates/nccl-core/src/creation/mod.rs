@@ -24,5 +24,4 @@ mod split;
 mod start;
 
 pub use builder::CommunicatorBuilder;
-pub use grow::{GrowWay, Grown};
-pub use shrink::{ShrinkWay, Shrunk};
+pub use shrink::{ResizeWay, Resized};

@@ -79,7 +79,7 @@ pub(super) unsafe fn take_over(
         rank: rank as usize,
         world_size: world_size as usize,
         stream: Arc::clone(stream),
-        config: &Config::new(),
+        config: &Config::default(),
         wish: crate::communicator::launch_mode::Wish::Asked(LaunchMode::NonBlocking),
         timeouts,
         abort_signal: AbortSignal::new(),

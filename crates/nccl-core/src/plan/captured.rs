@@ -284,7 +284,7 @@ mod tests {
         let device = crate::device(rank).expect("a device");
         Communicator::builder("held", id, rank, 2)
             .stream(&device.new_stream().expect("a stream"))
-            .abort_timeout(Duration::from_millis(300))
+            .timeouts(|timeouts| timeouts.abort = Duration::from_millis(300))
             .build()
             .expect("a communicator")
     }

@@ -42,10 +42,12 @@ impl Timer {
 
     #[doc(hidden)]
     pub fn read(&self) -> Durations {
+        let buckets = self.buckets.each_ref().map(|b| b.load(Ordering::Relaxed));
         Durations {
-            buckets: self.buckets.each_ref().map(|b| b.load(Ordering::Relaxed)),
-            sum: self.sum.load(Ordering::Relaxed),
-            longest: self.longest.load(Ordering::Relaxed),
+            count: buckets.iter().sum(),
+            buckets,
+            sum: Duration::from_nanos(self.sum.load(Ordering::Relaxed)),
+            longest: Duration::from_nanos(self.longest.load(Ordering::Relaxed)),
         }
     }
 }
@@ -54,38 +56,22 @@ impl Timer {
 ///
 /// ```
 /// let init = nccl::stats().init;
-/// if init.count() > 0 {
-///     println!("communicators took {:?} on average, at most {:?}", init.mean(), init.longest());
+/// if init.count > 0 {
+///     println!("communicators took {:?} on average, at most {:?}", init.mean(), init.longest);
 /// }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
     buckets: [u64; BOUNDED + 1],
-    sum: u64,
-    longest: u64,
+    /// How many durations were counted.
+    pub count: u64,
+    /// Their sum.
+    pub sum: Duration,
+    /// The longest; zero for none.
+    pub longest: Duration,
 }
 
 impl Durations {
-    /// Returns how many durations were counted.
-    ///
-    /// ```
-    /// println!("{} communicators", nccl::stats().init.count());
-    /// ```
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
-    }
-
-    /// Returns their sum.
-    ///
-    /// ```
-    /// println!("{:?} in all", nccl::stats().init.sum());
-    /// ```
-    #[must_use]
-    pub fn sum(&self) -> Duration {
-        Duration::from_nanos(self.sum)
-    }
-
     /// Returns the average; zero for none.
     ///
     /// ```
@@ -93,17 +79,8 @@ impl Durations {
     /// ```
     #[must_use]
     pub fn mean(&self) -> Duration {
-        Duration::from_nanos(self.sum.checked_div(self.count()).unwrap_or_default())
-    }
-
-    /// Returns the longest; zero for none.
-    ///
-    /// ```
-    /// println!("at most {:?}", nccl::stats().init.longest());
-    /// ```
-    #[must_use]
-    pub fn longest(&self) -> Duration {
-        Duration::from_nanos(self.longest)
+        let nanos = u64::try_from(self.sum.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(nanos.checked_div(self.count).unwrap_or_default())
     }
 
     /// Returns each bucket's upper bound and number of durations; a bucket begins above the bound before.
@@ -143,10 +120,10 @@ mod tests {
             (Duration::MAX, 1),
         ];
         assert_eq!(filled, expected);
-        assert_eq!(read.count(), 6);
-        assert_eq!(read.longest(), Duration::from_secs(1000));
-        assert_eq!(read.sum(), Duration::from_secs(1000) + micros(12));
-        assert_eq!(read.mean(), read.sum() / 6);
+        assert_eq!(read.count, 6);
+        assert_eq!(read.longest, Duration::from_secs(1000));
+        assert_eq!(read.sum, Duration::from_secs(1000) + micros(12));
+        assert_eq!(read.mean(), read.sum / 6);
     }
 
     #[test]

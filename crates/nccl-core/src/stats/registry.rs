@@ -310,10 +310,7 @@ mod tests {
         registry.end(number);
         registry.took(&name, OperationKind::Group, seconds(3));
         let took = &registry.read()[0].took;
-        let sums: Vec<_> = took
-            .iter()
-            .map(|(kind, took)| (*kind, took.sum()))
-            .collect();
+        let sums: Vec<_> = took.iter().map(|(kind, took)| (*kind, took.sum)).collect();
         let expected = [
             (OperationKind::AllReduce, seconds(1)),
             (OperationKind::Group, seconds(5)),

@@ -48,7 +48,7 @@ impl Bounded for Facts {
 
 impl Bounded for Report {
     fn bounded(self) -> Self {
-        let mut findings = self.findings().to_vec();
+        let mut findings = self.findings.to_vec();
         findings.truncate(MOST_FINDINGS);
         for finding in &mut findings {
             finding.hosts.truncate(LONGEST_LIST);

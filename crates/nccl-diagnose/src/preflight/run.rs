@@ -308,7 +308,7 @@ mod tests {
     use nccl_base::report::Severity;
 
     fn only(plan: &Plan) -> &Finding {
-        match plan.report.as_ref().map(Report::findings) {
+        match plan.report.as_ref().map(|report| &report.findings[..]) {
             Some([one]) => one,
             other => panic!("{other:?}"),
         }

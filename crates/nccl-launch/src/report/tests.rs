@@ -13,8 +13,8 @@ fn end(rank: usize, exit: Exit) -> RankEnd {
         at: Duration::from_millis(1300),
         stderr: Vec::new(),
         oom: None,
-        sent: None,
-        stopped: false,
+        asked_by: None,
+        was_stopped: false,
         was_ending: false,
     }
 }
@@ -31,7 +31,7 @@ fn report(ranks: Vec<RankEnd>, failures: Vec<RankEnd>) -> Report {
     Report {
         first: first_of(&failures),
         ranks: ranks.into_iter().map(Arc::new).collect(),
-        left: Vec::new(),
+        left_behind: Vec::new(),
         interrupted: None,
         unread: false,
     }
@@ -42,7 +42,7 @@ fn the_first_is_said_first_and_the_others_together() {
     let mut first = end(2, killed(Signal::KILL));
     first.stderr = vec![String::from("loading"), String::from("weights")];
     let asked = |rank| RankEnd {
-        sent: Some(Signal::TERM),
+        asked_by: Some(Signal::TERM),
         ..end(rank, killed(Signal::TERM))
     };
     let report = report(
@@ -91,7 +91,7 @@ fn the_exit_code_is_that_of_whoever_ended_it() {
     assert_eq!(interrupted.exit_code(), 130);
     let mut left = report(Vec::new(), Vec::new());
     assert_eq!(left.to_string(), "every rank returned 0");
-    left.left.push(1);
+    left.left_behind.push(1);
     assert_eq!(left.exit_code(), 1);
     assert!(left.to_string().contains("rank 1: still there"), "{left}");
 }

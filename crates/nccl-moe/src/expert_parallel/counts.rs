@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// # fn example(routing: &nccl::Routing) -> nccl::Result<()> {
 /// let counts = routing.counts()?;
 /// println!("sent to each expert: {:?}", counts.sent());
-/// println!("received of rank 0 for the first expert here: {}", counts.received_from(0, 0));
+/// println!("received of rank 0 for the first expert here: {}", counts.received()[0]);
 /// # Ok(())
 /// # }
 /// ```
@@ -18,7 +18,6 @@ pub struct Counts {
     /// The device's list of counts.
     numbers: Vec<u32>,
     experts: usize,
-    own: usize,
 }
 
 impl Counts {
@@ -30,7 +29,6 @@ impl Counts {
         let counts = Self {
             numbers,
             experts: sizes.experts,
-            own: sizes.own,
         };
         let invalid = counts.numbers[sizes.experts];
         if invalid > 0 {
@@ -81,21 +79,5 @@ impl Counts {
     #[must_use]
     pub fn received(&self) -> &[u32] {
         &self.numbers[self.experts + 1..]
-    }
-
-    /// Returns how many tokens of rank `source` this rank received for its expert number `own_expert`, from 0.
-    ///
-    /// # Panics
-    /// When there is no such rank or expert.
-    ///
-    /// ```
-    /// # fn example(counts: &nccl::Counts) {
-    /// if counts.received_from(0, 0) == 0 { println!("nothing to do") }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn received_from(&self, source: usize, own_expert: usize) -> u32 {
-        assert!(own_expert < self.own, "a rank has {} experts", self.own);
-        self.received()[source * self.own + own_expert]
     }
 }

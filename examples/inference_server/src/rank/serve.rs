@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, ReduceOp, Timeouts, World};
+use nccl::{Communicator, ReduceOp, World};
 
 use super::Outcome;
 use super::generations::RankOptions;
@@ -75,9 +75,8 @@ impl Rank {
         let shard = shard.filter(|&shard| shard < shards);
 
         world.phase("make the communicator");
-        let timeouts = Timeouts::new().operation(self.options.deadline);
         let all = world.communicator("all").stream(&self.stream);
-        let all = all.timeouts(timeouts).build()?;
+        let all = all.timeout(self.options.deadline).build()?;
         let comm = match order.iter().copied().eq(0..shards) {
             true => Some(all.clone()),
             false => {

@@ -124,7 +124,7 @@ impl Case<'_> {
     pub(super) fn complaint(&self) -> String {
         let first = &self.symptoms[0];
         let who = self.roster.who(&[first.rank()]);
-        format!("{who} waited: {}", first.cause())
+        format!("{who} waited: {}", first.cause)
     }
 }
 

@@ -9,13 +9,13 @@ pub(super) fn told(case: &Case<'_>) -> Option<Finding> {
     let told = case
         .symptoms
         .iter()
-        .find(|fault| matches!(fault.root(), RootCause::StuckInside { .. }))?;
+        .find(|fault| matches!(fault.root, RootCause::StuckInside { .. }))?;
     Some(Finding {
         rank: told.rank(),
         operation: None,
         role: FaultRole::Initiating,
-        root: told.root().clone(),
-        text: told.cause().to_owned(),
+        root: told.root.clone(),
+        text: told.cause.to_owned(),
         evidence: vec![String::from(
             "a call waits for other ranks only where NCCL connects them, and in this one it connects none",
         )],

@@ -186,7 +186,7 @@ fn stuck_outside(case: &Case<'_>) -> Option<Finding> {
         let told = case
             .symptoms
             .iter()
-            .find(|fault| matches!(fault.root(), RootCause::StuckOutside { .. }))?;
+            .find(|fault| matches!(fault.root, RootCause::StuckOutside { .. }))?;
         Some((
             told.rank(),
             told.operation().unwrap_or("the operation").to_owned(),
@@ -195,7 +195,7 @@ fn stuck_outside(case: &Case<'_>) -> Option<Finding> {
     let (rank, operation) = queued.or_else(told)?;
     let own = case.symptoms.iter().find(|fault| fault.rank() == rank);
     let text = match own {
-        Some(own) => own.cause().to_owned(),
+        Some(own) => own.cause.to_owned(),
         None => format!(
             "{operation} is queued behind work on its stream that is not this communicator's; {}",
             case.complaint()
@@ -274,17 +274,17 @@ fn class(case: &Case<'_>, root: &RootCause) -> FaultClass {
             | RootCause::StuckInside { .. }
             | RootCause::StuckOutside { .. }
     );
-    let mut classes = case.symptoms.iter().map(Fault::class);
+    let mut classes = case.symptoms.iter().map(|fault| fault.class);
     match waited && classes.any(|class| class == FaultClass::TimedOut) {
         true => FaultClass::TimedOut,
-        false => telling(case).class(),
+        false => telling(case).class,
     }
 }
 
 /// Returns the most informative symptom: a failure that follows from another fault comes before a timeout, and what
 /// NCCL reports while it ends comes last. Between equals, the first.
 fn telling<'c>(case: &Case<'c>) -> &'c Fault {
-    let told = case.symptoms.iter().min_by_key(|told| match told.role() {
+    let told = case.symptoms.iter().min_by_key(|told| match told.role {
         FaultRole::Initiating => 0,
         FaultRole::Cascade => 1,
         FaultRole::Unknown => 2,
@@ -313,14 +313,14 @@ fn unexplained(case: &Case<'_>) -> Finding {
     Finding {
         rank: first.rank(),
         operation: None,
-        role: match first.class() {
+        role: match first.class {
             FaultClass::TimedOut => FaultRole::Unknown,
-            _ => first.role(),
+            _ => first.role,
         },
-        root: first.root().clone(),
-        text: first.cause().to_owned(),
+        root: first.root.clone(),
+        text: first.cause.to_owned(),
         evidence,
-        hint: match (first.class(), first.role()) {
+        hint: match (first.class, first.role) {
             (FaultClass::TimedOut, _) => String::from(ALL_WAIT),
             (_, FaultRole::Cascade) => String::from(ALL_ANSWER),
             _ => first.hint().unwrap_or_default().to_owned(),

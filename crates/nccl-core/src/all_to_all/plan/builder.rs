@@ -121,16 +121,18 @@ impl<'c> AllToAllBuilder<'c> {
         })
     }
 
-    /// Adds a payload of `T` with a length of its own for each pair of ranks: as [`Communicator::all_to_all_v_at`].
+    /// Adds a payload of `T` with a length of its own for each pair of ranks: as [`Communicator::all_to_all_v`].
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, send: &[usize], recv: &[usize]) -> nccl::Result<nccl::AllToAll> {
-    /// use nccl::{AllToAll, Parts};
-    ///
-    /// AllToAll::plan(comm).parts::<f32>(Parts::packed(send), Parts::packed(recv)).build()
+    /// nccl::AllToAll::plan(comm).parts::<f32>(send, recv).build()
     /// # }
     /// ```
-    pub fn parts<T: NcclType>(self, send: Parts<'_>, recv: Parts<'_>) -> Self {
+    pub fn parts<'p, T: NcclType>(
+        self,
+        send: impl Into<Parts<'p>>,
+        recv: impl Into<Parts<'p>>,
+    ) -> Self {
         self.parts_of(T::DATA_TYPE, send, recv)
     }
 
@@ -140,11 +142,17 @@ impl<'c> AllToAllBuilder<'c> {
     /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType, counts: &[usize]) -> nccl::Result<nccl::AllToAll> {
     /// use nccl::{AllToAll, Parts};
     ///
-    /// let parts = Parts::packed(counts); // as much to each rank as from it
+    /// let parts = Parts::from(counts); // as much to each rank as from it
     /// AllToAll::plan(comm).parts_of(data_type, parts, parts).build()
     /// # }
     /// ```
-    pub fn parts_of(self, data_type: DataType, send: Parts<'_>, recv: Parts<'_>) -> Self {
+    pub fn parts_of<'p>(
+        self,
+        data_type: DataType,
+        send: impl Into<Parts<'p>>,
+        recv: impl Into<Parts<'p>>,
+    ) -> Self {
+        let (send, recv) = (send.into(), recv.into());
         let comm = self.comm;
         self.add(data_type, |size| {
             let most = isize::MAX as usize / size;

@@ -199,7 +199,7 @@ impl Choice<'_> {
         }
         // The copy engines need windows, and the buffers are not known yet.
         let usable = alternatives.iter().filter_map(|other| {
-            let time = other.modelled_us()?;
+            let time = other.outcome.as_ref().ok().copied().flatten()?;
             (other.algorithm != Algorithm::CopyEngine).then_some((other.algorithm, time))
         });
         // Of equal times the first: `ncclAlltoAll` costs the host less than messages.
@@ -261,7 +261,7 @@ impl Decision {
             groups: schedule.launches(),
             messages: messages.sum(),
             copies: schedule.moves(),
-            scratch: schedule.scratch,
+            scratch_bytes: schedule.scratch,
             model: self.model,
             alternatives: self.alternatives,
         };

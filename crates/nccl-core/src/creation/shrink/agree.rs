@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::attempt::{Refusal, topic};
 use super::native::is_at_rest;
-use super::shrunk::ShrinkWay;
+use super::shrunk::ResizeWay;
 use crate::communicator::Communicator;
 use crate::creation::CommunicatorBuilder;
 use crate::creation::init::Prepared;
@@ -176,13 +176,13 @@ impl Agreed {
     }
 
     /// Returns how the shrink is to be done; `parent` is the roster of the parent.
-    pub(super) fn way(&self, parent: &Roster) -> ShrinkWay {
+    pub(super) fn way(&self, parent: &Roster) -> ResizeWay {
         match &self.not_native {
-            None => ShrinkWay::Native,
+            None => ResizeWay::Native,
             Some((ranks, why)) if ranks.len() == self.places.len() => {
-                ShrinkWay::Anew { why: why.clone() }
+                ResizeWay::Anew { why: why.clone() }
             }
-            Some((ranks, why)) => ShrinkWay::Anew {
+            Some((ranks, why)) => ResizeWay::Anew {
                 why: format!("{why} (on {})", parent.who(ranks)),
             },
         }

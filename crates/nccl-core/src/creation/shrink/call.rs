@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::agree::agree;
 use super::attempt::{Attempt, topic};
 use super::native::{Native, ended_by, shrink_native};
-use super::shrunk::{ShrinkWay, Shrunk};
+use super::shrunk::{ResizeWay, Resized};
 use crate::communicator::{Communicator, Inner};
 use crate::creation::handed_out::handed_out;
 use crate::creation::init::{Prepared, check_ranks};
@@ -25,7 +25,7 @@ pub(in crate::creation) fn shrink(
     name: &str,
     without: &[usize],
     aborting: bool,
-) -> Result<Shrunk> {
+) -> Result<Resized> {
     let started = Instant::now();
     let shrunk = shrink_in(comm, name, without, aborting).map_err(|error| {
         error.during(|| {
@@ -40,7 +40,12 @@ pub(in crate::creation) fn shrink(
     shrunk
 }
 
-fn shrink_in(comm: &Communicator, name: &str, without: &[usize], aborting: bool) -> Result<Shrunk> {
+fn shrink_in(
+    comm: &Communicator,
+    name: &str,
+    without: &[usize],
+    aborting: bool,
+) -> Result<Resized> {
     forked::check()?;
     let inner = &comm.inner;
     for &rank in without {
@@ -84,7 +89,7 @@ fn shrink_in(comm: &Communicator, name: &str, without: &[usize], aborting: bool)
         let world_ranks = roster.world_ranks();
         tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, world_ranks, rank = own, world_rank, launcher_rank, %way, nranks = agreed.ranks.len(), "shrinking");
         let made = match &way {
-            ShrinkWay::Native => {
+            ResizeWay::Native => {
                 let native = Native {
                     board,
                     id: &agreed.id,
@@ -99,7 +104,7 @@ fn shrink_in(comm: &Communicator, name: &str, without: &[usize], aborting: bool)
                     }
                 }
             }
-            ShrinkWay::Anew { .. } => {
+            ResizeWay::Anew { .. } => {
                 if aborting {
                     // The ranks that are left out are told of the abort.
                     inner.abort(&*ended_by(comm, &agreed.places));
@@ -108,7 +113,7 @@ fn shrink_in(comm: &Communicator, name: &str, without: &[usize], aborting: bool)
             }
         };
         let communicator = handed_out(made);
-        return Ok(Shrunk { communicator, way });
+        return Ok(Resized { communicator, way });
     }
 }
 

@@ -29,4 +29,4 @@ mod native;
 mod shrunk;
 
 pub(super) use call::shrink;
-pub use shrunk::{ShrinkWay, Shrunk};
+pub use shrunk::{ResizeWay, Resized};

@@ -4,48 +4,48 @@ use std::fmt;
 
 use crate::communicator::Communicator;
 
-/// The result of a shrink.
+/// The result of [`Communicator::shrink`] and [`Communicator::grow`].
 ///
 /// ```
-/// # fn example(shrunk: nccl::Shrunk) {
-/// println!("{} ranks are left: {}", shrunk.communicator.world_size(), shrunk.way);
+/// # fn example(made: nccl::Resized) {
+/// println!("{} ranks now: {}", made.communicator.world_size(), made.way);
 /// # }
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Shrunk {
-    /// The communicator of the remaining ranks, in their old order.
+pub struct Resized {
+    /// The new communicator: of the remaining ranks, in their old order, or of all ranks of the world.
     pub communicator: Communicator,
     /// How it was made; the same on all ranks.
-    pub way: ShrinkWay,
+    pub way: ResizeWay,
 }
 
-/// How a shrink was done.
+/// How a communicator was made smaller or larger.
 ///
 /// ```
-/// # fn example(way: &nccl::ShrinkWay) {
-/// if let nccl::ShrinkWay::Anew { why, .. } = way {
-///     println!("ncclCommShrink was not used: {why}");
+/// # fn example(way: &nccl::ResizeWay) {
+/// if let nccl::ResizeWay::Anew { why, .. } = way {
+///     println!("NCCL's own call was not used: {why}");
 /// }
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ShrinkWay {
-    /// By `ncclCommShrink`.
+pub enum ResizeWay {
+    /// By `ncclCommShrink` or `ncclCommGrow`.
     Native,
     /// As a new communicator, from a token of its own.
     #[non_exhaustive]
     Anew {
-        /// Why `ncclCommShrink` was not possible.
+        /// Why NCCL's own call was not possible.
         why: String,
     },
 }
 
-impl fmt::Display for ShrinkWay {
+impl fmt::Display for ResizeWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Native => f.write_str("by ncclCommShrink"),
+            Self::Native => f.write_str("by NCCL's own call"),
             Self::Anew { why } => write!(f, "as a new communicator, because {why}"),
         }
     }

@@ -393,7 +393,7 @@ fn the_words_of_nvidias_own_libraries_are_understood() {
         let records = crate::debug_log::line::parse(line.lines().next().unwrap()).records;
         assert_eq!(records[0].device, device, "{release}");
         assert_eq!(
-            log.report().findings()[0].check,
+            log.report().findings[0].check,
             "log-driver",
             "{release}\n{}",
             log.report()

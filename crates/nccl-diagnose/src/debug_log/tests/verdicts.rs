@@ -8,7 +8,7 @@ use nccl_base::report::{Finding, Severity};
 fn found(log: &DebugLog, check: &str) -> Finding {
     let report = log.report();
     let mut all = report
-        .findings()
+        .findings
         .iter()
         .filter(|f| f.check == check && f.severity > Severity::Ok);
     let one = all
@@ -22,10 +22,7 @@ fn found(log: &DebugLog, check: &str) -> Finding {
 /// Asserts that these findings, and no others, are errors or warnings.
 fn only(log: &DebugLog, checks: &[&str]) {
     let report = log.report();
-    let bad = report
-        .findings()
-        .iter()
-        .filter(|f| f.severity > Severity::Ok);
+    let bad = report.findings.iter().filter(|f| f.severity > Severity::Ok);
     let names: Vec<_> = bad.map(|f| &f.check[..]).collect();
     assert_eq!(names, checks, "{report}");
 }
@@ -42,7 +39,7 @@ fn a_log_in_which_all_is_well_has_no_finding() {
     let log = read(&["2.30-fine.log"]);
     only(&log, &[]);
     let report = log.report();
-    let fine: Vec<_> = report.findings().iter().map(|f| &f.check[..]).collect();
+    let fine: Vec<_> = report.findings.iter().map(|f| &f.check[..]).collect();
     assert_eq!(
         fine,
         ["log-version", "log-network", "log-peer-to-peer", "log-init"]
@@ -150,7 +147,7 @@ fn what_nccl_itself_wrote_on_two_hosts_is_judged_as_it_was() {
 fn what_nccl_itself_wrote_of_a_bad_start_is_judged_as_it_was() {
     let log = real("2.32.3-other-size", 0..2);
     let size = found(&log, "log-ranks");
-    assert_eq!(log.report().findings()[0].check, "log-ranks");
+    assert_eq!(log.report().findings[0].check, "log-ranks");
     says(&size.what, &["nranks 2 vs 3"]);
     says(&size.fix.unwrap(), &["WORLD_SIZE"]);
 
@@ -165,7 +162,7 @@ fn what_nccl_itself_wrote_of_a_bad_start_is_judged_as_it_was() {
     let log = real("2.27.7-first-contact", 0..2);
     only(&log, &["log-connect", "log-connect"]);
     let report = log.report();
-    let first = &report.findings()[0];
+    let first = &report.findings[0];
     assert_eq!(
         (&first.check[..], first.severity),
         ("log-connect", Severity::Error)
@@ -247,8 +244,7 @@ fn the_full_shared_memory_is_the_cause_and_closed_connections_are_not() {
     says(&cause.fix.unwrap(), &["--shm-size"]);
     let report = log.report();
     assert_eq!(
-        report.findings()[0].check,
-        "log-shared-memory",
+        report.findings[0].check, "log-shared-memory",
         "the cause comes first\n{report}"
     );
     assert!(!report.to_string().contains("Accept failed"), "{report}");
@@ -268,14 +264,17 @@ fn the_first_cause_is_the_first_by_time_and_not_by_line() {
         warn(5, 3, "Call to socket failed: Too many open files"),
     ));
     let report = log.report();
-    let checks: Vec<_> = report.errors().map(|one| &one.check[..]).collect();
+    let checks: Vec<_> = report
+        .of(Severity::Error)
+        .map(|one| &one.check[..])
+        .collect();
     assert_eq!(
         checks,
         ["log-open-files", "log-connect", "log-memory"],
         "{report}"
     );
     says(
-        &report.findings()[0].what,
+        &report.findings[0].what,
         &["the first by the hosts' clocks: a, pid 3 at 2026-04-22 21:34:05"],
     );
 }
@@ -285,7 +284,7 @@ fn an_address_that_nobody_reaches_is_told_with_its_owner() {
     let log = read(&["2.21-other-network-h1.log", "2.21-other-network-h2.log"]);
     let report = log.report();
     let connect: Vec<_> = report
-        .findings()
+        .findings
         .iter()
         .filter(|f| f.check == "log-connect")
         .collect();

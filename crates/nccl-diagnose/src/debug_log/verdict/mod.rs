@@ -27,7 +27,7 @@ impl DebugLog {
     /// log.read("job.log", &b"b:7:8 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n"[..])?;
     /// let report = log.report();
     /// assert_eq!(report.worst(), Severity::Error);
-    /// assert_eq!(report.findings()[0].check, "log-version");
+    /// assert_eq!(report.findings[0].check, "log-version");
     /// # Ok::<(), std::io::Error>(())
     /// ```
     #[must_use]

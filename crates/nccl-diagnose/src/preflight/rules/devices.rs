@@ -181,7 +181,7 @@ mod tests {
         let mut facts = with_devices(&["h1", "h1", "h1"], &[0, 1, 1]);
         facts[2].process.as_mut().unwrap().visible_devices = Some(String::from("0,1,2,3,4,5,6,7"));
         let report = judged(&facts);
-        let error = report.errors().next().unwrap();
+        let error = report.of(Severity::Error).next().unwrap();
         assert_eq!(error.ranks, [1, 2]);
         for words in [
             "ranks 1,2 (h1) use the same device, H200 (GPU-1)",
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_device_may_be_shared_where_nccl_allows_it_and_never_is_between_hosts() {
         let facts = with_devices(&["h1", "h2"], &[0, 0]);
-        assert!(judged(&facts).is_fine());
+        assert!(judged(&facts).worst() == Severity::Ok);
         let mut facts = with_devices(&["h1", "h1"], &[0, 0]);
         assert_eq!(judged(&facts).worst(), Severity::Error);
         for rank in [0, 1] {
@@ -206,13 +206,13 @@ mod tests {
                 file: String::new(),
             }];
         }
-        assert!(judged(&facts).is_fine());
+        assert!(judged(&facts).worst() == Severity::Ok);
         for (version, fine) in [("2.30.3", true), ("2.32.1", true), ("2.29.7", false)] {
             facts[1].library = Some(crate::preflight::Loaded {
                 version: version.to_owned(),
                 path: String::new(),
             });
-            assert_eq!(judged(&facts).is_fine(), fine, "{version}");
+            assert_eq!(judged(&facts).worst() == Severity::Ok, fine, "{version}");
         }
     }
 
@@ -221,7 +221,10 @@ mod tests {
         let mut facts = with_devices(&["h1", "h1", "h1"], &[0, 1, 0]);
         facts[1].process = None;
         facts[2].process = None;
-        assert_eq!(judged(&facts).errors().next().unwrap().ranks, [0, 2]);
+        assert_eq!(
+            judged(&facts).of(Severity::Error).next().unwrap().ranks,
+            [0, 2]
+        );
     }
 
     #[test]

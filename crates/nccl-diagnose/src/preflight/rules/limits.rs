@@ -316,14 +316,14 @@ mod tests {
 
     #[test]
     fn limits_that_are_not_known_are_nobodys_fault() {
-        assert!(judged(|_| ()).is_fine());
+        assert!(judged(|_| ()).worst() == Severity::Ok);
     }
 
     #[test]
     fn too_few_open_files_are_an_error_and_few_a_warning() {
         let with = |files| judged(|process| process.limits.files = Some(files));
         let report = with(30);
-        let error = report.errors().next().unwrap();
+        let error = report.of(Severity::Error).next().unwrap();
         assert_eq!(
             (&error.ranks[..], &error.check[..]),
             (&[3][..], "open-files")
@@ -347,7 +347,7 @@ mod tests {
             process.limits.files_hard = Some(1024);
         });
         assert!(
-            used.errors()
+            used.of(Severity::Error)
                 .next()
                 .unwrap()
                 .to_string()
@@ -435,12 +435,7 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words:?} in {text}");
         }
-        assert!(
-            report
-                .findings()
-                .iter()
-                .all(|finding| finding.fix.is_some())
-        );
-        assert_eq!(report.errors().count(), 4);
+        assert!(report.findings.iter().all(|finding| finding.fix.is_some()));
+        assert_eq!(report.of(Severity::Error).count(), 4);
     }
 }

@@ -350,9 +350,9 @@ mod tests {
         for facts in &mut facts {
             set(facts, "NCCL_SOCKET_IFNAME", "ib0");
         }
-        assert!(judged(&facts).is_fine());
+        assert!(judged(&facts).worst() == Severity::Ok);
         facts[1].process.as_mut().unwrap().interface = Some(String::from("eth0"));
-        assert_eq!(judged(&facts).warnings().count(), 1);
+        assert_eq!(judged(&facts).of(Severity::Warning).count(), 1);
     }
 
     #[test]

@@ -97,7 +97,7 @@ mod tests {
         let mut found = Vec::new();
         judge(&View::of(&facts), &mut found);
         let report = Report::new(found);
-        let [finding] = report.findings() else {
+        let [finding] = &report.findings[..] else {
             panic!("{report}");
         };
         assert_eq!(

@@ -360,7 +360,7 @@ mod tests {
     fn a_host_behind_a_firewall_is_one_finding_that_names_it_and_how_to_let_it_through() {
         let (facts, doors) = hosts();
         let report = judged(&facts, &doors, &[failure(0, 2, 0), failure(4, 2, 0)]);
-        let [finding] = report.findings() else {
+        let [finding] = &report.findings[..] else {
             panic!("{report}");
         };
         assert_eq!(
@@ -385,7 +385,7 @@ mod tests {
             ..failure(from, to, 0)
         };
         let report = judged(&facts, &doors, &[lost(2, 0), lost(2, 4), lost(4, 2)]);
-        let [finding] = report.findings() else {
+        let [finding] = &report.findings[..] else {
             panic!("{report}");
         };
         assert_eq!(finding.hosts, ["h2"]);
@@ -404,7 +404,7 @@ mod tests {
         let (facts, doors) = hosts();
         let all = [(0, 4), (2, 4), (4, 0), (4, 2)].map(|(from, to)| failure(from, to, REFUSED));
         let report = judged(&facts, &doors, &all);
-        let [finding] = report.findings() else {
+        let [finding] = &report.findings[..] else {
             panic!("{report}");
         };
         assert_eq!(finding.hosts, ["h3"]);
@@ -451,14 +451,18 @@ mod tests {
         process.addresses.remove(1);
         let both = [failure(0, 2, 0), failure(2, 0, REFUSED)];
         let report = judged(&facts, &doors[..2], &both);
-        assert_eq!(report.errors().next().unwrap().hosts, ["h1"], "{report}");
+        assert_eq!(
+            report.of(Severity::Error).next().unwrap().hosts,
+            ["h1"],
+            "{report}"
+        );
     }
 
     #[test]
     fn hosts_that_reach_each_other_are_fine() {
         let (facts, doors) = hosts();
         let report = judged(&facts, &doors, &[]);
-        assert!(report.is_fine() && report.findings().len() == 1);
+        assert!(report.worst() == Severity::Ok && report.findings.len() == 1);
     }
 
     #[test]

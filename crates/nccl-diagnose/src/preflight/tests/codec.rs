@@ -108,8 +108,8 @@ fn what_is_too_long_is_cut_before_it_is_sent_and_where_it_has_come() {
         finding
     });
     let report = Report::new(findings.collect()).bounded();
-    assert_eq!(report.findings().len(), MOST_FINDINGS);
-    let finding = &report.findings()[0];
+    assert_eq!(report.findings.len(), MOST_FINDINGS);
+    let finding = &report.findings[0];
     assert_eq!(finding.ranks.len(), LONGEST_LIST * 4 + 1);
     assert_eq!(finding.hosts.len(), LONGEST_LIST);
     assert_eq!(finding.what.len(), LONGEST_TEXT);
@@ -120,6 +120,6 @@ fn what_is_too_long_is_cut_before_it_is_sent_and_where_it_has_come() {
 fn a_report_has_the_worst_first_in_whatever_order_it_came() {
     let findings = vec![Finding::ok("a", "x"), Finding::error("b", "y")];
     let report: Report = wire::decode(&wire::encode(&findings)).unwrap();
-    let severities = report.findings().iter().map(|finding| finding.severity);
+    let severities = report.findings.iter().map(|finding| finding.severity);
     assert!(severities.eq([Severity::Error, Severity::Ok]));
 }

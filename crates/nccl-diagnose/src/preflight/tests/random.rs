@@ -192,13 +192,13 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             random.shuffle(&mut failures);
             assert_eq!(judge_reached(&view, &doors, &failures), first);
         }
-        findings += first.findings().len();
+        findings += first.findings.len();
         // The report survives the wire, and names only existing ranks.
         assert_eq!(
             wire::decode::<Report>(&wire::encode(&first)),
             Ok(first.clone())
         );
-        for finding in first.findings() {
+        for finding in first.findings {
             assert!(
                 finding.ranks.iter().all(|&rank| rank < facts.len()),
                 "{finding:?}"

@@ -367,8 +367,8 @@ fn a_rank_that_is_stopped_is_ended_when_the_others_cannot_go_on_without_it() {
             Err(_) => assert!(begun.elapsed() < LIMIT, "nothing has ended"),
         }
     };
-    assert_eq!(end.rank(), 1);
-    assert!(matches!(end.exit(), Exit::Signal { .. }), "{end}");
+    assert_eq!(end.rank, 1);
+    assert!(matches!(end.exit, Exit::Signal { .. }), "{end}");
 }
 
 #[test]
@@ -458,7 +458,7 @@ fn a_rank_that_does_not_leave_a_generation_that_others_have_left_is_ended() {
     let FleetEvent::Exited(end) = scene.happens() else {
         panic!("it has not ended");
     };
-    assert_eq!(end.rank(), 1);
+    assert_eq!(end.rank, 1);
     scene.tell(Event::Fleet(FleetEvent::Exited(end)));
     scene.started();
     // The others are left alone, and so is the one that has just come.
@@ -496,7 +496,7 @@ fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
     let FleetEvent::Exited(end) = scene.happens() else {
         panic!("it has not ended");
     };
-    assert_eq!(end.rank(), 1);
+    assert_eq!(end.rank, 1);
 }
 
 #[test]

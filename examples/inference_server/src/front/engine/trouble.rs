@@ -49,9 +49,9 @@ impl Engine {
 
     /// Handles the ranks' common diagnosis of a fault, reported by one of them.
     pub(super) fn told(&mut self, fault: &Fault) {
-        let pid = fault.culprit().map(|_| fault.pid());
+        let pid = fault.culprit().map(|_| fault.pid);
         let trouble = Trouble {
-            cause: fault.cause().to_owned(),
+            cause: fault.cause.to_owned(),
             rank: pid.and_then(|pid| self.crew.place_of_process(pid)),
             pid,
             signal: None,
@@ -63,37 +63,37 @@ impl Engine {
         // process.
         let known = known.filter(|known| {
             let is_same =
-                known.trouble.pid == pid && (pid.is_some() || known.trouble.cause == fault.cause());
+                known.trouble.pid == pid && (pid.is_some() || known.trouble.cause == fault.cause);
             is_same && known.ready_after_seconds.is_none()
         });
         match known {
             Some(known) if known.report.is_none() => {
                 known.report = Some(fault.explain());
-                known.evidence = fault.evidence().to_vec();
+                known.evidence = fault.evidence.to_vec();
                 known.hint = fault.hint().map(str::to_owned);
             }
             Some(_) => {}
             None => {
                 view.last_fault = Some(LastFault {
-                    generation: Some(fault.generation()),
+                    generation: Some(fault.generation),
                     report: Some(fault.explain()),
-                    evidence: fault.evidence().to_vec(),
+                    evidence: fault.evidence.to_vec(),
                     hint: fault.hint().map(str::to_owned),
                     ..LastFault::of(trouble)
                 });
             }
         }
         drop(view);
-        if let RootCause::NotAnswering { .. } = fault.root() {
+        if let RootCause::NotAnswering { .. } = fault.root {
             // The others would wait for it for ever.
-            self.crew.kill_frozen(fault.pid());
+            self.crew.kill_frozen(fault.pid);
         }
     }
 
     /// Handles the end of a process.
     pub(super) fn ended(&mut self, end: &RankEnd) -> Result<(), Failure> {
-        let (place, pid) = (end.rank(), end.pid());
-        let gave_up = matches!(end.exit(), Exit::Code(_))
+        let (place, pid) = (end.rank, end.pid);
+        let gave_up = matches!(end.exit, Exit::Code(_))
             && self.generation.is_none()
             && self.crew.members[place].serves.is_none();
         // The others may have moved to the next generation before the exit status is known.
@@ -103,10 +103,10 @@ impl Engine {
             return Ok(());
         }
         let trouble = Trouble {
-            cause: format!("rank {place} (pid {pid}) is gone: {}", end.exit()),
+            cause: format!("rank {place} (pid {pid}) is gone: {}", end.exit),
             rank: Some(place),
             pid: Some(pid),
-            signal: match end.exit() {
+            signal: match end.exit {
                 Exit::Signal { signal, .. } => Some(signal.to_string()),
                 _ => None,
             },
@@ -128,7 +128,7 @@ impl Engine {
                 report: of.and_then(|fault| fault.report.clone()),
                 evidence: of.map(|fault| fault.evidence.clone()).unwrap_or_default(),
                 hint: of.and_then(|fault| fault.hint.clone()),
-                stderr: end.stderr().to_vec(),
+                stderr: end.stderr.to_vec(),
                 ready_after_seconds: late.then_some(took),
                 ..LastFault::of(trouble)
             });

@@ -340,14 +340,14 @@ fn no_rank_is_the_culprit_where_as_many_have_the_one_as_the_other() {
     broadcast(&mut table, 2);
     let tied = mismatch(&table);
     assert_eq!((tied.culprit(), tied.reported_by()), (None, None));
-    assert_eq!((tied.host(), tied.pid()), ("", 0));
+    assert_eq!((&*tied.host, tied.pid), ("", 0));
     assert!(
         tied.to_string().starts_with(
             "ranks differ in operation #1: ranks 0,3 entered all_reduce, ranks 1-2 entered broadcast; rank 0 waited: "
         ),
         "{tied}"
     );
-    let also: Vec<_> = tied.also().iter().flat_map(|one| &one.ranks).collect();
+    let also: Vec<_> = tied.also.iter().flat_map(|one| &one.ranks).collect();
     assert_eq!(also.len(), 4, "{also:?}");
     // Two ranks differ from the rest, and from each other.
     let other = vec![operation(OperationKind::AllGather)];

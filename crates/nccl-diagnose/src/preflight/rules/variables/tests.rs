@@ -30,7 +30,7 @@ fn judged(facts: &[Facts]) -> Report {
 
 #[track_caller]
 fn only(report: &Report) -> &Finding {
-    match report.findings() {
+    match &report.findings[..] {
         [one] => one,
         other => panic!("{other:#?}"),
     }
@@ -92,7 +92,7 @@ fn hosts_may_name_other_interfaces_and_debug_as_they_like() {
     set(&mut facts, &[0], "NCCL_SOCKET_IFNAME", "eth0");
     set(&mut facts, &[1], "NCCL_SOCKET_IFNAME", "ens3");
     set(&mut facts, &[1], "NCCL_DEBUG", "INFO");
-    assert!(judged(&facts).is_fine());
+    assert!(judged(&facts).worst() == Severity::Ok);
 }
 
 #[test]
@@ -101,9 +101,9 @@ fn a_default_agrees_with_nothing_and_numbers_agree_however_they_are_written() {
     set(&mut facts, &[0], "NCCL_P2P_DISABLE", "0");
     set(&mut facts, &[0, 1], "NCCL_BUFFSIZE", "4194304");
     set(&mut facts, &[2], "NCCL_BUFFSIZE", "0x400000");
-    assert!(judged(&facts).is_fine(), "{}", judged(&facts));
+    assert!(judged(&facts).worst() == Severity::Ok, "{}", judged(&facts));
     set(&mut facts, &[1], "NCCL_P2P_DISABLE", "1");
-    assert_eq!(judged(&facts).errors().count(), 1);
+    assert_eq!(judged(&facts).of(Severity::Error).count(), 1);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn what_contradicts_the_launch_mode_is_found_in_files_too() {
     assert_eq!(only(&report).severity, Severity::Error);
     let mut facts = ranks_on(&["h1"]);
     set(&mut facts, &[0], "NCCL_COMM_BLOCKING", "0");
-    assert!(judged(&facts).is_fine());
+    assert!(judged(&facts).worst() == Severity::Ok);
     set(&mut facts, &[0], "NCCL_COMM_SPLIT_SHARE_RESOURCES", "1");
     assert_eq!(only(&judged(&facts)).severity, Severity::Warning);
     // `BlockingChild` needs both variables unset.
@@ -189,7 +189,7 @@ fn names_and_values_that_nccl_takes_otherwise_than_they_were_meant_are_warned_of
     }
     let mut facts = ranks_on(&["h1"]);
     set(&mut facts, &[0], "NCCL_MY_PLUGINS_OWN", "1");
-    assert!(judged(&facts).is_fine());
+    assert!(judged(&facts).worst() == Severity::Ok);
 }
 
 #[test]
