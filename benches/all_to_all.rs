@@ -17,11 +17,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
+use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, Parts};
 use nccl::cudarc::driver::CudaContext;
-use nccl::{
-    AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, Communicator, ExpertParallel, Parts,
-    Request, World,
-};
+use nccl::moe::ExpertParallel;
+use nccl::{Communicator, Request, World};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 

@@ -11,7 +11,7 @@
 
 use std::process::ExitCode;
 
-use nccl::{AllToAllAlgorithm as By, CostModel, Nodes};
+use nccl::all_to_all::{AllToAllAlgorithm as By, CostModel, Nodes};
 
 const RANKS: [usize; 10] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 const BYTES: [u64; 5] = [64, 1 << 10, 16 << 10, 256 << 10, 4 << 20];

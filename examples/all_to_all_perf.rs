@@ -13,7 +13,8 @@
 
 use std::process::ExitCode;
 
-use nccl::{AllToAllAlgorithm, Communicator, Erased, ErasedMut, Group, Request};
+use nccl::all_to_all::AllToAllAlgorithm;
+use nccl::{Communicator, Erased, ErasedMut, Group, Request};
 use nccl_tools::algorithm::Algorithm;
 use nccl_tools::failure::Failure;
 use nccl_tools::options::Options;
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
 struct AllToAll {
     ranks_per_node: Option<usize>,
     /// For algorithms that need one.
-    plan: Option<nccl::AllToAll>,
+    plan: Option<nccl::all_to_all::AllToAll>,
 }
 
 fn way(call: Call) -> AllToAllAlgorithm {
@@ -65,7 +66,7 @@ impl Operation for AllToAll {
         self.plan = match call.shape.case.algorithm.filter(planned) {
             None => None,
             Some(algorithm) => {
-                let plan = nccl::AllToAll::plan(communicator);
+                let plan = nccl::all_to_all::AllToAll::plan(communicator);
                 let mut plan = plan.per_peer_of(call.data_type(), call.shape.count as usize);
                 if let Some(ranks) = self.ranks_per_node {
                     plan = plan.ranks_per_node(ranks);

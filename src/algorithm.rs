@@ -2,7 +2,8 @@
 
 use std::num::NonZeroUsize;
 
-use nccl::{AllToAllAlgorithm, Capability};
+use nccl::Capability;
+use nccl::all_to_all::AllToAllAlgorithm;
 
 /// One algorithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +18,7 @@ pub struct Algorithm {
     pub needs: Option<Capability>,
     /// Whether groups support it, and with them `-m` and `-G`.
     pub in_groups: bool,
-    /// Whether it is a plan (`nccl::AllToAll`), made before the timing.
+    /// Whether it is a plan (`nccl::all_to_all::AllToAll`), made before the timing.
     pub planned: bool,
     /// Whether it makes sense only between several nodes.
     pub between_nodes: bool,

@@ -1,4 +1,4 @@
-//! `nccl::abort_all` ends all communicators of a process, in whatever state they are.
+//! `nccl::process::abort_all` ends all communicators of a process, in whatever state they are.
 
 mod support;
 
@@ -16,7 +16,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(10);
 
 /// The communicators that NCCL did not give back.
-fn leaked(report: &nccl::AbortReport) -> impl Iterator<Item = &nccl::EndedCommunicator> {
+fn leaked(
+    report: &nccl::process::AbortReport,
+) -> impl Iterator<Item = &nccl::process::EndedCommunicator> {
     let all = report.communicators.iter();
     all.filter(|ended| ended.state == CommunicatorState::Leaked)
 }
@@ -40,7 +42,7 @@ fn end_six(world: &World) -> Outcome {
     let begun = Instant::now();
     if world.rank() == 2 {
         std::thread::sleep(Duration::from_millis(50));
-        let report = nccl::abort_all("enough");
+        let report = nccl::process::abort_all("enough");
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
         let mut ended: Vec<_> = report
             .communicators
@@ -61,7 +63,7 @@ fn end_six(world: &World) -> Outcome {
             "{report}"
         );
         // No communicator is left.
-        assert_eq!(nccl::abort_all("again").communicators, []);
+        assert_eq!(nccl::process::abort_all("again").communicators, []);
     } else {
         let error = wait_in_vain(if world.rank() == 0 { &a } else { &b }).unwrap_err();
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
@@ -132,7 +134,7 @@ fn communicators_of_one_group_end_together() {
             assert!(format!("{error:#}").contains("enough"), "{error:#}");
         } else {
             std::thread::sleep(Duration::from_millis(100));
-            let report = nccl::abort_all("enough");
+            let report = nccl::process::abort_all("enough");
             assert_eq!(report.communicators.len(), 4, "{report}");
             assert_eq!(leaked(&report).count(), 0, "{report}");
         }
@@ -154,7 +156,7 @@ fn those_of_other_processes_end_as_well_and_tell_the_reason() {
         world.barrier("made")?;
         let begun = Instant::now();
         if world.rank() == 0 {
-            let report = nccl::abort_all("the service is shutting down");
+            let report = nccl::process::abort_all("the service is shutting down");
             assert_eq!(report.communicators.len(), 2, "{report}");
             assert_eq!(leaked(&report).count(), 0, "{report}");
         } else {
@@ -207,7 +209,7 @@ fn communicators_that_are_being_made_end_as_well() {
                     .build()
             });
             std::thread::sleep(Duration::from_millis(200));
-            let report = nccl::abort_all("not now");
+            let report = nccl::process::abort_all("not now");
             let error = |made: Result<Communicator, _>| made.expect_err("nobody came");
             let looking = error(looking.join().expect("no panic"));
             let waiting = error(waiting.join().expect("no panic"));
@@ -265,7 +267,7 @@ fn what_is_leaked_is_reported_and_keeps_nobody() {
         }
         let hangs = faults::at_call("ncclCommAbort").nth(2).hang();
         let begun = Instant::now();
-        let report = nccl::abort_all("on purpose");
+        let report = nccl::process::abort_all("on purpose");
         assert!(
             begun.elapsed() >= timeout && begun.elapsed() < SOON,
             "{:?}",

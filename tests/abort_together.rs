@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaStream};
-use nccl::{AbortSignal, Communicator, ErrorKind, FaultClass, ReduceOp, World};
+use nccl::fault::FaultClass;
+use nccl::{AbortSignal, Communicator, ErrorKind, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 use support::apart::{self, Apart};
@@ -480,7 +481,7 @@ fn ranks_of_one_thread_end_together() {
         assert_eq!(other.fault(), error.fault());
         // The culprit is the rank that did not enter.
         assert_eq!(
-            other.fault().and_then(nccl::Fault::culprit),
+            other.fault().and_then(nccl::fault::Fault::culprit),
             Some(0),
             "{other}"
         );

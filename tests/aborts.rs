@@ -246,7 +246,7 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
     // Pools and caches are full after the first third.
     let growth = growth(&samples[samples.len() / 3..]).ok_or("too few aborts")?;
     // A call that NCCL is in when it is ended returns soon, and is freed. A loaded machine may take longer.
-    let leaked = nccl::leaked_communicators();
+    let leaked = nccl::process::leaked_communicators();
     println!(
         "{FIGURE}rank {}: {before:?} became {after:?}; the heap grows by {growth:.0} bytes with each abort; \
          {device_before} bytes of the device became {device_after}; {leaked} communicators were leaked",

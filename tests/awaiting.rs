@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::{Communicator, FaultClass, ReduceOp, Request, RootCause, World};
+use nccl::fault::{FaultClass, RootCause};
+use nccl::{Communicator, ReduceOp, Request, World};
 use nccl_emulator::faults;
 use support::{ranks_as_processes, ranks_as_threads};
 

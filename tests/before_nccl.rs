@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{AbortSignal, FaultClass, Rendezvous, World};
+use nccl::fault::FaultClass;
+use nccl::{AbortSignal, Rendezvous, World};
 use support::{ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, sys};
-use nccl::{Buffer, Communicator, ErrorKind, Library, ReduceOp, Request, StreamRefusal, World};
+use nccl::error::StreamRefusal;
+use nccl::{Buffer, Communicator, ErrorKind, Library, ReduceOp, Request, World};
 use nccl_emulator::faults;
 use support::gate::Gate;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};

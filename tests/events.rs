@@ -4,7 +4,8 @@ mod support;
 
 use std::time::Duration;
 
-use nccl::{ReduceOp, World, WorldEvent};
+use nccl::control::WorldEvent;
+use nccl::{ReduceOp, World};
 use nccl_tools::testing::name;
 use support::apart;
 

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use nccl::{
-    Buffer, CapturedPlan, Communicator, Observer, ReduceOp, Registered, Rendezvous, Request, World,
-};
+use nccl::plan::CapturedPlan;
+use nccl::{Buffer, Communicator, Observer, ReduceOp, Registered, Rendezvous, Request, World};
 use nccl_emulator::faults;
 use nccl_tools::spawn::{Ended, Outcome as End};
 use support::Ranks;

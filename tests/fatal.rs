@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nccl::launch::{Fleet, Report};
-use nccl::{FatalCause, FatalExit, LaunchMode, World};
+use nccl::process::{FatalCause, FatalExit};
+use nccl::{LaunchMode, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::{Role, again};
 
@@ -73,8 +74,8 @@ fn a_hook_hears_why_the_process_ends_and_chooses_its_exit_code() {
     const TEST: &str = "a_hook_hears_why_the_process_ends_and_chooses_its_exit_code";
     let Some((report, heard)) = ends(TEST, |file| {
         let file = file.clone();
-        nccl::on_fatal(|_| unreachable!("another hook takes its place"));
-        nccl::on_fatal(move |report| {
+        nccl::process::on_fatal(|_| unreachable!("another hook takes its place"));
+        nccl::process::on_fatal(move |report| {
             // More than the configured timeout: a launch is in progress, which may sleep as long.
             let timeout = Duration::from_secs(4);
             assert_eq!(report.cause, FatalCause::NotFreed { timeout });
@@ -100,7 +101,8 @@ fn a_hook_hears_why_the_process_ends_and_chooses_its_exit_code() {
 #[test]
 fn a_hook_that_panics_leaves_the_end_as_it_is_without_one() {
     const TEST: &str = "a_hook_that_panics_leaves_the_end_as_it_is_without_one";
-    let Some((report, _)) = ends(TEST, |_| nccl::on_fatal(|_| panic!("on purpose"))) else {
+    let Some((report, _)) = ends(TEST, |_| nccl::process::on_fatal(|_| panic!("on purpose")))
+    else {
         return;
     };
     assert_eq!(report.exit_code(), 128 + 6, "{report}");
@@ -112,7 +114,7 @@ fn a_hook_that_does_not_come_back_is_waited_for_a_while() {
     let begun = Instant::now();
     let Some((report, heard)) = ends(TEST, |file| {
         let file = file.clone();
-        nccl::on_fatal(move |_| {
+        nccl::process::on_fatal(move |_| {
             std::fs::write(&file, "begun").expect("a file");
             loop {
                 std::thread::park();

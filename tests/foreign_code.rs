@@ -6,12 +6,13 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nccl::all_to_all::{AllToAll, AllToAllAlgorithm, Parts};
 use nccl::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DriverError, sys};
+use nccl::error::StreamRefusal;
 use nccl::launch::Fleet;
-use nccl::{
-    AllToAll, AllToAllAlgorithm, Communicator, CommunicatorState, Error, ErrorKind, ExpertParallel,
-    FatalCause, FatalExit, Parts, ReduceOp, StreamRefusal, World,
-};
+use nccl::moe::ExpertParallel;
+use nccl::process::{FatalCause, FatalExit};
+use nccl::{Communicator, CommunicatorState, Error, ErrorKind, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::{Role, again};
 use support::gate::Gate;
@@ -211,7 +212,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
             world.barrier("over")?;
             return Ok(());
         }
-        let leaked = nccl::leaked_communicators();
+        let leaked = nccl::process::leaked_communicators();
         // SAFETY: the buffers are used on one stream, and by operations alone.
         unsafe { stream.context().disable_event_tracking() };
         let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, stream.alloc_zeros::<u8>(4)?);
@@ -231,7 +232,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
         };
         captured_meanwhile(&stream, "ncclSend", false, work);
         assert_eq!(comm.state(), CommunicatorState::Leaked);
-        assert_eq!(nccl::leaked_communicators(), leaked + 1);
+        assert_eq!(nccl::process::leaked_communicators(), leaked + 1);
         assert_eq!(stream.clone_dtoh(&y)?, [0; 4]);
         world.barrier("over")?;
         Ok(())
@@ -430,7 +431,7 @@ fn becomes_a_graph<T: Send>(
 fn a_capture_that_ends_before_it_is_void_ends_the_process() {
     const TEST: &str = "a_capture_that_ends_before_it_is_void_ends_the_process";
     if let Role::Child(_) = Role::of(TEST) {
-        nccl::on_fatal(|report| match report.cause {
+        nccl::process::on_fatal(|report| match report.cause {
             FatalCause::InGraph => FatalExit::Code(75),
             _ => FatalExit::Abort,
         });

@@ -9,11 +9,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nccl::all_to_all::AllToAll;
+use nccl::control::Events;
 use nccl::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use nccl::launch::Fleet;
+use nccl::moe::{ExpertParallel, Routing};
+use nccl::plan::CapturedPlan;
 use nccl::{
-    AllToAll, Buffer, CapturedPlan, Communicator, Error, ErrorKind, Events, ExpertParallel,
-    Observer, PreMulSum, ReduceOp, Registered, Rendezvous, Request, Routing, UniqueId, World,
+    Buffer, Communicator, Error, ErrorKind, Observer, PreMulSum, ReduceOp, Registered, Rendezvous,
+    Request, UniqueId, World,
 };
 use nccl_tools::testing::{Role, again};
 use support::Ranks;
@@ -219,7 +223,7 @@ impl Rank {
         assert!(self.all.events.next_within(LONG).is_none());
         assert!(self.world.fault().is_none() && self.all.comm.fault().is_none());
         assert!(self.all.comm.as_raw().is_none());
-        assert!(nccl::abort_all("a test").communicators.is_empty());
+        assert!(nccl::process::abort_all("a test").communicators.is_empty());
         assert!(nccl::stats().communicators.is_empty());
         if let Some(fleet) = &self.fleet {
             assert!(!fleet.wait().is_success());

@@ -56,7 +56,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         let foreign = stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
         assert!(foreign.is_some());
         world.barrier("captured")?;
-        let leaked = nccl::leaked_communicators();
+        let leaked = nccl::process::leaked_communicators();
         let begun = Instant::now();
         let error = comm.abort("on purpose").unwrap_err();
         assert!(
@@ -71,7 +71,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         );
         assert_eq!(comm.state(), CommunicatorState::Leaked);
         assert!(format!("{comm:?}").contains("Leaked"), "{comm:?}");
-        assert_eq!(nccl::leaked_communicators(), leaked + 1);
+        assert_eq!(nccl::process::leaked_communicators(), leaked + 1);
         // Every later call reports that.
         let mut z = stream.alloc_zeros::<f32>(8)?;
         let error = comm.all_reduce_in_place(&mut z, ReduceOp::Sum).unwrap_err();
@@ -83,7 +83,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
     });
 }
 
-fn sum_plan(comm: &Communicator) -> nccl::Result<nccl::CapturedPlan<nccl::Buffer<f32>>> {
+fn sum_plan(comm: &Communicator) -> nccl::Result<nccl::plan::CapturedPlan<nccl::Buffer<f32>>> {
     let y = comm.buffer::<f32>(8)?;
     comm.capture(y, |capture, y| {
         capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))

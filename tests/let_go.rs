@@ -47,7 +47,7 @@ fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State>
         assert!(begun.elapsed() < TIMEOUT, "it is {}", comm.state());
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(nccl::leaked_communicators(), 0);
+    assert_eq!(nccl::process::leaked_communicators(), 0);
     drop(registered);
     Ok(state)
 }

@@ -7,9 +7,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nccl::all_to_all::AllToAllAlgorithm;
 use nccl::cudarc::driver::CudaContext;
 use nccl::recorder::CallState;
-use nccl::{AllToAllAlgorithm, Communicator, ErrorKind, LaunchMode, ReduceOp, UniqueId, World};
+use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, UniqueId, World};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;

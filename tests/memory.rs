@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::{CudaContext, CudaStream, sys};
-use nccl::{Communicator, ErrorKind, ReduceOp, StreamRefusal, World};
+use nccl::error::StreamRefusal;
+use nccl::{Communicator, ErrorKind, ReduceOp, World};
 use nccl_emulator::faults;
 use support::gate::Gate;
 use support::ranks_as_threads;

@@ -12,7 +12,8 @@ use std::backtrace::Backtrace;
 use std::cell::{Cell, RefCell};
 
 use gate::Gate;
-use nccl::{AllToAll, Parts, ReduceOp};
+use nccl::ReduceOp;
+use nccl::all_to_all::{AllToAll, Parts};
 use nccl_tools::overhead::{MOST_MESSAGES, Tracking, Workload};
 use nccl_tools::queueing::{self, Ending};
 
@@ -267,7 +268,7 @@ fn steps_of_a_mixture_of_experts_allocate_nothing() {
             .stream(&stream)
             .build()
             .unwrap();
-        let mut ep = nccl::ExpertParallel::builder(&comm)
+        let mut ep = nccl::moe::ExpertParallel::builder(&comm)
             .experts(4)
             .top_k(2)
             .max_tokens(8)

@@ -7,7 +7,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use meeting::{last_words, results, start_with};
-use nccl::{Observer, RankEnd, Rendezvous, World, WorldEvent};
+use nccl::control::{RankEnd, WorldEvent};
+use nccl::{Observer, Rendezvous, World};
 use nccl_tools::testing::{Role, again, end_with, eventually, name};
 
 /// Not a test of its own: the code of the other tests' ranks.

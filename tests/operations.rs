@@ -4,11 +4,9 @@ mod support;
 
 use std::sync::Arc;
 
+use nccl::all_to_all::AllToAllAlgorithm;
 use nccl::cudarc::driver::CudaStream;
-use nccl::{
-    AllToAllAlgorithm, Communicator, DataType, Erased, ErasedMut, ErrorKind, NcclType, ReduceOp,
-    World,
-};
+use nccl::{Communicator, DataType, Erased, ErasedMut, ErrorKind, NcclType, ReduceOp, World};
 use support::{ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;

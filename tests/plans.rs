@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
-use nccl::{
-    CapturedPlan, Communicator, ErrorKind, FaultClass, LaunchMode, OperationKind, ReduceOp, World,
-};
+use nccl::fault::FaultClass;
+use nccl::plan::CapturedPlan;
+use nccl::{Communicator, ErrorKind, LaunchMode, OperationKind, ReduceOp, World};
 use nccl_emulator::faults;
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
 
@@ -662,7 +662,7 @@ fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
                 );
             }
             world.barrier("counted")?;
-            assert_eq!(nccl::leaked_communicators(), 0);
+            assert_eq!(nccl::process::leaked_communicators(), 0);
             nothing_was_caught();
             Ok(())
         });

@@ -4,7 +4,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nccl::{ErrorKind, FaultClass, LaunchMode, ReduceOp, ResizeWay, World};
+use nccl::fault::FaultClass;
+use nccl::{ErrorKind, LaunchMode, ReduceOp, ResizeWay, World};
 use nccl_emulator::faults;
 use support::sums::{start, sum};
 use support::{Ranks, ranks_as_processes, ranks_as_threads};
@@ -185,10 +186,10 @@ fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
                 false => abort.fail(system_error),
             };
             let freed = faults::at_call("ncclMemFree").delay(Duration::ZERO);
-            let leaked = nccl::leaked_communicators();
+            let leaked = nccl::process::leaked_communicators();
             assert!(comm.shrink("alone", &[1]).is_err());
             assert_eq!(comm.state(), nccl::CommunicatorState::Leaked);
-            assert_eq!(nccl::leaked_communicators(), leaked + 1);
+            assert_eq!(nccl::process::leaked_communicators(), leaked + 1);
             drop(refuses);
             // The call returns late, and NCCL's remaining use of the memory is unknown.
             drop(abort);

@@ -20,7 +20,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use isolated_hosts::{IsolatedHosts, Plan};
-use nccl::{Rendezvous, Witness, World};
+use nccl::control::Witness;
+use nccl::{Rendezvous, World};
 use nccl_tools::testing::{Role, again};
 
 const PORT: u16 = 29_400;

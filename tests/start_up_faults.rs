@@ -130,7 +130,10 @@ fn rank_2_ends(later: bool) {
         let mut events = observer.events();
         while !matches!(
             events.next_within(Duration::from_secs(10)),
-            Some(nccl::WorldEvent::Gone { rank: 2, .. } | nccl::WorldEvent::Ended { .. })
+            Some(
+                nccl::control::WorldEvent::Gone { rank: 2, .. }
+                    | nccl::control::WorldEvent::Ended { .. }
+            )
         ) {}
         ranks.push(meeting.start(1, 3, "meet", LONG));
     }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, Fault, FaultClass, RootCause, World};
+use nccl::fault::{Fault, FaultClass, RootCause};
+use nccl::{Communicator, World};
 use nccl_emulator::faults;
 use support::{needs_emulator, ranks_as_processes};
 use unattended::{Outcome, SOON, TIMEOUT, fault, start, unattended};

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cgroup::Group;
-use nccl::RootCause;
 use nccl::cudarc::driver::{CudaStream, sys};
-use nccl::{Communicator, ErrorKind, FaultClass, LaunchMode, ReduceOp, recorder};
+use nccl::fault::FaultClass;
+use nccl::fault::RootCause;
+use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, recorder};
 use nccl_emulator::faults;
 use support::gate::Gate;
 use support::{needs_emulator, ranks_as_processes, ranks_as_threads};

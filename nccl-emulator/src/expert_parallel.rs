@@ -1,4 +1,4 @@
-//! The kernels of `nccl::ExpertParallel`: the same results, to the bit, as the PTX in
+//! The kernels of `nccl::moe::ExpertParallel`: the same results, to the bit, as the PTX in
 //! `crates/nccl-moe/src/expert_parallel/kernels.ptx`.
 
 use half::{bf16, f16};

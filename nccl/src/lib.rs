@@ -23,23 +23,33 @@
 //! GPU. A program for GPUs leaves it out, so that it does not go on with the CPU when its driver is missing.
 //!
 //! # Overview
-//! - [`Library`]: which libnccl is loaded, and what it can do.
-//! - [`World`], [`Rendezvous`]: how ranks find each other; [`Observer`]: watching them.
-//! - [`debug_log`]: what NCCL's own logs of several ranks show.
-//! - [`preflight`]: what must agree or be reachable before NCCL is started.
-//! - [`Communicator`]: the ranks that work together; its operations take `&self` and return a
-//!   [`Request`] to poll, wait for or `.await`.
-//! - [`Group`]: several operations issued together; [`group`]: those of several communicators.
-//! - [`SendBuffer`], [`RecvBuffer`]: memory, typed, [`Erased`], or raw.
-//! - [`Buffer`], [`Registered`]: memory of NCCL's own allocator, and memory that is registered with NCCL.
-//! - [`CapturedPlan`]: operations that are captured once and launched many times.
-//! - [`AllToAll`], [`CostModel`]: an all-to-all that is planned once, by the algorithm that fits.
-//! - [`Timeouts`], [`AbortSignal`], [`LaunchMode`]: how long everything may take, and how it is ended.
-//! - [`ExpertParallel`]: mixture of experts: routing, dispatch and combine.
-//! - [`recorder`]: the last calls of every communicator, and of all ranks together.
-//! - [`stats()`]: how much was done, and the current state; as metrics with the feature `metrics`.
-//! - [`launch`]: the processes of ranks: starting, watching, restarting them.
-//! - [`Error`]: what went wrong, where, and what to do.
+//! 1. [`World`]: the ranks that have met; [`Rendezvous`] says where. [`Observer`] watches them, [`control`] has what they say to
+//!    each other.
+//! 2. [`Communicator`]: ranks that work together (`ncclComm_t`); its operations take `&self`. [`CommunicatorBuilder`] sets [`Timeouts`]
+//!    and [`Config`].
+//! 3. [`Request`]: what an operation returns: to poll, to wait for, or to `.await`.
+//! 4. [`Group`]: several operations issued together, point-to-point messages (`isend`, `irecv`) among them; [`group()`]: those of several
+//!    communicators.
+//!
+//! Memory of an operation is a [`SendBuffer`] or a [`RecvBuffer`]: cudarc's slices and views, a [`Buffer`], [`Registered`] memory, or
+//! [`Erased`] where the type is known at run time. [`Error`] says what went wrong, where, and what to do.
+//!
+//! | module | for |
+//! |---|---|
+//! | [`all_to_all`] | an all-to-all that is planned once, by the algorithm that fits |
+//! | [`plan`] | operations that are captured once and launched many times |
+//! | [`moe`] | mixture of experts: routing, dispatch and combine |
+//! | [`fault`] | why a communicator ended: root cause, culprit, evidence |
+//! | [`error`] | parts of an error, and errors as plain values |
+//! | [`control`] | what ranks tell each other beside NCCL: events, channels, states |
+//! | [`process`] | ending all communicators of a process; when a process cannot go on |
+//! | [`launch`] | starting, watching and restarting the processes of ranks |
+//! | [`preflight`] | what must agree or be reachable before NCCL is started |
+//! | [`recorder`] | the flight recorder: the last calls of every communicator, and of all ranks together |
+//! | [`stats`](mod@stats) | how much was done, and the current state; as metrics with the feature `metrics` |
+//! | [`debug_log`] | what NCCL's own logs of several ranks show |
+//!
+//! `docs/glossary.md` has the terms.
 //!
 //! # Memory
 //! Safe code cannot free memory that an operation still uses, and cannot read or overwrite it on the
@@ -54,7 +64,7 @@
 //!   start, [`launch`], [`debug_log`], timelines. Without it, the program distributes NCCL's token to the ranks itself
 //!   ([`Communicator::builder`]), and each rank handles faults alone: half of the code, and no sockets.
 //! - `half` (default): `half::f16` and `half::bf16` as elements.
-//! - `moe` (default): [`ExpertParallel`].
+//! - `moe` (default): [`moe::ExpertParallel`].
 //! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.
 //! - `metrics`: [`stats()`] as counters, gauges and histograms of the facade crate `metrics`.
 //!
@@ -68,45 +78,58 @@ compile_error!("the nccl crate works on Linux only, as NCCL does");
 pub use cudarc;
 pub use nccl_sys::Version;
 
-pub use nccl_base::error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
-pub use nccl_base::error_report::{ErrorReport, ReportedOperation};
-pub use nccl_base::fault::{
-    Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting,
-};
+pub use nccl_base::error::{Error, ErrorKind, Result};
 pub use nccl_base::operation::{Operation, OperationKind};
 #[cfg(feature = "world")]
-pub use nccl_control::{
-    Channel, ChannelMessage, Discovery, Events, RankEnd, RankState, Rendezvous, Subgroup, Witness,
-    WorldEvent, WorldState, install_panic_hook,
-};
+pub use nccl_control::Rendezvous;
 pub use nccl_core::{
-    AbortReport, AbortSignal, AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, AtRunTime,
-    Buffer, Capability, Capture, CapturedAllToAll, CapturedPlan, Communicator, CommunicatorBuilder,
-    CommunicatorState, Config, CostModel, CtaPolicy, DataType, Element, EndedCommunicator, Erased,
-    ErasedMut, Explanation, FatalCause, FatalExit, FatalReport, Group, Groups, LaunchMode, Library,
-    LinkCost, NcclType, Nodes, OwnedBuffer, Parts, Payloads, PlanBuffers, PreMulSum, RecvBuffer,
-    ReduceOp, Reduction, Registered, Request, Requests, ResizeWay, Resized, SendBuffer, Timeouts,
-    UniqueId, abort_all, device, group, leaked_communicators, on_fatal,
+    AbortSignal, AtRunTime, Buffer, Capability, Communicator, CommunicatorBuilder,
+    CommunicatorState, Config, CtaPolicy, DataType, Element, Erased, ErasedMut, Group, Groups,
+    LaunchMode, Library, NcclType, OwnedBuffer, PreMulSum, RecvBuffer, ReduceOp, Reduction,
+    Registered, Request, Requests, ResizeWay, Resized, SendBuffer, Timeouts, UniqueId, device,
+    group,
 };
-#[cfg(feature = "moe")]
-pub use nccl_moe::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
 #[cfg(feature = "world")]
 pub use observer::Observer;
-pub use stats::{Stats, stats};
+pub use stats::read::stats;
 #[cfg(feature = "world")]
 pub use world::World;
 
 use nccl_base::operation;
 #[cfg(feature = "world")]
-use nccl_base::{error, fault, forked, host, sync, time};
+use nccl_base::{forked, host, sync, time};
 #[cfg(feature = "world")]
 use nccl_control as rendezvous;
 #[cfg(feature = "world")]
 use nccl_core::{communicator, events, peers, reaper, threads};
 use nccl_core::{library, op};
 
+pub mod all_to_all {
+    //! An all-to-all that is planned once, by the algorithm that fits.
+    //!
+    //! [`Communicator::all_to_all`](crate::Communicator::all_to_all) needs none of this. A plan ([`AllToAll::plan`]) checks everything
+    //! once, compares it with the other ranks, and chooses the algorithm by a [`CostModel`]; [`Explanation`] says why.
+
+    pub use nccl_core::{
+        AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, CapturedAllToAll, CostModel,
+        Explanation, LinkCost, Nodes, Parts, Payloads,
+    };
+}
 #[doc = include_str!("../errors.md")]
 pub mod errors {}
+#[cfg(feature = "world")]
+pub mod control {
+    //! What the ranks of a [`World`](crate::World) tell each other beside NCCL.
+    //!
+    //! - [`Events`]: what happens to the ranks, as values ([`WorldEvent`]); [`WorldState`]: how they are now.
+    //! - [`Channel`], [`Subgroup`]: messages and exchanges of a program.
+    //! - [`Discovery`]: where the coordinator is found; [`Witness`]: a process that votes and has no rank.
+
+    pub use nccl_control::{
+        Channel, ChannelMessage, Discovery, Events, RankEnd, RankState, Subgroup, Witness,
+        WorldEvent, WorldState,
+    };
+}
 #[cfg(feature = "world")]
 pub mod debug_log {
     //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.
@@ -121,6 +144,19 @@ pub mod debug_log {
     pub use nccl_diagnose::debug_log::{
         Counts, DebugLog, Ended, Endpoint, InitState, Link, Membership, PluginFact, PluginState,
         Process, Retry, Transport, Warning,
+    };
+}
+pub mod error {
+    //! Parts of an [`Error`](crate::Error), and errors as plain values.
+
+    pub use nccl_base::error::{NcclFailure, StreamRefusal};
+    pub use nccl_base::error_report::{ErrorReport, ReportedOperation};
+}
+pub mod fault {
+    //! Why a communicator was ended: the cause that all of its ranks return.
+
+    pub use nccl_base::fault::{
+        Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting,
     };
 }
 #[cfg(feature = "world")]
@@ -179,10 +215,31 @@ pub mod launch {
 }
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(feature = "moe")]
+pub mod moe {
+    //! Mixture of experts: routing, dispatch and combine ([`ExpertParallel`]).
+
+    pub use nccl_moe::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
+}
 #[cfg(feature = "world")]
 mod observer;
+pub mod plan {
+    //! Operations that are captured once and launched many times ([`Communicator::capture`](crate::Communicator::capture)).
+
+    pub use nccl_core::{Capture, CapturedPlan, PlanBuffers};
+}
 #[cfg(feature = "world")]
 pub mod preflight;
+pub mod process {
+    //! All communicators of this process, and its end when it cannot go on.
+
+    #[cfg(feature = "world")]
+    pub use nccl_control::install_panic_hook;
+    pub use nccl_core::{
+        AbortReport, EndedCommunicator, FatalCause, FatalExit, FatalReport, abort_all,
+        leaked_communicators, on_fatal,
+    };
+}
 pub mod recorder {
     //! The flight recorder: the last calls of each communicator, to find out why it does not go on.
     //!

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::OperationKind;
+use crate::{OperationKind, stats};
 use ::metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use crate::stats::{CommunicatorStats, Durations, NAMES, Stats, WorldStats, stats};
+use crate::stats::{CommunicatorStats, Durations, NAMES, Stats, WorldStats};
 use nccl_base::error::{Error, Result};
 use nccl_base::fault::short_key;
 use nccl_base::forked;

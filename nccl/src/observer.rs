@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::Result;
 use crate::recorder::Timeline;
 use crate::rendezvous::{self, Events, Rendezvous, WorldState};
 use crate::supervision::{decode, introduce, timeline};
 #[cfg(doc)]
 use crate::world::World;
+#[cfg(doc)]
+use nccl_base::error::ErrorKind;
+use nccl_base::error::Result;
 
 /// Receives everything that happens to a world's ranks, without being one.
 ///
@@ -23,7 +23,8 @@ use crate::world::World;
 ///
 /// ```
 /// use std::time::Duration;
-/// use nccl::{Observer, Rendezvous, World, WorldEvent};
+/// use nccl::control::WorldEvent;
+/// use nccl::{Observer, Rendezvous, World};
 ///
 /// let path = std::env::temp_dir().join(format!("nccl-observed-{}.sock", std::process::id()));
 /// let world = World::join(Rendezvous::unix(&path, 0, 1)?)?;
@@ -162,7 +163,7 @@ impl Observer {
     /// command line.
     ///
     /// Returns at once; the decision goes to the ranks that this observer reaches, and
-    /// [`WorldEvent::SplitDecided`](crate::WorldEvent::SplitDecided) reports that they have heard it.
+    /// [`WorldEvent::SplitDecided`](crate::control::WorldEvent::SplitDecided) reports that they have heard it.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].

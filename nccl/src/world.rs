@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use crate::CommunicatorBuilder;
 use crate::communicator::{Communicator, LaunchMode, Timeouts};
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::Result;
-use crate::fault::Fault;
 use crate::forked;
 use crate::peers::{About, AsWorld, Check, Terms};
 use crate::preflight::{Checks, Report, Settings};
 use crate::recorder::Timeline;
 use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
 use crate::supervision::{OfLine as _, Session, introduce, recordings};
+#[cfg(doc)]
+use nccl_base::error::ErrorKind;
+use nccl_base::error::Result;
+use nccl_base::fault::Fault;
 
 /// All ranks of a job, seen from one of them: who they are, and how to exchange small data without NCCL.
 ///
@@ -250,12 +250,12 @@ impl World {
     /// coordinator, each [`Fault`], and the next generations. The iterator ends when the world, in its last generation, is dropped.
     ///
     /// Each reader has its own place, also readers in other threads. Events that a reader has not read in time are dropped, the
-    /// oldest first, and their number is an event ([`WorldEvent::Missed`](crate::WorldEvent::Missed)): the last 4096 are kept,
+    /// oldest first, and their number is an event ([`WorldEvent::Missed`](crate::control::WorldEvent::Missed)): the last 4096 are kept,
     /// from the first call of this method on. No operation waits for a reader, or does anything for it.
     ///
     /// ```
     /// use std::time::{Duration, Instant};
-    /// use nccl::WorldEvent;
+    /// use nccl::control::WorldEvent;
     ///
     /// let mut worlds = nccl::World::threads(2);
     /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
@@ -369,7 +369,7 @@ impl World {
     /// chain of its sources.
     ///
     /// A `World` that is dropped by a panic reports that it panicked, and with
-    /// [`install_panic_hook`](crate::install_panic_hook) the message; one that is dropped otherwise says
+    /// [`install_panic_hook`](crate::process::install_panic_hook) the message; one that is dropped otherwise says
     /// goodbye.
     ///
     /// ```

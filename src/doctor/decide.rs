@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use nccl::WorldEvent;
+use nccl::control::WorldEvent;
 
 use super::job::observe;
 use super::options::DecideOptions;

@@ -1,7 +1,8 @@
 //! Converts errors of the safe layer, the driver and the emulator to failures of a program.
 
 use cudarc::driver::DriverError;
-use nccl::{ErrorKind, RootCause};
+use nccl::ErrorKind;
+use nccl::fault::RootCause;
 
 use crate::failure::{Exit, Failure};
 

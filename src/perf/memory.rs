@@ -1,7 +1,8 @@
 //! The buffers of a measurement: free, or owned by a graph.
 
 use cudarc::driver::{CudaView, CudaViewMut};
-use nccl::{CapturedPlan, OwnedBuffer};
+use nccl::OwnedBuffer;
+use nccl::plan::CapturedPlan;
 
 use crate::failure::{Exit, Failure};
 

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaSlice, DriverError};
-use nccl::{CapturedPlan, Communicator, Erased, ErasedMut, Group, OwnedBuffer, ReduceOp, Request};
+use nccl::plan::CapturedPlan;
+use nccl::{Communicator, Erased, ErasedMut, Group, OwnedBuffer, ReduceOp, Request};
 
 use super::memory::Buffers;
 use super::operation::{Call, Operands, Operation};

@@ -1,6 +1,7 @@
 //! The costs that a model predicts for an exchange, and the actual messages.
 
-use nccl::{AllToAll, AllToAllAlgorithm as By, CostModel, Parts, World};
+use nccl::World;
+use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, CostModel, Parts};
 
 use crate::Outcome;
 use crate::matrix::{few, model};

@@ -1,7 +1,8 @@
 //! Blocks of one buffer, and plans in graphs.
 
+use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, Parts};
 use nccl::cudarc::driver::CudaSlice;
-use nccl::{AllToAll, AllToAllAlgorithm as By, ErasedMut, ErrorKind, Parts, World};
+use nccl::{ErasedMut, ErrorKind, World};
 use nccl_emulator::faults;
 
 use crate::matrix::{Matrix, REST, algorithms, model};

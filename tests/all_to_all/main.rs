@@ -10,9 +10,8 @@ mod support;
 
 use std::time::Duration;
 
-use nccl::{
-    AllToAll, AllToAllAlgorithm as By, CostModel, ErrorKind, LinkCost, Nodes, Parts, Request, World,
-};
+use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, CostModel, LinkCost, Nodes, Parts};
+use nccl::{ErrorKind, Request, World};
 use nccl_emulator::faults;
 
 use matrix::{Device, Matrix, algorithms, enqueue, plan};

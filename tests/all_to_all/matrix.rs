@@ -3,11 +3,11 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::{
-    AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, Communicator, CostModel, DataType, Erased,
-    ErasedMut, LinkCost, Parts, Request,
+use nccl::all_to_all::{
+    AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, CostModel, LinkCost, Parts,
 };
+use nccl::cudarc::driver::{CudaSlice, CudaStream};
+use nccl::{Communicator, DataType, Erased, ErasedMut, Request};
 
 use crate::Outcome;
 

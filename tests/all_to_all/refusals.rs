@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use nccl::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, ErrorKind, Parts, World};
+use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, Parts};
+use nccl::{ErrorKind, World};
 
 use nccl_emulator::faults;
 

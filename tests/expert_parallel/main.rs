@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use nccl::cudarc::driver::{CudaSlice, CudaStream, DriverError};
-use nccl::{Communicator, ErrorKind, ExpertLayout, ExpertParallel, Routing, World};
+use nccl::moe::{ExpertLayout, ExpertParallel, Routing};
+use nccl::{Communicator, ErrorKind, World};
 use reference::{Case, Element, Step, Weighed, assert_same, expert};
 use support::{Ranks, ranks_as_processes};
 

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use half::{bf16, f16};
+use nccl::NcclType;
 use nccl::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
-use nccl::{ExpertLayout, NcclType};
+use nccl::moe::ExpertLayout;
 
 /// One arrangement of experts.
 #[derive(Clone, Copy, Debug)]

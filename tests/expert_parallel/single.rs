@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use half::f16;
 use nccl::cudarc::driver::sys::CUstreamCaptureMode;
-use nccl::{
-    DataType, ErrorKind, ExpertLayout, ExpertParallel, OperationKind, StreamRefusal, World,
-};
+use nccl::error::StreamRefusal;
+use nccl::moe::{ExpertLayout, ExpertParallel};
+use nccl::{DataType, ErrorKind, OperationKind, World};
 use nccl_emulator::faults;
 
 use super::reference::{Case, Step, assert_same};

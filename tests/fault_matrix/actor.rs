@@ -135,7 +135,7 @@ fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> nccl::Result<()> {
 pub(crate) fn rank(row: &'static Row) {
     let ranks = row.cast.ranks();
     perf::install(ranks).unwrap_or_else(|failure| panic!("{failure}"));
-    nccl::install_panic_hook();
+    nccl::process::install_panic_hook();
     let rendezvous = Rendezvous::from_env().expect("the test set our variables");
     let world = on_the_host(|| World::join(rendezvous)).expect("the ranks meet");
     let world = support::in_launch_mode(world);

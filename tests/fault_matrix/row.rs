@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use nccl::FaultClass;
+use nccl::fault::FaultClass;
 
 use crate::actor::Actor;
 use crate::stage::{Stage, Unable};

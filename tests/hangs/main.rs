@@ -10,8 +10,10 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nccl::all_to_all::AllToAllAlgorithm;
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::{AllToAllAlgorithm, CapturedPlan, Communicator, ErrorKind, LaunchMode, ReduceOp, World};
+use nccl::plan::CapturedPlan;
+use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 use support::apart::{self, Apart};
@@ -436,7 +438,7 @@ fn said(result: nccl::Result<()>) -> String {
     };
     let cause = error
         .fault()
-        .and_then(nccl::Fault::culprit)
+        .and_then(nccl::fault::Fault::culprit)
         .map_or(String::from("nobody"), |rank| rank.to_string());
     format!(
         "{kind} because of {cause}: {}",

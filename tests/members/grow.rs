@@ -231,7 +231,7 @@ fn failing_grow(world: World, call: &'static str, on: usize) -> Outcome {
     } else {
         world.all_gather("cause", b"")?;
     }
-    assert_eq!(nccl::leaked_communicators(), 0);
+    assert_eq!(nccl::process::leaked_communicators(), 0);
     // The other communicators still work, and the ranks can try again.
     assert_eq!(sum(&all, &stream)?, 111.0);
     let again = world.communicator("again").stream(&stream).build()?;
@@ -304,7 +304,7 @@ fn survive_a_grow(world: World, victim: usize) -> Outcome {
     if let Some(part) = part {
         println!("part: {}", part.state());
     }
-    println!("leaked: {}", nccl::leaked_communicators());
+    println!("leaked: {}", nccl::process::leaked_communicators());
     Ok(())
 }
 

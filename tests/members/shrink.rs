@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nccl::{CommunicatorState as State, ErrorKind, Fault, LaunchMode, ReduceOp, ResizeWay, World};
+use nccl::fault::Fault;
+use nccl::{CommunicatorState as State, ErrorKind, LaunchMode, ReduceOp, ResizeWay, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
@@ -332,7 +333,7 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
         told.iter().all(|told| *told == told_by(&fault)),
         "one cause"
     );
-    assert_eq!(nccl::leaked_communicators(), 0);
+    assert_eq!(nccl::process::leaked_communicators(), 0);
     // Other communicators are not affected, and the ranks create another one.
     assert_eq!(sum(&untouched, &stream)?, 1111.0);
     if world.rank() < 3 {
@@ -409,7 +410,7 @@ fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
     };
     assert!(fault.contains(expected), "{fault}");
     world.barrier("over")?;
-    assert_eq!(nccl::leaked_communicators(), 0);
+    assert_eq!(nccl::process::leaked_communicators(), 0);
     assert_eq!(sum(&untouched, &stream)?, 1111.0);
     Ok(())
 }
@@ -461,7 +462,7 @@ fn go_on_over_sockets(role: &str, world: World) -> Outcome {
     let next = world.next_generation(TIMEOUT)?;
     let both = next.communicator("both").stream(&stream).build()?;
     println!("right: {}", sum(&both, &stream)?);
-    assert_eq!(nccl::leaked_communicators(), 0);
+    assert_eq!(nccl::process::leaked_communicators(), 0);
     Ok(())
 }
 
@@ -555,7 +556,7 @@ fn a_rank_that_dies_while_a_communicator_shrinks_is_the_cause_and_the_others_go_
         while !matches!(comm.state(), State::Aborted | State::Leaked) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        println!("leaked: {}", nccl::leaked_communicators());
+        println!("leaked: {}", nccl::process::leaked_communicators());
         return;
     }
     if !support::needs_emulator("a rank that dies in a chosen call") {

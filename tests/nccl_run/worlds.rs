@@ -1,7 +1,8 @@
 //! Ranks that join a world under nccl-run.
 
+use nccl::control::WorldEvent;
 use nccl::launch::Signal;
-use nccl::{Observer, Rendezvous, World, WorldEvent};
+use nccl::{Observer, Rendezvous, World};
 use nccl_tools::testing::{Role, again, end_with, eventually, lives, name};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -111,7 +111,7 @@ fn a_device_hangs(world: World) -> Outcome {
         .and_then(|request| request.wait())
         .unwrap_err();
     let fault = error.fault().ok_or("all ranks know how it ended")?;
-    assert_eq!(fault.root, nccl::RootCause::Unknown);
+    assert_eq!(fault.root, nccl::fault::RootCause::Unknown);
     assert_eq!(fault.culprit(), None, "{fault}");
     let text = format!("{error:#}");
     let first = fault.reported_by().ok_or("a rank ran out of time first")?;

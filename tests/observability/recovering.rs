@@ -7,7 +7,7 @@ use nccl::{Communicator, ReduceOp, World};
 use crate::Outcome;
 use crate::support::{self, ranks_as_threads};
 
-pub(super) fn await_fault(comm: &Communicator) -> Outcome<nccl::Fault> {
+pub(super) fn await_fault(comm: &Communicator) -> Outcome<nccl::fault::Fault> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         if let Some(fault) = comm.fault() {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
-use nccl::{Communicator, FaultClass, ReduceOp, World};
+use nccl::fault::FaultClass;
+use nccl::{Communicator, ReduceOp, World};
 
 /// A communicator of all ranks, on a stream of its own.
 pub fn start(

@@ -35,7 +35,7 @@ pub(crate) fn unattended(comm: &Communicator) -> Outcome {
 }
 
 /// Waits until the communicator has ended, without a call on it; returns the fault.
-pub(crate) fn fault(comm: &Communicator) -> Result<nccl::Fault, Box<dyn std::error::Error>> {
+pub(crate) fn fault(comm: &Communicator) -> Result<nccl::fault::Fault, Box<dyn std::error::Error>> {
     let begun = Instant::now();
     loop {
         if let Some(fault) = comm.fault() {

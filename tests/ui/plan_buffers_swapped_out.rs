@@ -3,7 +3,7 @@ use nccl::cudarc::driver::CudaSlice;
 
 fn main() {}
 
-fn example(plan: &mut nccl::CapturedPlan<CudaSlice<f32>>, other: &mut CudaSlice<f32>) {
+fn example(plan: &mut nccl::plan::CapturedPlan<CudaSlice<f32>>, other: &mut CudaSlice<f32>) {
     // As `std::mem::swap`, of whose declaration the compiler shows more where Rust's sources are installed.
     fn swap<T>(_: &mut T, _: &mut T) {}
     swap(plan.views_mut(), other);

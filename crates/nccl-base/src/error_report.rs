@@ -38,7 +38,7 @@ pub struct ErrorReport {
 /// # let mut y = stream.clone_htod(&[1.0f32; 8])?;
 /// comm.abort("an example")?;
 /// let error = comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).unwrap_err();
-/// let operation: nccl::ReportedOperation = error.report().operation.expect("it was in one");
+/// let operation: nccl::error::ReportedOperation = error.report().operation.expect("it was in one");
 /// assert_eq!((&*operation.kind, operation.world_size), ("all_reduce", 1));
 /// assert!(serde_json::to_string(&operation)?.contains("\"communicator\":\"demo\""));
 /// # Ok(())

@@ -12,7 +12,7 @@ use crate::departure::Departure;
 /// How a rank ended.
 ///
 /// ```
-/// use nccl::RankEnd;
+/// use nccl::control::RankEnd;
 ///
 /// fn is_bad(end: &RankEnd) -> bool {
 ///     *end != RankEnd::Left
@@ -32,7 +32,7 @@ pub enum RankEnd {
 /// The state of one rank.
 ///
 /// ```
-/// fn runs(state: &nccl::RankState) -> bool {
+/// fn runs(state: &nccl::control::RankState) -> bool {
 ///     state.has_joined() && state.end.is_none()
 /// }
 /// ```
@@ -55,7 +55,7 @@ impl RankState {
     /// Whether the rank has ever joined.
     ///
     /// ```
-    /// # fn missing(state: &nccl::WorldState) -> Vec<usize> {
+    /// # fn missing(state: &nccl::control::WorldState) -> Vec<usize> {
     /// let missing = state.ranks.iter().filter(|rank| !rank.has_joined());
     /// # missing.map(|rank| rank.rank).collect()
     /// # }
@@ -69,8 +69,8 @@ impl RankState {
 /// The state of a world, as an `Observer` has seen it.
 ///
 /// ```
-/// fn is_ready(world: &nccl::WorldState) -> bool {
-///     world.ended.is_none() && world.ranks.iter().all(nccl::RankState::has_joined)
+/// fn is_ready(world: &nccl::control::WorldState) -> bool {
+///     world.ended.is_none() && world.ranks.iter().all(nccl::control::RankState::has_joined)
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -34,7 +34,7 @@ impl World {
 /// more of the last messages than others.
 ///
 /// ```
-/// fn replicate(steps: &nccl::Channel<'_>, step: &[u8]) -> nccl::Result<()> {
+/// fn replicate(steps: &nccl::control::Channel<'_>, step: &[u8]) -> nccl::Result<()> {
 ///     steps.send(step)
 /// }
 /// ```
@@ -46,7 +46,7 @@ pub struct Channel<'w> {
 /// A message, from [`Channel::recv`].
 ///
 /// ```
-/// fn show(message: &nccl::ChannelMessage) {
+/// fn show(message: &nccl::control::ChannelMessage) {
 ///     println!("{} bytes from rank {}", message.bytes.len(), message.from);
 /// }
 /// ```

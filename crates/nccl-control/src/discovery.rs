@@ -21,7 +21,8 @@ use crate::whole_file;
 /// use std::net::SocketAddr;
 /// use std::sync::{Arc, Mutex};
 ///
-/// use nccl::{Discovery, Rendezvous};
+/// use nccl::control::Discovery;
+/// use nccl::Rendezvous;
 ///
 /// /// A service that all ranks reach; here, ranks that are threads.
 /// #[derive(Default)]

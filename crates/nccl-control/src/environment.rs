@@ -108,7 +108,7 @@ impl Rendezvous {
     /// Over TCP: rank 0 publishes its address in `discovery`, and the other ranks find it there. Port 0 means any free port.
     ///
     /// ```
-    /// # fn example(discovery: std::sync::Arc<dyn nccl::Discovery>) -> nccl::Result<()> {
+    /// # fn example(discovery: std::sync::Arc<dyn nccl::control::Discovery>) -> nccl::Result<()> {
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.discovery(discovery);
     /// # Ok(())
     /// # }

@@ -26,7 +26,7 @@ pub(super) const KEPT: usize = 4096;
 /// An event of a world, as an `Observer` or one of the ranks (`World::events`) has seen it.
 ///
 /// ```
-/// use nccl::WorldEvent;
+/// use nccl::control::WorldEvent;
 ///
 /// fn is_bad(event: &WorldEvent) -> bool {
 ///     matches!(event, WorldEvent::Failed { .. } | WorldEvent::Gone { .. } | WorldEvent::Fault { .. })
@@ -294,7 +294,7 @@ impl Recorder for Happenings {
 /// timeout; [`next_event`](Self::next_event) is for async code, with any executor.
 ///
 /// ```
-/// fn wait_for_the_end(mut events: nccl::Events) {
+/// fn wait_for_the_end(mut events: nccl::control::Events) {
 ///     while events.next_within(std::time::Duration::from_secs(60)).is_some() {}
 /// }
 /// ```
@@ -322,7 +322,7 @@ impl Events {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # fn show(mut events: nccl::Events) {
+    /// # fn show(mut events: nccl::control::Events) {
     /// while let Some(event) = events.next_within(Duration::from_secs(10)) {
     ///     println!("{event:?}");
     /// }
@@ -350,7 +350,7 @@ impl Events {
     ///
     /// ```
     /// # use std::task::{Context, Poll};
-    /// # fn poll(events: &mut nccl::Events, context: &mut Context<'_>) -> Poll<Option<nccl::WorldEvent>> {
+    /// # fn poll(events: &mut nccl::control::Events, context: &mut Context<'_>) -> Poll<Option<nccl::control::WorldEvent>> {
     /// events.poll_next(context)
     /// # }
     /// ```
@@ -376,7 +376,7 @@ impl Events {
 /// Waits for each event, as long as it takes, and ends with the world.
 ///
 /// ```
-/// use nccl::WorldEvent;
+/// use nccl::control::WorldEvent;
 ///
 /// let mut worlds = nccl::World::threads(2);
 /// let mut events = worlds[0].events();

@@ -170,7 +170,7 @@ impl Rendezvous {
 /// Some ranks of a [`World`], from [`World::subgroup`].
 ///
 /// ```
-/// fn ready(pair: &nccl::Subgroup<'_>) -> nccl::Result<()> {
+/// fn ready(pair: &nccl::control::Subgroup<'_>) -> nccl::Result<()> {
 ///     pair.barrier("ready")
 /// }
 /// ```

@@ -29,7 +29,7 @@ thread_local! {
 /// before it reaches a world is not reported.
 ///
 /// ```
-/// nccl::install_panic_hook();
+/// nccl::process::install_panic_hook();
 /// let mut worlds = nccl::World::threads(2);
 /// let (one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
 /// let rank = std::thread::spawn(move || {

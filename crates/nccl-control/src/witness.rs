@@ -20,7 +20,8 @@ use nccl_base::from_outside::{FromOutside, world as world_limit};
 /// missed.
 ///
 /// ```no_run
-/// use nccl::{Rendezvous, Witness};
+/// use nccl::control::Witness;
+/// use nccl::Rendezvous;
 ///
 /// // On all ranks: Rendezvous::from_env()?.witnesses(1)
 /// let witness = Witness::join(Rendezvous::observer("tcp:10.0.0.5:29400")?.job("server-3"), 0)?;
@@ -42,7 +43,8 @@ impl Witness {
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when not all ranks come, or they expect no such witness.
     ///
     /// ```no_run
-    /// # use nccl::{Rendezvous, Witness};
+    /// # use nccl::control::Witness;
+    /// # use nccl::Rendezvous;
     /// let witness = Witness::join(Rendezvous::observer_from_env()?, 0)?;
     /// # Ok::<(), nccl::Error>(())
     /// ```
@@ -61,7 +63,8 @@ impl Witness {
     /// Returns the generation of the ranks, in which it votes; it goes on with them.
     ///
     /// ```no_run
-    /// # use nccl::{Rendezvous, Witness};
+    /// # use nccl::control::Witness;
+    /// # use nccl::Rendezvous;
     /// let witness = Witness::join(Rendezvous::observer_from_env()?, 0)?;
     /// assert_eq!(witness.generation(), 0);
     /// # Ok::<(), nccl::Error>(())

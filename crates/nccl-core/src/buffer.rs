@@ -67,6 +67,12 @@ impl Element for AtRunTime {}
 /// assert_eq!(count(x), count(x.slice(..)));
 /// # }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory that can be sent",
+    label = "not a buffer of a device",
+    note = "send a `&CudaSlice<T>`, a `CudaView<T>`, a `&nccl::Buffer<T>` or a `&nccl::Registered`; `stream.clone_htod(&values)` copies memory of the host to the device",
+    note = "`T` is a `nccl::NcclType`; where the type is known at run time, send an `nccl::Erased`"
+)]
 pub trait SendBuffer<'a>: sealed_buffer::Lend<'a> {
     /// The element type as known at compile time.
     type Element: Element;
@@ -86,6 +92,12 @@ pub trait SendBuffer<'a>: sealed_buffer::Lend<'a> {
 /// assert_eq!(erased.data_type(), DataType::FLOAT32);
 /// # }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not device memory that can be received into",
+    label = "not a buffer of a device that can be written",
+    note = "receive into a `&mut CudaSlice<T>`, a `CudaViewMut<T>`, a `&mut nccl::Buffer<T>` or a `&mut nccl::Registered`: borrowed by `&mut`, not by `&`",
+    note = "`T` is a `nccl::NcclType`; where the type is known at run time, receive into an `nccl::ErasedMut`"
+)]
 pub trait RecvBuffer<'a>: sealed_buffer::Lend<'a> {
     /// The element type as known at compile time.
     type Element: Element;

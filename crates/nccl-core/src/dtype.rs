@@ -19,6 +19,12 @@ mod sealed {
 /// use nccl::{DataType, NcclType};
 /// assert_eq!(<f32 as NcclType>::DATA_TYPE, DataType::FLOAT32);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an element type of NCCL",
+    label = "not an element type of NCCL",
+    note = "the element types are `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32` and `f64`, with the feature `half` also `f16` and `bf16`, with `float8` also `F8E4M3` and `F8E5M2`",
+    note = "other values can be sent as bytes (`u8`)"
+)]
 pub trait NcclType: sealed::Sealed + Copy + Send + Sync + 'static {
     /// NCCL's name for the type.
     const DATA_TYPE: DataType;

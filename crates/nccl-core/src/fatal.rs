@@ -20,9 +20,9 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Why this crate ends the process; given to the hook of [`on_fatal`].
 ///
 /// ```
-/// nccl::on_fatal(|report| {
+/// nccl::process::on_fatal(|report| {
 ///     eprintln!("rank {} of {:?}: {:?}", report.rank, report.communicator, report.cause);
-///     nccl::FatalExit::Abort
+///     nccl::process::FatalExit::Abort
 /// });
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub struct FatalReport {
 ///
 /// ```
 /// # use std::time::Duration;
-/// let cause = nccl::FatalCause::NotFreed { timeout: Duration::from_secs(10) };
-/// assert_ne!(cause, nccl::FatalCause::Panicked);
+/// let cause = nccl::process::FatalCause::NotFreed { timeout: Duration::from_secs(10) };
+/// assert_ne!(cause, nccl::process::FatalCause::Panicked);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -83,7 +83,7 @@ pub enum FatalCause {
 /// could wait for what does not end.
 ///
 /// ```
-/// assert_eq!(nccl::FatalExit::default(), nccl::FatalExit::Abort);
+/// assert_eq!(nccl::process::FatalExit::default(), nccl::process::FatalExit::Abort);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -107,9 +107,9 @@ static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 /// ends with SIGABRT. The hook should call neither CUDA nor NCCL, which may hang.
 ///
 /// ```
-/// use nccl::FatalExit;
+/// use nccl::process::FatalExit;
 ///
-/// nccl::on_fatal(|report| {
+/// nccl::process::on_fatal(|report| {
 ///     eprintln!("fatal: {report}");
 ///     FatalExit::Code(75)
 /// });

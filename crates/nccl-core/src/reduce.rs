@@ -31,6 +31,11 @@ use nccl_base::data_type::DataType;
 /// twice(comm, y, ReduceOp::Max)
 /// # }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a reduction",
+    label = "not a reduction",
+    note = "use an `nccl::ReduceOp`, for instance `ReduceOp::Sum`, or a `&nccl::PreMulSum`"
+)]
 pub trait Reduction: sealed::Sealed {}
 
 mod sealed {

@@ -11,7 +11,7 @@
 
 use std::io::{self, Read, Write};
 
-use nccl::Fault;
+use nccl::fault::Fault;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

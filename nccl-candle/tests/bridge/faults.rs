@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
-use nccl::{ReduceOp, RootCause, World};
+use nccl::fault::RootCause;
+use nccl::{ReduceOp, World};
 use nccl_candle::{Error, TensorCommunicator};
 use nccl_tools::testing::name;
 

@@ -7,11 +7,11 @@ use nccl_base::report::{Finding, Report, Severity};
 use nccl_diagnose::preflight as checks;
 
 use super::settings::Settings;
-use crate::error::{Error, ErrorKind, Result};
 use crate::peers::About;
 use crate::rendezvous::World;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
+use nccl_base::error::{Error, ErrorKind, Result};
 
 /// State of a world's checks.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 //!
 //! The crate `nccl-core` counts, where the events happen; `read` is what programs read.
 
-mod read;
+pub(crate) mod read;
 mod worlds;
 
 pub use nccl_core::stats::Durations;
@@ -14,7 +14,5 @@ pub use nccl_core::stats::Durations;
 pub(crate) use nccl_core::stats::registry::NAMES;
 #[cfg(feature = "world")]
 pub(crate) use nccl_core::stats::{DETECT, STRAGGLERS, arrival_skew};
-pub use read::{
-    ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, Stats, stats,
-};
+pub use read::{ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, Stats};
 pub use worlds::{RanksByState, WorldStats};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::worlds::{self, WorldStats};
-use crate::FaultClass;
 use crate::Version;
 use crate::library::Library;
 use crate::op::Function;
 use crate::operation::OperationKind;
+use nccl_base::fault::FaultClass;
 use nccl_core::state::{Phase, State};
 use nccl_core::stats::registry::{self, Counted};
 use nccl_core::stats::{Durations, process};

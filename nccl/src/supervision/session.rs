@@ -6,9 +6,9 @@ use std::time::Instant;
 use super::attach::{OfLine as _, introduce};
 use super::board::Board;
 use super::unborn::Unborn;
-use crate::error::Result;
 use crate::peers::{Peers, Supervisor, Unmade, Ward, set_of_threads};
 use crate::rendezvous::{Line, World};
+use nccl_base::error::Result;
 use nccl_base::roster::Roster;
 use nccl_core::recorder::Home;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::{Failed, Gone, TimedOut};
+use nccl::fault::FaultClass::{Failed, Gone, TimedOut};
 use nccl::launch::Signal;
 use nccl_emulator::faults;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::Asked;
+use nccl::fault::FaultClass::Asked;
 
 use crate::row::{Ends, OnNvidias, ROW, Row, SHORT, Then};
 
@@ -160,7 +160,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         ends: Ends::Cause {
             culprits: &[1],
-            class: nccl::FaultClass::Revoked,
+            class: nccl::fault::FaultClass::Revoked,
             root: "asked",
             says: &["another step is wanted"],
         },

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::Gone;
+use nccl::fault::FaultClass::Gone;
 use nccl::launch::Signal;
 
 use crate::row::{Cast, Ends, OnNvidias, ROW, Row, Then};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::{Failed, TimedOut};
 use nccl::ReduceOp;
 use nccl::cudarc::driver::{DevicePtr, result};
+use nccl::fault::FaultClass::{Failed, TimedOut};
 use nccl_emulator::faults;
 
 use crate::actor::{Actor, hear, hear_any};

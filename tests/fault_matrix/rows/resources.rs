@@ -1,6 +1,6 @@
 //! Resources that run out on one rank.
 
-use nccl::FaultClass::Failed;
+use nccl::fault::FaultClass::Failed;
 use nccl_emulator::faults;
 
 use crate::cgroup::Group;

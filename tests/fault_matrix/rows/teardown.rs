@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use nccl::FaultClass::{Asked, TimedOut};
 use nccl::ReduceOp;
+use nccl::fault::FaultClass::{Asked, TimedOut};
 use nccl::launch::Signal;
 
 use crate::row::{Ends, ROW, Row, SHORT, Then};

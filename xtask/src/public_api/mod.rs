@@ -17,8 +17,11 @@
 //! Not resolved: an item below a `doc(hidden)` module of another crate is not in the JSON, and its re-export is a line
 //! without methods. The same holds for items of crates outside the workspace.
 //!
+//! Beside the lines, the chore prints the number of items ([`count`]).
+//!
 //! `nccl-sys` is listed with its bindings, which are a few hundred lines.
 
+mod count;
 mod document;
 mod joined;
 
@@ -75,7 +78,11 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         } else {
             differences += &compare(&file, &lines)?;
         }
-        println!("{package:<14} {:>5} lines", lines.len());
+        println!(
+            "{package:<14} {:>5} lines, {:>4} items",
+            lines.len(),
+            count::items(&json)
+        );
     }
     if differences.is_empty() {
         return Ok(());

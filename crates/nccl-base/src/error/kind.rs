@@ -379,7 +379,7 @@ pub fn ranks(world_size: usize) -> String {
 /// Why a stream is refused.
 ///
 /// ```
-/// let text = nccl::StreamRefusal::PerThread.to_string();
+/// let text = nccl::error::StreamRefusal::PerThread.to_string();
 /// assert!(text.contains("per-thread"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -13,9 +13,9 @@ use crate::roster::Roster;
 /// The root cause of a [`Fault`](super::Fault).
 ///
 /// ```
-/// use nccl::RootCause;
+/// use nccl::fault::RootCause;
 ///
-/// # fn show(fault: &nccl::Fault) {
+/// # fn show(fault: &nccl::fault::Fault) {
 /// match fault.root {
 ///     RootCause::Died { ending: Some(ending), .. } => println!("{} on {}: {ending}", fault.pid, fault.host),
 ///     RootCause::NeverEntered { operation, .. } => println!("rank {:?} missed {operation}", fault.culprit()),
@@ -239,8 +239,8 @@ impl RootCause {
 /// The field in which ranks differ.
 ///
 /// ```
-/// let differs: nccl::Differs = serde_json::from_str("\"data_type\"")?;
-/// assert_eq!(differs, nccl::Differs::DataType);
+/// let differs: nccl::fault::Differs = serde_json::from_str("\"data_type\"")?;
+/// assert_eq!(differs, nccl::fault::Differs::DataType);
 /// assert_eq!(differs.to_string(), "data type");
 /// # Ok::<(), serde_json::Error>(())
 /// ```
@@ -278,14 +278,14 @@ impl fmt::Display for Differs {
 /// The ranks with one value of a field in which ranks differ.
 ///
 /// ```
-/// # fn example(fault: &nccl::Fault) {
-/// if let nccl::RootCause::Mismatch { field, sides, .. } = fault.root {
-///     for nccl::Side { ranks, value, .. } in sides {
+/// # fn example(fault: &nccl::fault::Fault) {
+/// if let nccl::fault::RootCause::Mismatch { field, sides, .. } = fault.root {
+///     for nccl::fault::Side { ranks, value, .. } in sides {
 ///         println!("{field} of ranks {ranks:?}: {value}");
 ///     }
 /// }
 /// # }
-/// let side: nccl::Side = serde_json::from_str(r#"{"ranks":[1],"value":"f16"}"#)?;
+/// let side: nccl::fault::Side = serde_json::from_str(r#"{"ranks":[1],"value":"f16"}"#)?;
 /// assert_eq!(side.value, "f16");
 /// # Ok::<(), serde_json::Error>(())
 /// ```
@@ -301,7 +301,7 @@ pub struct Side {
 /// An earlier event or phase, and how long ago it began.
 ///
 /// ```
-/// let phase: nccl::Earlier = serde_json::from_str(r#"{"what":"loading","ago_ms":1500}"#)?;
+/// let phase: nccl::fault::Earlier = serde_json::from_str(r#"{"what":"loading","ago_ms":1500}"#)?;
 /// assert_eq!(phase.to_string(), "loading, 1.5 s ago");
 /// # Ok::<(), serde_json::Error>(())
 /// ```
@@ -355,10 +355,10 @@ impl fmt::Display for Earlier {
 /// How a process ended.
 ///
 /// ```
-/// let ending = nccl::Ending::Code(3);
+/// let ending = nccl::fault::Ending::Code(3);
 /// assert_eq!(serde_json::to_string(&ending)?, r#"{"code":3}"#);
-/// # fn example(fault: &nccl::Fault) {
-/// if let nccl::RootCause::Died { ending: Some(nccl::Ending::Signal(9)), .. } = fault.root {
+/// # fn example(fault: &nccl::fault::Fault) {
+/// if let nccl::fault::RootCause::Died { ending: Some(nccl::fault::Ending::Signal(9)), .. } = fault.root {
 ///     println!("process {} on {} was killed", fault.pid, fault.host);
 /// }
 /// # }
@@ -398,8 +398,8 @@ impl fmt::Display for Ending {
 /// The role of a fault among all that is reported of one failure.
 ///
 /// ```
-/// # fn example(fault: &nccl::Fault) {
-/// if fault.role == nccl::FaultRole::Unknown {
+/// # fn example(fault: &nccl::fault::Fault) {
+/// if fault.role == nccl::fault::FaultRole::Unknown {
 ///     println!("nothing explains it: {}", fault.evidence.join("; "));
 /// }
 /// # }
@@ -434,7 +434,7 @@ impl FaultRole {
 /// Ranks that waited in the same operation when a communicator was ended.
 ///
 /// ```
-/// let waiting: nccl::Waiting = serde_json::from_str(r#"{"ranks":[0,2],"operation":"all_reduce #7"}"#)?;
+/// let waiting: nccl::fault::Waiting = serde_json::from_str(r#"{"ranks":[0,2],"operation":"all_reduce #7"}"#)?;
 /// assert_eq!(waiting.to_string(), "ranks 0,2 were waiting in all_reduce #7");
 /// # Ok::<(), serde_json::Error>(())
 /// ```

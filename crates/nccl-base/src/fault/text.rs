@@ -10,7 +10,7 @@ impl Fault {
     /// that is known. The same bytes on every rank.
     ///
     /// ```
-    /// # fn example(fault: &nccl::Fault) {
+    /// # fn example(fault: &nccl::fault::Fault) {
     /// eprintln!("{}", fault.explain());
     /// # }
     /// ```

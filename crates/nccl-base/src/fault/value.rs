@@ -120,8 +120,8 @@ impl Eq for Fault {}
 /// The class of a fault.
 ///
 /// ```
-/// # fn example(fault: &nccl::Fault) {
-/// if fault.class == nccl::FaultClass::Gone {
+/// # fn example(fault: &nccl::fault::Fault) {
+/// if fault.class == nccl::fault::FaultClass::Gone {
 ///     eprintln!("its process has to be started again");
 /// }
 /// # }
@@ -222,7 +222,7 @@ impl Fault {
     /// ([`world_rank`](Self::world_rank) names it then).
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator, fault: &nccl::Fault) {
+    /// # fn example(comm: &nccl::Communicator, fault: &nccl::fault::Fault) {
     /// match fault.culprit() {
     ///     Some(rank) if rank == comm.rank() => println!("it began here"),
     ///     Some(rank) => println!("it began with rank {rank}"),
@@ -243,7 +243,7 @@ impl Fault {
     /// to blame.
     ///
     /// ```
-    /// # fn example(fault: &nccl::Fault) {
+    /// # fn example(fault: &nccl::fault::Fault) {
     /// if let Some(rank) = fault.reported_by() {
     ///     println!("begin to look with the log of rank {rank}, and of those that it exchanges data with");
     /// }
@@ -261,7 +261,7 @@ impl Fault {
     /// does not have. The world is that of the [`generation`](Self::generation). `None` where no rank is known.
     ///
     /// ```
-    /// # fn example(fault: &nccl::Fault) {
+    /// # fn example(fault: &nccl::fault::Fault) {
     /// if let (Some(rank), Some(world_rank)) = (fault.culprit(), fault.world_rank()) {
     ///     println!("rank {rank} of its communicator, which is rank {world_rank} of the world");
     /// }
@@ -283,7 +283,7 @@ impl Fault {
     /// where both are the same, no launcher started the rank, or no rank is known.
     ///
     /// ```
-    /// # fn example(fault: &nccl::Fault) {
+    /// # fn example(fault: &nccl::fault::Fault) {
     /// if let Some(rank) = fault.launcher_rank().or(fault.world_rank()) {
     ///     println!("look at the lines that begin with [{rank}]");
     /// }
@@ -302,7 +302,7 @@ impl Fault {
     /// Returns the operation of the named rank, if that rank was in one.
     ///
     /// ```
-    /// # fn example(fault: &nccl::Fault) {
+    /// # fn example(fault: &nccl::fault::Fault) {
     /// println!("in {}", fault.operation().unwrap_or("no operation"));
     /// # }
     /// ```
@@ -314,7 +314,7 @@ impl Fault {
     /// Returns what to do about it, where that is known.
     ///
     /// ```
-    /// # fn example(fault: &nccl::Fault) {
+    /// # fn example(fault: &nccl::fault::Fault) {
     /// println!("{}", fault.hint().unwrap_or("nothing is known to help"));
     /// # }
     /// ```

@@ -10,7 +10,7 @@ use std::str::FromStr;
 /// without a number there are 4 pieces and 1 peer.
 ///
 /// ```
-/// use nccl::AllToAllAlgorithm;
+/// use nccl::all_to_all::AllToAllAlgorithm;
 ///
 /// assert_eq!(AllToAllAlgorithm::default(), AllToAllAlgorithm::Auto);
 /// let pairwise: AllToAllAlgorithm = "pairwise:2".parse()?;

@@ -57,7 +57,7 @@ impl Communicator {
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
     /// # let x = stream.clone_htod(&[1u32, 2, 3])?;
     /// # let mut y = stream.alloc_zeros::<u32>(3)?;
-    /// comm.all_to_all_with(&x, &mut y, nccl::AllToAllAlgorithm::Grouped)?.wait()?;
+    /// comm.all_to_all_with(&x, &mut y, nccl::all_to_all::AllToAllAlgorithm::Grouped)?.wait()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -95,7 +95,7 @@ impl Communicator {
     /// assert_eq!(stream.clone_dtoh(&y)?[..3], [1, 2, 3]);
     ///
     /// // Parts that begin anywhere: two elements from the second on, to the third.
-    /// use nccl::Parts;
+    /// use nccl::all_to_all::Parts;
     /// comm.all_to_all_v(&x, Parts::at(&[2], &[1]), &mut y, Parts::at(&[2], &[2]))?.wait()?;
     /// assert_eq!(stream.clone_dtoh(&y)?[..4], [1, 2, 2, 3]);
     /// # Ok(())

@@ -52,7 +52,7 @@ impl CostModel {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// use nccl::{CostModel, Nodes};
+    /// use nccl::all_to_all::{CostModel, Nodes};
     ///
     /// let model = CostModel::measure(&comm, Nodes::new(comm.world_size(), comm.world_size())?)?;
     /// std::fs::write(std::env::temp_dir().join("all_to_all.json"), serde_json::to_string_pretty(&model)?)?;

@@ -28,8 +28,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// The constants of [`CostModel`] for messages of one kind.
 ///
 /// ```
-/// let inside = nccl::LinkCost { message_us: 0.5, bandwidth_gbps: 300.0 };
-/// let model = nccl::CostModel { inside, ..nccl::CostModel::published() };
+/// let inside = nccl::all_to_all::LinkCost { message_us: 0.5, bandwidth_gbps: 300.0 };
+/// let model = nccl::all_to_all::CostModel { inside, ..nccl::all_to_all::CostModel::published() };
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,9 +59,9 @@ impl LinkCost {
 /// The placement of the ranks of a communicator: nodes with equal numbers of consecutive ranks.
 ///
 /// ```
-/// let nodes = nccl::Nodes::new(64, 8)?;
+/// let nodes = nccl::all_to_all::Nodes::new(64, 8)?;
 /// assert_eq!(nodes.count(), 8);
-/// assert!(nccl::Nodes::new(64, 7).is_err());
+/// assert!(nccl::all_to_all::Nodes::new(64, 7).is_err());
 /// # Ok::<(), nccl::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,7 +77,7 @@ impl Nodes {
     /// [`ErrorKind::InvalidConfig`] when the ranks cannot be divided like that.
     ///
     /// ```
-    /// let one = nccl::Nodes::new(8, 8)?;
+    /// let one = nccl::all_to_all::Nodes::new(8, 8)?;
     /// assert_eq!(one.count(), 1);
     /// # Ok::<(), nccl::Error>(())
     /// ```
@@ -97,7 +97,7 @@ impl Nodes {
     /// Returns the number of ranks.
     ///
     /// ```
-    /// assert_eq!(nccl::Nodes::new(16, 8)?.ranks(), 16);
+    /// assert_eq!(nccl::all_to_all::Nodes::new(16, 8)?.ranks(), 16);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
@@ -108,7 +108,7 @@ impl Nodes {
     /// Returns the number of ranks on each node.
     ///
     /// ```
-    /// assert_eq!(nccl::Nodes::new(16, 8)?.ranks_per_node(), 8);
+    /// assert_eq!(nccl::all_to_all::Nodes::new(16, 8)?.ranks_per_node(), 8);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
@@ -119,7 +119,7 @@ impl Nodes {
     /// Returns the number of nodes.
     ///
     /// ```
-    /// assert_eq!(nccl::Nodes::new(16, 8)?.count(), 2);
+    /// assert_eq!(nccl::all_to_all::Nodes::new(16, 8)?.count(), 2);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
@@ -141,8 +141,8 @@ impl Nodes {
 ///     "copy_us": 2.0,
 ///     "copied_gbps": 1500.0
 /// }"#;
-/// let model: nccl::CostModel = serde_json::from_str(text)?;
-/// assert_eq!(model, nccl::CostModel::published());
+/// let model: nccl::all_to_all::CostModel = serde_json::from_str(text)?;
+/// assert_eq!(model, nccl::all_to_all::CostModel::published());
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -175,7 +175,7 @@ impl CostModel {
     /// shape of one-token exchanges of `torch` over InfiniBand in perplexity's pplx-kernels; the rest are estimates.
     ///
     /// ```
-    /// assert!(nccl::CostModel::published().launch_us > 0.0);
+    /// assert!(nccl::all_to_all::CostModel::published().launch_us > 0.0);
     /// ```
     #[must_use]
     pub const fn published() -> Self {
@@ -202,7 +202,7 @@ impl CostModel {
     /// number.
     ///
     /// ```
-    /// let error = nccl::CostModel::read("no/such/file.json").unwrap_err();
+    /// let error = nccl::all_to_all::CostModel::read("no/such/file.json").unwrap_err();
     /// assert!(error.to_string().contains("no/such/file.json"));
     /// ```
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
@@ -247,7 +247,7 @@ impl CostModel {
     /// used, and for [`Algorithm::Auto`].
     ///
     /// ```
-    /// use nccl::{AllToAllAlgorithm as By, CostModel, Nodes};
+    /// use nccl::all_to_all::{AllToAllAlgorithm as By, CostModel, Nodes};
     ///
     /// let (model, nodes) = (CostModel::published(), Nodes::new(1024, 8)?);
     /// let time = |by| model.microseconds(by, nodes, 64).unwrap();
@@ -348,7 +348,7 @@ impl CostModel {
     /// Returns from how many bytes per pair on two levels are not faster any more; `None` where they never are.
     ///
     /// ```
-    /// use nccl::{CostModel, Nodes};
+    /// use nccl::all_to_all::{CostModel, Nodes};
     ///
     /// let model = CostModel::published();
     /// assert_eq!(model.crossover(Nodes::new(8, 8)?), None);

@@ -18,7 +18,7 @@ use crate::request::Request;
 /// [`at`](Self::at).
 ///
 /// ```
-/// use nccl::Parts;
+/// use nccl::all_to_all::Parts;
 ///
 /// // Ranks 0 and 1 have 3 elements and 1, one behind the other.
 /// let packed = Parts::from(&[3, 1]);
@@ -53,7 +53,7 @@ impl<'p> Parts<'p> {
     /// Returns parts of `counts` elements that begin at the elements `displacements` of the buffer.
     ///
     /// ```
-    /// let parts = nccl::Parts::at(&[3, 1], &[0, 16]); // of 17 elements
+    /// let parts = nccl::all_to_all::Parts::at(&[3, 1], &[0, 16]); // of 17 elements
     /// ```
     #[must_use]
     pub const fn at(counts: &'p [usize], displacements: &'p [usize]) -> Self {
@@ -68,10 +68,6 @@ impl<'p> Parts<'p> {
             counts,
             displacements: None,
         }
-    }
-
-    pub(super) fn counts(&self) -> &'p [usize] {
-        self.counts
     }
 
     /// Returns how many elements the buffer must have; `None` on overflow.

@@ -137,7 +137,7 @@ pub(super) fn leaks() {
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
-/// assert_eq!(nccl::leaked_communicators(), 0);
+/// assert_eq!(nccl::process::leaked_communicators(), 0);
 /// ```
 #[must_use]
 pub fn leaked_communicators() -> u64 {
@@ -155,7 +155,7 @@ pub(crate) fn lives(inner: &Arc<Inner>) {
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
-/// let report = nccl::abort_all("the service is shutting down");
+/// let report = nccl::process::abort_all("the service is shutting down");
 /// if report.communicators.iter().any(|ended| ended.state == nccl::CommunicatorState::Leaked) {
 ///     eprintln!("{report}"); // better end this process
 /// }
@@ -172,7 +172,7 @@ pub struct AbortReport {
 ///
 /// ```
 /// # nccl_emulator::install_unless_gpu().unwrap();
-/// for ended in nccl::abort_all("an example").communicators {
+/// for ended in nccl::process::abort_all("an example").communicators {
 ///     println!("{:?}, rank {}: {}", ended.name, ended.rank, ended.state);
 /// }
 /// ```
@@ -224,7 +224,7 @@ impl fmt::Display for AbortReport {
 /// let world = nccl::World::single();
 /// let (a, b) = (world.communicator("a"), world.communicator("b"));
 /// let (a, b) = (a.stream(&stream).build()?, b.stream(&stream).build()?);
-/// let report = nccl::abort_all("the service is shutting down");
+/// let report = nccl::process::abort_all("the service is shutting down");
 /// assert_eq!(report.leaked().count(), 0);
 /// assert!(a.finalize().is_err() && b.finalize().is_err());
 /// # Ok(())

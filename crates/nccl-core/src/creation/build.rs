@@ -18,7 +18,7 @@ use crate::events;
 use crate::forked;
 use crate::library::Library;
 use crate::local;
-use crate::operation::{Operation, OperationKind, Shape};
+use crate::operation::{Operation, OperationKind};
 use crate::peers::About;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;

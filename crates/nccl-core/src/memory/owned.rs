@@ -31,6 +31,11 @@ pub(crate) mod sealed {
 ///     buffer.view().len() * size_of::<B::Element>()
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not own device memory",
+    label = "not a buffer that owns its memory",
+    note = "give the buffer itself, a `CudaSlice<T>` or an `nccl::Buffer<T>`, not a view or a reference: it must stay allocated, and is given back by `into_inner` or `into_buffers`"
+)]
 pub trait OwnedBuffer: sealed::Visit + Send + Sized + 'static {
     /// The type of the elements.
     type Element: NcclType;
@@ -95,10 +100,15 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
 /// ```
 /// use nccl::cudarc::driver::CudaSlice;
 ///
-/// fn fits<B: nccl::PlanBuffers>() {}
+/// fn fits<B: nccl::plan::PlanBuffers>() {}
 /// fits::<CudaSlice<f32>>();
 /// fits::<(nccl::Buffer<u8>, Vec<CudaSlice<f32>>)>();
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the buffers of a plan",
+    label = "not buffers that own their memory",
+    note = "a plan owns its buffers: give it one `CudaSlice<T>`, `nccl::Buffer<T>` or `nccl::Registered`, a tuple of up to four, or a `Vec` of them; `into_buffers` gives them back"
+)]
 pub trait PlanBuffers: sealed::Visit + Send + 'static {
     /// The buffers, to read: a view for each, in the same arrangement.
     type Views<'a>

@@ -82,7 +82,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// Wraps `cuGraphLaunch`.
     ///
     /// ```
-    /// # fn example(plan: &mut nccl::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// # fn example(plan: &mut nccl::plan::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
     /// let done = plan.launch()?;
     /// done.wait()?;
     /// # Ok(())
@@ -135,7 +135,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// Returns views of the buffers, to read between launches: one for each, in the order in which they were given.
     ///
     /// ```
-    /// # fn example(plan: &nccl::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
+    /// # fn example(plan: &nccl::plan::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
     /// #     stream: &std::sync::Arc<nccl::cudarc::driver::CudaStream>) -> Result<(), nccl::cudarc::driver::DriverError> {
     /// let (_, y) = plan.views();
     /// let host: Vec<f32> = stream.clone_dtoh(&y)?;
@@ -151,7 +151,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// given.
     ///
     /// ```
-    /// # fn example(plan: &mut nccl::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
+    /// # fn example(plan: &mut nccl::plan::CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>,
     /// #     stream: &std::sync::Arc<nccl::cudarc::driver::CudaStream>) -> Result<(), nccl::cudarc::driver::DriverError> {
     /// let (mut x, _) = plan.views_mut();
     /// stream.memset_zeros(&mut x)?;
@@ -166,7 +166,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// Returns how many operations a launch replays.
     ///
     /// ```
-    /// # fn example(plan: &nccl::CapturedPlan<nccl::Buffer<f32>>) {
+    /// # fn example(plan: &nccl::plan::CapturedPlan<nccl::Buffer<f32>>) {
     /// println!("{} operations in one launch", plan.operations());
     /// # }
     /// ```
@@ -183,7 +183,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// are not freed.
     ///
     /// ```
-    /// # fn example(plan: nccl::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// # fn example(plan: nccl::plan::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
     /// let buffer = plan.into_buffers()?;
     /// # Ok(())
     /// # }

@@ -18,12 +18,12 @@ use nccl_core::AllToAllAlgorithm as Algorithm;
 ///
 /// ```
 /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-/// let ep = nccl::ExpertParallel::builder(comm)
+/// let ep = nccl::moe::ExpertParallel::builder(comm)
 ///     .experts(64)
 ///     .top_k(4)
 ///     .max_tokens(256)
 ///     .capacity(32)
-///     .layout(nccl::ExpertLayout::ExpertMajor)
+///     .layout(nccl::moe::ExpertLayout::ExpertMajor)
 ///     .max_row_bytes(4096 * 2)
 ///     .build()?;
 /// # Ok(())
@@ -46,7 +46,7 @@ impl ExpertParallel {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let ep = nccl::ExpertParallel::builder(comm)
+    /// let ep = nccl::moe::ExpertParallel::builder(comm)
     ///     .experts(256)
     ///     .top_k(8)
     ///     .max_tokens(128)
@@ -77,7 +77,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
-    /// let builder = nccl::ExpertParallel::builder(comm).experts(32 * comm.world_size());
+    /// let builder = nccl::moe::ExpertParallel::builder(comm).experts(32 * comm.world_size());
     /// # }
     /// ```
     pub fn experts(mut self, experts: usize) -> Self {
@@ -89,7 +89,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
-    /// let builder = nccl::ExpertParallel::builder(comm).experts(256).top_k(8);
+    /// let builder = nccl::moe::ExpertParallel::builder(comm).experts(256).top_k(8);
     /// # }
     /// ```
     pub fn top_k(mut self, top_k: usize) -> Self {
@@ -101,7 +101,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
-    /// let builder = nccl::ExpertParallel::builder(comm).max_tokens(128);
+    /// let builder = nccl::moe::ExpertParallel::builder(comm).max_tokens(128);
     /// # }
     /// ```
     pub fn max_tokens(mut self, max_tokens: usize) -> Self {
@@ -119,7 +119,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
     /// // Four times what each expert gets when all get as much.
-    /// let builder = nccl::ExpertParallel::builder(comm)
+    /// let builder = nccl::moe::ExpertParallel::builder(comm)
     ///     .experts(256)
     ///     .top_k(8)
     ///     .max_tokens(128)
@@ -139,7 +139,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
     /// // 7168 bytes with 56 scales go out, 7168 numbers of two bytes come back.
-    /// let builder = nccl::ExpertParallel::builder(comm).max_row_bytes((7168 + 56 * 4).max(7168 * 2));
+    /// let builder = nccl::moe::ExpertParallel::builder(comm).max_row_bytes((7168 + 56 * 4).max(7168 * 2));
     /// # }
     /// ```
     pub fn max_row_bytes(mut self, bytes: usize) -> Self {
@@ -151,7 +151,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
-    /// use nccl::{ExpertLayout, ExpertParallel};
+    /// use nccl::moe::{ExpertLayout, ExpertParallel};
     /// let builder = ExpertParallel::builder(comm).layout(ExpertLayout::ExpertMajor);
     /// # }
     /// ```
@@ -174,7 +174,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let builder = nccl::ExpertParallel::builder(&comm).experts(4).top_k(1).max_tokens(16);
+    /// let builder = nccl::moe::ExpertParallel::builder(&comm).experts(4).top_k(1).max_tokens(16);
     /// let error = builder.clone().build().unwrap_err();
     /// assert!(error.to_string().contains("max_row_bytes"));
     /// let ep = builder.max_row_bytes(64).build()?;

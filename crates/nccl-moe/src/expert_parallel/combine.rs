@@ -41,7 +41,7 @@ impl ExpertParallel {
     /// ```
     /// # use nccl::cudarc::driver::CudaSlice;
     /// # fn example(
-    /// #     ep: &mut nccl::ExpertParallel, routing: &nccl::Routing, weights: &CudaSlice<f32>,
+    /// #     ep: &mut nccl::moe::ExpertParallel, routing: &nccl::moe::Routing, weights: &CudaSlice<f32>,
     /// #     z: &CudaSlice<half::bf16>, out: &mut CudaSlice<half::bf16>,
     /// # ) -> nccl::Result<()> {
     /// ep.combine(routing, z, weights, out)?.wait()?;

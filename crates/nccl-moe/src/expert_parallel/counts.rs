@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// How many tokens were routed to each expert; see [`Routing::counts`](super::Routing::counts).
 ///
 /// ```
-/// # fn example(routing: &nccl::Routing) -> nccl::Result<()> {
+/// # fn example(routing: &nccl::moe::Routing) -> nccl::Result<()> {
 /// let counts = routing.counts()?;
 /// println!("sent to each expert: {:?}", counts.sent());
 /// println!("received of rank 0 for the first expert here: {}", counts.received()[0]);
@@ -60,7 +60,7 @@ impl Counts {
     /// Returns how many tokens this rank sent to each expert, in the order of the experts.
     ///
     /// ```
-    /// # fn example(counts: &nccl::Counts) {
+    /// # fn example(counts: &nccl::moe::Counts) {
     /// let busiest = counts.sent().iter().max();
     /// # }
     /// ```
@@ -72,7 +72,7 @@ impl Counts {
     /// Returns how many tokens this rank received, as `[source rank][own expert]`.
     ///
     /// ```
-    /// # fn example(counts: &nccl::Counts) {
+    /// # fn example(counts: &nccl::moe::Counts) {
     /// let tokens: u32 = counts.received().iter().sum();
     /// # }
     /// ```

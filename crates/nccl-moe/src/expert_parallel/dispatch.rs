@@ -51,7 +51,7 @@ impl ExpertParallel {
     ///
     /// ```
     /// # fn example(
-    /// #     ep: &mut nccl::ExpertParallel, routing: &nccl::Routing, x: &nccl::cudarc::driver::CudaSlice<half::bf16>,
+    /// #     ep: &mut nccl::moe::ExpertParallel, routing: &nccl::moe::Routing, x: &nccl::cudarc::driver::CudaSlice<half::bf16>,
     /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// let width = 7168;
     /// let rows = ep.experts() * ep.capacity();
@@ -83,7 +83,7 @@ impl ExpertParallel {
     ///
     /// ```
     /// # fn example(
-    /// #     ep: &mut nccl::ExpertParallel, routing: &nccl::Routing,
+    /// #     ep: &mut nccl::moe::ExpertParallel, routing: &nccl::moe::Routing,
     /// #     x: &nccl::cudarc::driver::CudaSlice<u8>, scales: &nccl::cudarc::driver::CudaSlice<f32>,
     /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// let (stream, rows) = (ep.communicator().stream().clone(), ep.experts() * ep.capacity());

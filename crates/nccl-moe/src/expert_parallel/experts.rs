@@ -37,7 +37,7 @@ use crate::recorded::Recorded;
 /// # nccl_emulator::install_unless_gpu()?;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-/// use nccl::ExpertParallel;
+/// use nccl::moe::ExpertParallel;
 ///
 /// let (experts, width) = (4, 2);
 /// let mut ep = ExpertParallel::builder(&comm)
@@ -87,7 +87,7 @@ impl ExpertParallel {
     /// Returns the communicator whose ranks have the experts.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel) {
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
     /// println!("{} ranks", ep.communicator().world_size());
     /// # }
     /// ```
@@ -99,7 +99,7 @@ impl ExpertParallel {
     /// Returns the number of experts, of all ranks together.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel) {
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
     /// assert_eq!(ep.experts(), ep.own_experts() * ep.communicator().world_size());
     /// # }
     /// ```
@@ -111,7 +111,7 @@ impl ExpertParallel {
     /// Returns the number of experts of each rank.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel) {
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
     /// let first = ep.communicator().rank() * ep.own_experts();
     /// println!("experts {first} to {} are here", first + ep.own_experts() - 1);
     /// # }
@@ -124,7 +124,7 @@ impl ExpertParallel {
     /// Returns the number of rows for each pair of a rank and an expert.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel, width: usize) {
+    /// # fn example(ep: &nccl::moe::ExpertParallel, width: usize) {
     /// let elements = ep.experts() * ep.capacity() * width; // of a buffer of received rows
     /// # }
     /// ```
@@ -136,8 +136,8 @@ impl ExpertParallel {
     /// Returns the order of the rows that are received.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel) {
-    /// if ep.layout() == nccl::ExpertLayout::ExpertMajor { println!("ready for a grouped GEMM") }
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
+    /// if ep.layout() == nccl::moe::ExpertLayout::ExpertMajor { println!("ready for a grouped GEMM") }
     /// # }
     /// ```
     #[must_use]

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// an expert of this rank.
 ///
 /// ```
-/// assert_eq!(nccl::ExpertLayout::default(), nccl::ExpertLayout::RankMajor);
+/// assert_eq!(nccl::moe::ExpertLayout::default(), nccl::moe::ExpertLayout::RankMajor);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -39,7 +39,7 @@ const SHAPE: Shape = Shape {
 /// A routing is on the device; the host knows nothing of it unless the program asks.
 ///
 /// ```
-/// # fn example(ep: &nccl::ExpertParallel, topk: &nccl::cudarc::driver::CudaSlice<i32>) -> nccl::Result<()> {
+/// # fn example(ep: &nccl::moe::ExpertParallel, topk: &nccl::cudarc::driver::CudaSlice<i32>) -> nccl::Result<()> {
 /// let mut routing = ep.routing()?;
 /// for _layer in 0..2 {
 ///     ep.route(topk, &mut routing)?; // the memory is used again
@@ -90,7 +90,7 @@ impl ExpertParallel {
     /// [`ErrorKind::Cuda`] when there is not enough memory.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel) -> nccl::Result<()> {
+    /// # fn example(ep: &nccl::moe::ExpertParallel) -> nccl::Result<()> {
     /// let (first, second) = (ep.routing()?, ep.routing()?); // of two halves of a batch, say
     /// # Ok(())
     /// # }
@@ -132,7 +132,7 @@ impl ExpertParallel {
     /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel, routing: &mut nccl::Routing) -> Result<(), Box<dyn std::error::Error>> {
+    /// # fn example(ep: &nccl::moe::ExpertParallel, routing: &mut nccl::moe::Routing) -> Result<(), Box<dyn std::error::Error>> {
     /// let stream = ep.communicator().stream();
     /// let topk = stream.clone_htod(&[0i32, 2, 1, -1])?; // two tokens, the second of which goes to one expert only
     /// ep.route(&topk, routing)?;
@@ -246,7 +246,8 @@ impl Routing {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// use nccl::{ErrorKind, ExpertParallel};
+    /// use nccl::moe::ExpertParallel;
+    /// use nccl::ErrorKind;
     ///
     /// let ep = ExpertParallel::builder(&comm)
     ///     .experts(2)
@@ -304,7 +305,7 @@ impl Routing {
     /// routed.
     ///
     /// ```
-    /// # fn example(ep: &nccl::ExpertParallel, routing: &nccl::Routing) {
+    /// # fn example(ep: &nccl::moe::ExpertParallel, routing: &nccl::moe::Routing) {
     /// let counts = routing.received();
     /// assert_eq!(counts.len(), ep.communicator().world_size() * ep.own_experts());
     /// # }

@@ -82,7 +82,7 @@ impl Collectives for Alone {
             let made = &made[place * hidden..(place + 1) * hidden];
             let out = &mut out[choice / top_k * hidden..][..hidden];
             for (out, made) in out.iter_mut().zip(made) {
-                // As `nccl::ExpertParallel` does: product and sum are rounded together.
+                // As `nccl::moe::ExpertParallel` does: product and sum are rounded together.
                 *out = weight.mul_add(*made, *out);
             }
         }

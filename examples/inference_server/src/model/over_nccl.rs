@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
+use nccl::Communicator;
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::{Communicator, ExpertLayout, ExpertParallel, Routing};
+use nccl::moe::{ExpertLayout, ExpertParallel, Routing};
 
 use super::collectives::{Arrived, Collectives, Shape};
 use super::error::{Error, Result};

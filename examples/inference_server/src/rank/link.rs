@@ -5,7 +5,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use nccl::{World, WorldEvent};
+use nccl::World;
+use nccl::control::WorldEvent;
 
 use crate::wire::{self, FromRank, ToRank};
 

@@ -19,7 +19,7 @@ use crate::wire::{FromRank, Step, ToRank};
 /// The continuation after a generation.
 pub(super) enum After {
     /// The next generation, with the fault that ended this one, if known.
-    Next(Option<Box<nccl::Fault>>),
+    Next(Option<Box<nccl::fault::Fault>>),
     End,
 }
 
@@ -206,7 +206,7 @@ impl Rank {
         &self,
         world: &World,
         error: &(dyn Error + 'static),
-    ) -> Option<Box<nccl::Fault>> {
+    ) -> Option<Box<nccl::fault::Fault>> {
         let of = |error: &nccl::Error| error.fault().cloned();
         let direct = error.downcast_ref::<nccl::Error>().and_then(of);
         let model = match error.downcast_ref() {

@@ -33,10 +33,10 @@ use nccl_base::data_type::DataType;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
 /// // 128 tokens of 7168 bytes for each rank, and a scale for each 128 of these.
-/// let mut plan = nccl::AllToAll::plan(&comm)
+/// let mut plan = nccl::all_to_all::AllToAll::plan(&comm)
 ///     .per_peer::<u8>(128 * 7168)
 ///     .per_peer::<f32>(128 * 56)
-///     .algorithm(nccl::AllToAllAlgorithm::Grouped)
+///     .algorithm(nccl::all_to_all::AllToAllAlgorithm::Grouped)
 ///     .build()?;
 /// # Ok(())
 /// # }
@@ -61,7 +61,7 @@ impl AllToAll {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -88,8 +88,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// Adds a payload of `count` elements of `T` from each rank to each other, the same on all ranks.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).build()
     /// # }
     /// ```
     pub fn per_peer<T: NcclType>(self, count: usize) -> Self {
@@ -99,8 +99,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// Does the same as [`per_peer`](Self::per_peer), for a type that is known at run time.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).per_peer_of(data_type, 1024).build()
+    /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer_of(data_type, 1024).build()
     /// # }
     /// ```
     pub fn per_peer_of(self, data_type: DataType, count: usize) -> Self {
@@ -124,8 +124,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// Adds a payload of `T` with a length of its own for each pair of ranks: as [`Communicator::all_to_all_v`].
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator, send: &[usize], recv: &[usize]) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).parts::<f32>(send, recv).build()
+    /// # fn example(comm: &nccl::Communicator, send: &[usize], recv: &[usize]) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).parts::<f32>(send, recv).build()
     /// # }
     /// ```
     pub fn parts<'p, T: NcclType>(
@@ -139,8 +139,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// Does the same as [`parts`](Self::parts), for a type that is known at run time.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType, counts: &[usize]) -> nccl::Result<nccl::AllToAll> {
-    /// use nccl::{AllToAll, Parts};
+    /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType, counts: &[usize]) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// use nccl::all_to_all::{AllToAll, Parts};
     ///
     /// let parts = Parts::from(counts); // as much to each rank as from it
     /// AllToAll::plan(comm).parts_of(data_type, parts, parts).build()
@@ -179,8 +179,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// Sets the algorithm; [`Algorithm::Auto`] unless set.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// use nccl::{AllToAll, AllToAllAlgorithm};
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// use nccl::all_to_all::{AllToAll, AllToAllAlgorithm};
     ///
     /// AllToAll::plan(comm).per_peer::<f32>(8).algorithm(AllToAllAlgorithm::Native).build()
     /// # }
@@ -193,8 +193,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// Sets the number of consecutive ranks on each node. Unless set, it is derived from the hosts of a world's ranks.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).per_peer::<f32>(8).ranks_per_node(8).build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(8).ranks_per_node(8).build()
     /// # }
     /// ```
     pub fn ranks_per_node(mut self, ranks: usize) -> Self {
@@ -205,9 +205,9 @@ impl<'c> AllToAllBuilder<'c> {
     /// Sets the model with which [`Algorithm::Auto`] chooses; [`CostModel::published`] unless set. The same on all ranks.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// let model = nccl::CostModel { launch_us: 3.0, ..nccl::CostModel::published() };
-    /// nccl::AllToAll::plan(comm).per_peer::<f32>(8).cost_model(model).build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// let model = nccl::all_to_all::CostModel { launch_us: 3.0, ..nccl::all_to_all::CostModel::published() };
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(8).cost_model(model).build()
     /// # }
     /// ```
     pub fn cost_model(mut self, model: CostModel) -> Self {
@@ -225,8 +225,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// Does the same as [`cost_model`](Self::cost_model), with a file that [`CostModel::read`] reads.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).per_peer::<f32>(8).cost_model_file("/etc/server/all_to_all.json").build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(8).cost_model_file("/etc/server/all_to_all.json").build()
     /// # }
     /// ```
     pub fn cost_model_file(mut self, path: impl AsRef<Path>) -> Self {
@@ -241,8 +241,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// [`CostModel::measure`].
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).per_peer::<f32>(1024).measured().build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).measured().build()
     /// # }
     /// ```
     pub fn measured(mut self) -> Self {
@@ -254,8 +254,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// The algorithm is then an exchange between pairs.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).per_peer::<f32>(1024).in_place().build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).in_place().build()
     /// # }
     /// ```
     pub fn in_place(mut self) -> Self {
@@ -267,8 +267,8 @@ impl<'c> AllToAllBuilder<'c> {
     /// needs several groups. Unless set, the plan uses one group, and about as much memory as the buffer has.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::AllToAll> {
-    /// nccl::AllToAll::plan(comm).per_peer::<f32>(1 << 20).in_place().scratch_limit(16 << 20).build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1 << 20).in_place().scratch_limit(16 << 20).build()
     /// # }
     /// ```
     pub fn scratch_limit(mut self, bytes: usize) -> Self {
@@ -290,7 +290,7 @@ impl<'c> AllToAllBuilder<'c> {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
     /// println!("{}", plan.explain());
     /// # Ok(())
     /// # }

@@ -36,7 +36,7 @@ use crate::request::Request;
 /// # nccl_emulator::install_unless_gpu()?;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-/// use nccl::AllToAll;
+/// use nccl::all_to_all::AllToAll;
 ///
 /// let mut plan = AllToAll::plan(&comm).per_peer::<f32>(2).build()?;
 /// println!("{}", plan.explain());
@@ -100,7 +100,7 @@ impl AllToAll {
     /// Explains the choice of the algorithm.
     ///
     /// ```
-    /// # fn example(plan: &nccl::AllToAll) {
+    /// # fn example(plan: &nccl::all_to_all::AllToAll) {
     /// println!("{}", plan.explain());
     /// # }
     /// ```
@@ -112,7 +112,7 @@ impl AllToAll {
     /// Returns the communicator of the plan.
     ///
     /// ```
-    /// # fn example(plan: &nccl::AllToAll) {
+    /// # fn example(plan: &nccl::all_to_all::AllToAll) {
     /// println!("{}", plan.communicator().name());
     /// # }
     /// ```
@@ -129,7 +129,7 @@ impl AllToAll {
     /// [`Communicator::all_to_all`](crate::Communicator::all_to_all).
     ///
     /// ```
-    /// # fn example(plan: &mut nccl::AllToAll, x: &nccl::Buffer<f32>, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
+    /// # fn example(plan: &mut nccl::all_to_all::AllToAll, x: &nccl::Buffer<f32>, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
     /// let done = plan.enqueue(x, y)?;
     /// done.wait()?;
     /// # Ok(())
@@ -154,7 +154,7 @@ impl AllToAll {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let mut plan = nccl::AllToAll::plan(&comm).per_peer::<u8>(256).per_peer::<f32>(2).build()?;
+    /// let mut plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer::<u8>(256).per_peer::<f32>(2).build()?;
     /// let (tokens, mut their_tokens) = (comm.buffer::<u8>(256)?, comm.buffer::<u8>(256)?);
     /// let (scales, mut their_scales) = (comm.buffer::<f32>(2)?, comm.buffer::<f32>(2)?);
     /// plan.enqueue_all(((&tokens, &mut their_tokens), (&scales, &mut their_scales)))?.wait()?;
@@ -173,7 +173,7 @@ impl AllToAll {
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
     /// let count = y.len() / comm.world_size();
-    /// let mut plan = nccl::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
+    /// let mut plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
     /// plan.enqueue_in_place(y)?.wait()?;
     /// # Ok(())
     /// # }
@@ -225,7 +225,7 @@ impl AllToAll {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let plan = nccl::AllToAll::plan(&comm).per_peer::<f32>(2).build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer::<f32>(2).build()?;
     /// let (x, y) = (stream.clone_htod(&[1.0f32, 2.0])?, stream.alloc_zeros::<f32>(2)?);
     /// let mut captured = plan.capture(x, y)?;
     /// captured.launch()?.wait()?;
@@ -273,7 +273,7 @@ impl AllToAll {
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: nccl::Buffer<f32>) -> nccl::Result<()> {
     /// let count = y.len() / comm.world_size();
-    /// let plan = nccl::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
     /// let mut captured = plan.capture_in_place(y)?;
     /// captured.launch()?.wait()?;
     /// # Ok(())
@@ -382,7 +382,7 @@ impl fmt::Debug for AllToAll {
 /// exchange in place.
 ///
 /// ```
-/// # fn example(plan: &nccl::AllToAll, x: nccl::Buffer<u8>, y: nccl::Buffer<u8>) -> nccl::Result<()> {
+/// # fn example(plan: &nccl::all_to_all::AllToAll, x: nccl::Buffer<u8>, y: nccl::Buffer<u8>) -> nccl::Result<()> {
 /// let mut captured = plan.capture(x, y)?;
 /// for _ in 0..1000 {
 ///     captured.launch()?;
@@ -401,7 +401,7 @@ impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
     /// As there.
     ///
     /// ```
-    /// # fn example(captured: &mut nccl::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// # fn example(captured: &mut nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<()> {
     /// captured.launch()?.wait()?;
     /// # Ok(())
     /// # }
@@ -413,7 +413,7 @@ impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
     /// Returns the buffers, to read between launches.
     ///
     /// ```
-    /// # fn example(captured: &nccl::CapturedAllToAll<nccl::Buffer<f32>>) {
+    /// # fn example(captured: &nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) {
     /// let y = captured.views();
     /// # }
     /// ```
@@ -425,7 +425,7 @@ impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
     /// Returns the buffers, to write between launches.
     ///
     /// ```
-    /// # fn example(captured: &mut nccl::CapturedAllToAll<nccl::Buffer<f32>>) {
+    /// # fn example(captured: &mut nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) {
     /// let y = captured.views_mut();
     /// # }
     /// ```
@@ -440,7 +440,7 @@ impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
     /// As there.
     ///
     /// ```
-    /// # fn example(captured: nccl::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<nccl::Buffer<f32>> {
+    /// # fn example(captured: nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<nccl::Buffer<f32>> {
     /// captured.into_buffers()
     /// # }
     /// ```

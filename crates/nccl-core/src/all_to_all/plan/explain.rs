@@ -13,7 +13,7 @@ use crate::all_to_all::model::{CostModel, Nodes};
 /// # nccl_emulator::install_unless_gpu()?;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-/// let plan = nccl::AllToAll::plan(&comm).per_peer::<f32>(1024).build()?;
+/// let plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer::<f32>(1024).build()?;
 /// for other in plan.explain().alternatives {
 ///     println!("{other}");
 /// }
@@ -49,7 +49,7 @@ pub struct Explanation {
 /// An algorithm that a plan has considered.
 ///
 /// ```
-/// # fn example(plan: &nccl::AllToAll) {
+/// # fn example(plan: &nccl::all_to_all::AllToAll) {
 /// let refused = plan.explain().alternatives.iter().filter(|other| other.outcome.is_err());
 /// println!("{} algorithms cannot be used here", refused.count());
 /// # }
@@ -78,7 +78,7 @@ impl Explanation {
     /// Returns the algorithm of the plan; never [`Algorithm::Auto`].
     ///
     /// ```
-    /// # fn example(plan: &nccl::AllToAll) {
+    /// # fn example(plan: &nccl::all_to_all::AllToAll) {
     /// println!("{}", plan.explain().algorithm);
     /// # }
     /// ```

@@ -33,7 +33,7 @@ pub(crate) mod sealed {
 /// ```
 /// use nccl::cudarc::driver::CudaSlice;
 ///
-/// fn fits<'a, P: nccl::Payloads<'a>>() {}
+/// fn fits<'a, P: nccl::all_to_all::Payloads<'a>>() {}
 /// fits::<((&CudaSlice<u8>, &mut CudaSlice<u8>), (&CudaSlice<f32>, &mut CudaSlice<f32>))>();
 /// ```
 pub trait Payloads<'a>: sealed::Lend<'a> {}

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
+use nccl::fault::{Fault, RootCause};
 use nccl::launch::{Exit, RankEnd};
-use nccl::{Fault, RootCause};
 
 use super::super::crew::Failure;
 use super::super::view::{LastFault, Trouble};
