@@ -50,7 +50,7 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         // And every later call reports it.
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let error = comm.all_reduce_in_place(&mut y, ReduceOp::Sum).unwrap_err();
-        assert!(format!("{error:#}").contains(&*cause), "{error:#}");
+        assert!(format!("{error:#}").contains(cause), "{error:#}");
         Ok(())
     });
 }

@@ -115,8 +115,6 @@ pub mod all_to_all {
         Explanation, LinkCost, Nodes, Parts, Payloads,
     };
 }
-#[doc = include_str!("../errors.md")]
-pub mod errors {}
 #[cfg(feature = "world")]
 pub mod control {
     //! What the ranks of a [`World`](crate::World) tell each other beside NCCL.
@@ -146,8 +144,8 @@ pub mod debug_log {
         Process, Retry, Transport, Warning,
     };
 }
+#[doc = include_str!("../errors.md")]
 pub mod error {
-    //! Parts of an [`Error`](crate::Error), and errors as plain values.
 
     pub use nccl_base::error::{NcclFailure, StreamRefusal};
     pub use nccl_base::error_report::{ErrorReport, ReportedOperation};

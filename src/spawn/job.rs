@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 ///     command
 /// })?;
 /// let Outcome::Failed(failure) = ended.outcome else { panic!("rank 1 ended with 3") };
-/// assert_eq!((failure.end.rank, failure.code), (1, 3));
+/// assert_eq!((failure.end.rank, failure.code()), (1, 3));
 /// # Ok::<(), nccl::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]

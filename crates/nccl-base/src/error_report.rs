@@ -133,12 +133,12 @@ impl Error {
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
     /// let error = nccl::device(1000).unwrap_err();
-    /// assert_eq!(error.help(), "nccl/errors/index.html#no_such_device");
-    /// assert!(format!("{error:#}").ends_with("nccl/errors/index.html#no_such_device"));
+    /// assert_eq!(error.help(), "nccl/error/index.html#no_such_device");
+    /// assert!(format!("{error:#}").ends_with("nccl/error/index.html#no_such_device"));
     /// ```
     #[must_use]
     pub fn help(&self) -> String {
-        format!("nccl/errors/index.html#{}", name(self.kind()))
+        format!("nccl/error/index.html#{}", name(self.kind()))
     }
 }
 

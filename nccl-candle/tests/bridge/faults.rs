@@ -35,10 +35,7 @@ fn survivor(world: &World) -> Outcome {
             assert!(matches!(fault.root, RootCause::Died { .. }), "{fault}");
             // The communicator keeps it as well, for programs whose error types lose it.
             let last = comm.last_error().expect("the last error");
-            assert_eq!(
-                last.nccl().expect("nccl's").to_string(),
-                format!("{error:#}")
-            );
+            assert_eq!(last.nccl().expect("nccl's").to_string(), error.to_string());
             assert!(world.fault().is_some());
             assert!(comm.all_reduce(&x, ReduceOp::Sum).is_err(), "it is ended");
             assert_eq!(comm.staged().leaked, 0);

@@ -26,7 +26,7 @@ A program finds its place with nccl::Rendezvous::from_env(), or by these variabl
   NCCL_RUN_LOCAL_RANK, NCCL_RUN_LOCAL_WORLD_SIZE the same among the ranks of its machine
   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE the same four, as torchrun calls them
   NCCL_RUN_RENDEZVOUS, NCCL_RUN_SECRET_FILE      where the ranks meet, and what they prove to know
-  NCCL_RUN_JOB, NCCL_RUN_GENERATION                   the name of the job, and the number of the attempt, from 0
+  NCCL_RUN_JOB, NCCL_RUN_GENERATION              the name of the job, and the number of the attempt, from 0
 
 Ranks:
   -n, --ranks N          ranks on this machine; one for each GPU unless given (also -np N, --np N)
@@ -53,7 +53,7 @@ The end:
       --keep-others      others go on however long they like after a rank died; the exit code is theirs
       --grace TIME       how long ranks may take to end before they are killed (5s)
       --restarts N       start ranks again after a failure, at most so often (0)
-      --restart WHICH    which of them: all, as the next generation (unless said otherwise), or failed: that rank
+      --restart WHICH    which of them: all, as the next generation (the default), or failed: that rank
                          alone, while the others run, for programs that go on and take it in
                          (World::next_generation and World::rejoin; NCCL_RUN_RESTARTED=1 tells it); all when
                          all have failed

@@ -255,7 +255,7 @@ impl fmt::Display for Exit {
 ///
 /// ```
 /// # fn show(end: &nccl::launch::RankEnd) {
-/// if let Some(oom) = end.oom {
+/// if let Some(oom) = &end.oom {
 ///     eprintln!("rank {}: {oom}", end.rank);
 /// }
 /// # }

@@ -77,9 +77,13 @@ impl Error {
         };
         write!(f, "nccl: {operation}: ")?;
         match (fault, self.own_view()) {
-            (Some(fault), Some(seen)) => write!(f, "{seen}; root cause: {fault:#}"),
-            (Some(fault), None) => write!(f, "root cause: {fault:#}"),
-            (None, _) => write!(f, "{}", self.0.kind),
+            (Some(fault), Some(seen)) => write!(f, "{seen}; root cause: {fault:#}")?,
+            (Some(fault), None) => write!(f, "root cause: {fault:#}")?,
+            (None, _) => write!(f, "{}", self.0.kind)?,
+        }
+        match &self.0.beside {
+            Some(beside) => write!(f, "; also here: {beside}"),
+            None => Ok(()),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::roster::Roster;
 /// use nccl::fault::RootCause;
 ///
 /// # fn show(fault: &nccl::fault::Fault) {
-/// match fault.root {
+/// match &fault.root {
 ///     RootCause::Died { ending: Some(ending), .. } => println!("{} on {}: {ending}", fault.pid, fault.host),
 ///     RootCause::NeverEntered { operation, .. } => println!("rank {:?} missed {operation}", fault.culprit()),
 ///     other => println!("{other:?}"),
@@ -279,7 +279,7 @@ impl fmt::Display for Differs {
 ///
 /// ```
 /// # fn example(fault: &nccl::fault::Fault) {
-/// if let nccl::fault::RootCause::Mismatch { field, sides, .. } = fault.root {
+/// if let nccl::fault::RootCause::Mismatch { field, sides, .. } = &fault.root {
 ///     for nccl::fault::Side { ranks, value, .. } in sides {
 ///         println!("{field} of ranks {ranks:?}: {value}");
 ///     }

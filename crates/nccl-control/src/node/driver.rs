@@ -516,13 +516,14 @@ impl Node {
         }
         state.vigils.retain(|id, _| membership.votes(*id));
         state.words.retain(|id, _| membership.votes(*id));
-        for peer in vigil::of_this_kernel(&membership.members) {
-            if !state.vigils.contains_key(&peer.id) {
-                match self.watch(peer) {
-                    vigil::Kept::Watched(vigil) => _ = state.vigils.insert(peer.id, vigil),
-                    vigil::Kept::Ended => state.handle(Input::Ended(peer.id, Proof::Kernel)),
-                    vigil::Kept::Elsewhere => {}
-                }
+        let unwatched: Vec<_> = vigil::of_this_kernel(&membership.members)
+            .filter(|peer| !state.vigils.contains_key(&peer.id))
+            .collect();
+        for peer in unwatched {
+            match self.watch(peer) {
+                vigil::Kept::Watched(vigil) => _ = state.vigils.insert(peer.id, vigil),
+                vigil::Kept::Ended => state.handle(Input::Ended(peer.id, Proof::Kernel)),
+                vigil::Kept::Elsewhere => {}
             }
         }
         self.bell.notify_all();

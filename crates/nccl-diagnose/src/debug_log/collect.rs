@@ -40,7 +40,7 @@ const MOST: usize = 256;
 /// let mut log = DebugLog::new();
 /// log.read("rank0.log", text.as_bytes())?;
 /// assert!(log.processes()[0].no_adapters);
-/// for finding in log.report().findings() {
+/// for finding in log.report().findings {
 ///     println!("{finding}");
 /// }
 /// # Ok::<(), std::io::Error>(())

@@ -14,7 +14,7 @@ use crate::all_to_all::model::{CostModel, Nodes};
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
 /// let plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer::<f32>(1024).build()?;
-/// for other in plan.explain().alternatives {
+/// for other in &plan.explain().alternatives {
 ///     println!("{other}");
 /// }
 /// # Ok(())
