@@ -103,10 +103,12 @@ fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
                 name: "nccl.recording.failed",
                 target: "nccl",
                 directory = %directory.display(), %error,
-                "a recording of a fault could not be written; this is said once"
+                "a recording of a fault could not be written; further ones are reported at level debug"
             );
         }
-        Err(_) => {}
+        Err(error) => {
+            tracing::debug!(name: "nccl.recording.failed", target: "nccl", directory = %directory.display(), %error, "another recording of a fault could not be written");
+        }
     }
 }
 
